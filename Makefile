@@ -1,0 +1,61 @@
+# Two commands do everything on a machine with Python 3.10-3.13, set-up included: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_DIR ?= outputs/demo
+
+# One thread per process: two processes with two threads each collapse on two cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-fast test-learning check lint types imports format bench clean help
+
+help:  ## Say what there is.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+# torch goes first and alone: resolved together with the rest, pip may prefer a build with gigabytes of CUDA packages.
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(PIP) install --quiet -c constraints.txt -e ".[dev,graph]"
+	touch $@
+
+demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
+	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
+
+test: $(VENV)/.dev  ## Run the tests (without those that train for minutes).
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning"
+
+test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not slow"
+
+test-learning: $(VENV)/.dev  ## Train until the stated returns are reached (minutes).
+	$(BIN)/python -m pytest -m learning
+
+check: lint types imports  ## Everything but the tests.
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/python -m mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Format the code and fix what can be fixed.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README.md).
+	$(BIN)/python benchmarks/env_layer.py --quick
+	$(BIN)/python benchmarks/vector_env.py --quick
+	$(BIN)/python benchmarks/training_speed.py --quick
+
+clean:  ## Remove the environment and caches.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

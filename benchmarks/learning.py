@@ -1,0 +1,169 @@
+"""Learning results of the shipped experiments, several seeds each, through the command line as a user would run them.
+
+Each run is one `maze-run -cn conf_train +experiment=...`; the best policy it saved is then evaluated on 100 fresh
+episodes with actions drawn deterministically. The table says what was reached and within how many environment steps.
+
+    python benchmarks/learning.py                            # everything (an hour on two cores)
+    python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
+    python benchmarks/learning.py --markdown docs/benchmarks/learning.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an experiment has to reach."""
+
+    experiment: str
+    env_id: str
+    mean_return: float
+    max_env_steps: int
+    n_seeds: int
+
+
+TARGETS = {
+    target.experiment: target
+    for target in (
+        Target("cartpole_ppo", "CartPole-v1", mean_return=475.0, max_env_steps=100_000, n_seeds=5),
+        Target("cartpole_a2c", "CartPole-v1", mean_return=475.0, max_env_steps=500_000, n_seeds=3),
+        Target("acrobot_ppo", "Acrobot-v1", mean_return=-100.0, max_env_steps=300_000, n_seeds=3),
+        Target("lunar_lander_ppo", "LunarLander-v3", mean_return=200.0, max_env_steps=1_000_000, n_seeds=3),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One training run and its evaluation."""
+
+    experiment: str
+    seed: int
+    env_steps: int
+    mean_return: float
+    min_return: float
+    max_return: float
+    seconds: float
+
+
+def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
+    """One training run in a process of its own: environment steps used, seconds."""
+    command = [
+        *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={target.experiment}"),
+        *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
+    ]
+    start = time.monotonic()
+    finished = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with status {finished.returncode}:\n{finished.stderr[-3000:]}")
+    return training_steps(directory), time.monotonic() - start
+
+
+def training_steps(directory: Path) -> int:
+    """Environment steps that the training environments took, read from the run's TensorBoard events."""
+    from maze.utils.tensorboard_reader import tensorboard_to_pandas
+
+    table = tensorboard_to_pandas(str(directory))
+    steps = table[table.index.get_level_values(0).str.startswith("train") if table.index.nlevels > 1 else slice(None)]
+    return int(steps.filter(like="total_step_count").max().max())
+
+
+def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int = 987_654) -> list[float]:
+    """Undiscounted returns of the saved policy, in one environment, from seeds that training never saw."""
+    import numpy as np
+    from omegaconf import OmegaConf
+
+    from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+    from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+
+    config = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    policy = SerializedTorchPolicy(
+        model=OmegaConf.to_container(config.model, resolve=False),
+        state_dict_file=str(directory / "state_dict.pt"),
+        spaces_dict_file=str(directory / "spaces_config.pkl"),
+        device="cpu",
+    )
+    env = GymMazeEnv(target.env_id)
+    returns = []
+    for episode in range(n_episodes):
+        env.seed(seed + episode)
+        observation, total, done = env.reset(), 0.0, False
+        while not done:
+            observation, reward, done, _ = env.step(policy.compute_action(observation, deterministic=True))
+            total += reward
+        returns.append(total)
+    env.close()
+    return [float(value) for value in np.asarray(returns)]
+
+
+def run_one(target: Target, seed: int) -> Result:
+    """Train and evaluate one seed."""
+    with tempfile.TemporaryDirectory(prefix=f"{target.experiment}_{seed}_") as name:
+        directory = Path(name) / "run"
+        env_steps, seconds = train(target, seed, directory)
+        returns = evaluate(target, directory)
+    result = Result(target.experiment, seed, env_steps, mean(returns), min(returns), max(returns), seconds)
+    print(f"  {json.dumps(asdict(result))}", flush=True)
+    return result
+
+
+def table(results: Sequence[Result]) -> str:
+    """Markdown table over all runs."""
+    lines = [
+        "| experiment | seed | environment steps | mean return (100 episodes) | worst | best | goal | reached |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for result in results:
+        target = TARGETS[result.experiment]
+        reached = result.mean_return >= target.mean_return and result.env_steps <= target.max_env_steps
+        lines.append(
+            f"| {result.experiment} | {result.seed} | {result.env_steps:,} | {result.mean_return:.1f} "
+            f"| {result.min_return:.1f} | {result.max_return:.1f} "
+            f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if reached else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run what was asked for; exit status 1 when a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(TARGETS)}; default: all")
+    parser.add_argument("--seeds", type=int, help="number of seeds, default: as the goal asks")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    parser.add_argument("--markdown", type=Path, help="also write the table here")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.experiments) - set(TARGETS):
+        parser.error(f"unknown experiment {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+    jobs = [
+        (target, seed)
+        for name, target in TARGETS.items()
+        if not arguments.experiments or name in arguments.experiments
+        for seed in range(arguments.seeds or target.n_seeds)
+    ]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = list(pool.map(lambda job: run_one(*job), jobs))
+    text = table(results)
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+        arguments.markdown.write_text(f"# Learning results\n\n`python benchmarks/learning.py`\n\n{text}\n")
+    return 0 if all("| yes |" in line for line in text.splitlines()[2:]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What makes a run repeatable: its command, its configuration, the versions of everything it ran with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard")
+
+CONFIG_FILE = "hydra_config.yaml"
+COMMAND_FILE = "command.txt"
+VERSIONS_FILE = "versions.json"
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command as it can be pasted into a shell."""
+    return shlex.join(["maze-run", *arguments])
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit, branch and whether files differ from the commit; None outside a repository or without git."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            result = subprocess.run(
+                ["git", "--no-optional-locks", *arguments],
+                cwd=directory,
+                capture_output=True,
+                text=True,
+                timeout=5,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return result.stdout.strip() if result.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {
+        "commit": commit,
+        "branch": git("rev-parse", "--abbrev-ref", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that influence results; None: not installed."""
+    versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return versions
+
+
+def config_as_yaml(cfg: DictConfig) -> str:
+    """The configuration as it was composed, interpolations unresolved, in the order of its sections' names."""
+    return OmegaConf.to_yaml(cfg, sort_keys=True)
+
+
+def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: Sequence[str] | None = None) -> None:
+    """Writes configuration, command and versions into a run directory.
+
+    :param project: Where the command was started; its git state is recorded.
+    :param arguments: Arguments of the command; those of this process by default.
+    """
+    from maze.core.utils.files import atomic_write
+
+    command = command_line(sys.argv[1:] if arguments is None else arguments)
+    versions = {"versions": installed_versions(), "git": git_state(project)}
+    for name, text in (
+        (CONFIG_FILE, config_as_yaml(cfg)),
+        (COMMAND_FILE, command + "\n"),
+        (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
+    ):
+        with atomic_write(directory / name) as file:
+            file.write(text.encode())

@@ -1,0 +1,107 @@
+"""Networks by key: observations in, weights in and out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.errors import CheckpointError, ConfigError
+
+
+def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+    """Network inputs: tensors of torch's default floating type on ``device``, without a copy where they already are.
+
+    Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
+    """
+    dtype = torch.get_default_dtype()
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in observation.items():
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+        if tensor.dtype is not dtype or str(tensor.device) != device:
+            tensor = tensor.to(device=device, dtype=dtype)
+        tensors[key] = tensor
+    return tensors
+
+
+def check_networks(networks: Mapping[Any, nn.Module], what: str) -> dict[Any, nn.Module]:
+    """A plain dictionary of the networks, all of which are modules."""
+    if not isinstance(networks, Mapping) or not networks:
+        raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")
+    for key, network in networks.items():
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"{what}[{key!r}]: expected a torch.nn.Module, found {type(network).__name__}.")
+    return dict(networks)
+
+
+def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
+    """An error that names the unknown key, the known ones and the closest of them."""
+    known = list(known)
+    close = difflib.get_close_matches(str(key), [str(name) for name in known], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ConfigError(f"{what} {key!r} is unknown.{hint} Known: {', '.join(repr(name) for name in known) or 'none'}.")
+
+
+def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, torch.Tensor]]:
+    """State dictionaries of all networks by their keys (references to the live tensors, as torch's own)."""
+    return {key: dict(network.state_dict()) for key, network in networks.items()}
+
+
+def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
+    """Copies ``state[group]`` into the networks, in place, after all of it was found to fit."""
+    check_network_weights(networks, state, group)
+    for key, network in networks.items():
+        network.load_state_dict(state[group][key])
+
+
+def check_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
+    """Compares the saved weights with the networks, and touches nothing.
+
+    :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.
+    """
+    if not isinstance(state, Mapping) or group not in state:
+        found = ", ".join(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
+        raise CheckpointError(f"The state dictionary has no `{group}`; found: {found or 'nothing'}.")
+    saved = state[group]
+    problems = [f"network {key!r} is missing" for key in networks if key not in saved]
+    problems += [f"network {key!r} is left over" for key in saved if key not in networks]
+    for key, network in networks.items():
+        if key in saved:
+            problems += _tensor_problems(key, network.state_dict(), saved[key])
+    if problems:
+        raise CheckpointError(
+            f"The weights in `{group}` do not fit the model: {'; '.join(problems)}. "
+            "Build the model with the configuration that the weights were saved with."
+        )
+
+
+def _tensor_problems(key: Hashable, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    problems = [f"{key!r}: `{name}` is missing" for name in expected if name not in found]
+    problems += [f"{key!r}: `{name}` is left over" for name in found if name not in expected]
+    for name, tensor in expected.items():
+        other = found.get(name)
+        if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and tensor.shape != other.shape:
+            problems.append(f"{key!r}: `{name}` is {tuple(other.shape)}, the model has {tuple(tensor.shape)}")
+    return problems
+
+
+def read_state_dict(path: str | Path) -> dict[str, Any]:
+    """Reads a file of weights without executing anything that is in it.
+
+    :raises CheckpointError: The file is missing, damaged or holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file. A training writes `state_dict.pt` into its run directory.")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a dozen types for damaged files
+        raise CheckpointError(f"{path}: not a readable file of weights ({type(error).__name__}: {error}).") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: expected a state dictionary, found {type(state).__name__}.")
+    return state

@@ -1,0 +1,67 @@
+"""What a policy is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID
+
+
+class Policy(ABC):
+    """Chooses the actions of all actors of a structured environment.
+
+    Observations and actions are those of one environment: dictionaries of arrays without a batch dimension.
+    A policy draws from generators of its own, which :meth:`seed` sets, and never from a global one.
+    """
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Restarts the policy's generators: the same seed and observations give the same actions."""
+
+    @abstractmethod
+    def needs_state(self) -> bool:
+        """Whether ``compute_action`` wants ``maze_state`` (building it may cost a copy of the simulator's state)."""
+
+    def needs_env(self) -> bool:
+        """Whether ``compute_action`` wants ``env``, e.g. to look ahead with a clone."""
+        return False
+
+    @abstractmethod
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        """Chooses one action.
+
+        :param observation: Observation of the acting actor.
+        :param maze_state: State of the simulator, if :meth:`needs_state`.
+        :param env: The environment itself, if :meth:`needs_env`.
+        :param actor_id: Who acts; may be left out where there is only one policy.
+        :param deterministic: Take the most likely action instead of drawing one.
+        """
+
+    @abstractmethod
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        """Ranks actions, best first.
+
+        :param num_candidates: How many at most; ``None``: as many as there are.
+        :return: The actions, and their probabilities or scores.
+        """

@@ -1,0 +1,266 @@
+"""A policy made of torch networks and action distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.agent.acting import Actor
+from maze.core.agent.action_candidates import top_candidates
+from maze.core.agent.networks import (
+    as_float_tensors,
+    check_networks,
+    load_network_weights,
+    network_weights,
+    unknown_key_error,
+)
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.distributions.distribution_mapper import DistributionMapper
+
+STATE_GROUP = "policies"
+
+
+class TorchPolicy(TorchModel, Policy):
+    """Maps an actor to a network, and the network's logits to actions.
+
+    :param networks: One network for each step key; for sub-steps with separate networks, one for each
+        ``(step_key, agent_id)``. A network maps a dictionary of observations to a dictionary of logits by action head;
+        whatever else it returns is an embedding shared with the critic.
+    :param distribution_mapper: Knows the distribution of each action head.
+    :param device: Device of the networks.
+    :param substeps_with_separate_agent_nets: Step keys whose agents have networks of their own.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str | int, nn.Module],
+        distribution_mapper: DistributionMapper,
+        device: str,
+        substeps_with_separate_agent_nets: list[StepKeyType] | None = None,
+    ) -> None:
+        super().__init__(device)
+        self.networks = check_networks(networks, "policy.networks")
+        self.distribution_mapper = distribution_mapper
+        self.substeps_with_separate_agent_nets = list(substeps_with_separate_agent_nets or [])
+        self._rng = np.random.default_rng()
+        self._torch_generator = torch.Generator()
+        self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
+        self._actors: dict[Any, Actor] = {}
+        self._move_networks()
+
+    # -- randomness ---------------------------------------------------------------------------------------------------
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        self._rng.bit_generator.state = np.random.PCG64(seed).state
+        self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
+
+    def rng_state(self) -> dict[str, Any]:
+        """State of the policy's generators, of integers and tensors only (loads with ``weights_only=True``)."""
+        bits = self._rng.bit_generator.state
+        return {
+            "numpy": {
+                "state": int(bits["state"]["state"]),
+                "inc": int(bits["state"]["inc"]),
+                "has_uint32": int(bits["has_uint32"]),
+                "uinteger": int(bits["uinteger"]),
+            },
+            "torch": self._torch_generator.get_state(),
+        }
+
+    def set_rng_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`rng_state` returned."""
+        numpy_state = state["numpy"]
+        self._rng.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": int(numpy_state["state"]), "inc": int(numpy_state["inc"])},
+            "has_uint32": int(numpy_state["has_uint32"]),
+            "uinteger": int(numpy_state["uinteger"]),
+        }
+        self._torch_generator.set_state(state["torch"])
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return False
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None = None,
+        env: BaseEnv | None = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+        actions = self.compute_actions(batch, actor_id, deterministic)
+        return {head: action[0] for head, action in actions.items()}
+
+    def compute_actions(
+        self,
+        observation: Mapping[str, np.ndarray],
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+        out: dict[str, np.ndarray] | None = None,
+        logits_out: dict[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Acts for a batch of environments: no gradients, NumPy in and out.
+
+        The network runs in the mode (``train`` or ``eval``) that it is in.
+
+        :param observation: Arrays ``[n_envs, ...]``.
+        :param actor_id: Who acts in all of them.
+        :param deterministic: Take the most likely actions instead of drawing them.
+        :param out: Arrays ``[n_envs, ...]`` that the actions are written into and that are returned.
+        :param logits_out: Arrays ``[n_envs, ...]`` that the logits are written into, by action head.
+        :raises NonFiniteError: A logit is NaN or infinite.
+        :raises EnvironmentContractError: All actions of a row are masked.
+        """
+        key = self._network_key(actor_id)
+        actor = self._actors.get(key)
+        if actor is None:
+            actor = Actor(
+                self.networks[key], self.distribution_mapper, self._rng, self._torch_generator, self._device, str(key)
+            )
+            self._actors[key] = actor
+        return actor.act(observation, deterministic, out, logits_out)
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+        with torch.inference_mode():
+            output = self.compute_substep_policy_output(batch, actor_id)
+        return top_candidates(output.action_logits, self.distribution_mapper, num_candidates)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def compute_substep_policy_output(
+        self, observation: ObservationType, actor_id: ActorID | None = None, temperature: float = 1.0
+    ) -> PolicySubStepOutput:
+        """Logits and distributions, with gradients.
+
+        :param observation: Tensors (or arrays) with any leading batch dimensions that the network takes.
+        :param actor_id: Who acts.
+        :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
+        """
+        network = self.network_for(actor_id)
+        outputs = network(as_float_tensors(observation, self._device))
+        heads = self.distribution_mapper.action_heads
+        logits = {key: value for key, value in outputs.items() if key in heads}
+        if not logits:
+            raise ConfigError(
+                f"policy.networks[{self._network_key(actor_id)!r}] returned {sorted(map(str, outputs))}, none of which "
+                f"is an action head. Expected some of: {', '.join(heads)}."
+            )
+        embeddings = {key: value for key, value in outputs.items() if key not in heads}
+        return PolicySubStepOutput(
+            action_logits=logits,
+            prob_dist=self.distribution_mapper.logits_dict_to_distribution(logits, temperature),
+            embedding_logits=embeddings or None,
+            actor_id=actor_id,
+        )
+
+    def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
+        """Outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        output = PolicyOutput()
+        for substep in record.substep_records:
+            if substep.observation is None:
+                raise ValueError(f"The record of actor {substep.actor_id} has no observation.")
+            output.append(
+                self.compute_substep_policy_output(substep.observation, substep.actor_id, temperature=temperature)
+            )
+        return output
+
+    # -- networks -----------------------------------------------------------------------------------------------------
+
+    def network_for(self, actor_id: ActorID | None) -> nn.Module:
+        """The network that acts for ``actor_id`` (``None``: the only one there is)."""
+        return self.networks[self._network_key(actor_id)]
+
+    def _network_key(self, actor_id: ActorID | None) -> Any:
+        if actor_id is None:
+            if len(self.networks) > 1:
+                raise ConfigError(f"This policy has the networks {list(self.networks)}; say which with `actor_id`.")
+            return next(iter(self.networks))
+        step_key = actor_id[0]
+        if step_key in self.substeps_with_separate_agent_nets:
+            key: Any = (step_key, actor_id[1])
+            if key not in self.networks:
+                raise unknown_key_error("policy.networks: (step key, agent)", key, self.networks)
+            return key
+        if step_key not in self.networks:
+            raise unknown_key_error("policy.networks: step key", step_key, self.networks)
+        return step_key
+
+    @override(TorchModel)
+    def parameters(self) -> list[torch.Tensor]:
+        return unique_parameters(self.networks.values())
+
+    @override(TorchModel)
+    def eval(self) -> None:
+        for network in self.networks.values():
+            network.eval()
+
+    @override(TorchModel)
+    def train(self) -> None:
+        for network in self.networks.values():
+            network.train()
+
+    @override(TorchModel)
+    def to(self, device: str) -> None:
+        self._device = resolve_device(device)
+        self._move_networks()
+
+    def _move_networks(self) -> None:
+        self._actors.clear()
+        for network in self.networks.values():
+            network.to(self._device)
+
+    @override(TorchModel)
+    def state_dict(self) -> dict[str, Any]:
+        return {STATE_GROUP: network_weights(self.networks)}
+
+    @override(TorchModel)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also takes an actor-critic's weights, of which it uses the policy's."""
+        load_network_weights(self.networks, state_dict, STATE_GROUP)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without compiled networks (they alias this process' parameters), and generators by their states."""
+        state = dict(self.__dict__)
+        del state["_actors"], state["_rng"], state["_torch_generator"]
+        state["rng_state"] = self.rng_state()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rng_state = state.pop("rng_state")
+        self.__dict__.update(state)
+        self._actors = {}
+        self._rng = np.random.default_rng(0)
+        self._torch_generator = torch.Generator()
+        self.set_rng_state(rng_state)

@@ -1,0 +1,34 @@
+"""Annotations that say something to readers and to tools, and cost nothing when the code runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar, get_origin
+
+T = TypeVar("T")
+
+
+def override(interface_class: Any) -> Callable[[T], T]:
+    """Marks a method (or property) that implements or replaces a member of ``interface_class``.
+
+    The name is checked when the class body is executed, so a renamed interface method is noticed on import.
+
+    :param interface_class: The class, or a parametrised generic such as ``Wrapper[MazeEnv]``, that declares the member.
+    """
+    interface = get_origin(interface_class) or interface_class
+
+    def check(member: T) -> T:
+        function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+        name = getattr(function, "__name__", None)
+        if name is not None and not hasattr(interface, name):
+            close = difflib.get_close_matches(name, dir(interface), n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise NameError(f"@override: {interface.__name__} has no member `{name}`.{hint}")
+        return member
+
+    return check
+
+
+def unused(*args: Any) -> None:
+    """Says that arguments an interface prescribes are not needed by this implementation."""

@@ -1,0 +1,34 @@
+"""The least that makes something an environment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class BaseEnv(ABC):
+    """Environment with Maze's step protocol: ``reset`` gives the observation, ``step`` four values."""
+
+    @abstractmethod
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        """Takes one step.
+
+        :param action: What the current actor does.
+        :return: Observation of the actor that acts next, reward, whether the episode is over, and further information.
+            ``info["TimeLimit.truncated"]`` is True when the episode was cut off and did not terminate.
+        """
+
+    @abstractmethod
+    def reset(self) -> Any:
+        """Starts a new episode.
+
+        :return: The first observation.
+        """
+
+    @abstractmethod
+    def seed(self, seed: Any) -> None:
+        """Seeds the random generators; the next ``reset`` starts the seeded sequence of episodes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases whatever the environment holds. May be called more than once."""

@@ -1,0 +1,111 @@
+"""The simulation itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.environment_context import EnvironmentContext
+from maze.core.env.event_env_mixin import EventEnvMixin
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.serializable_env_mixin import SerializableEnvMixin
+from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
+from maze.core.env.time_env_mixin import TimeEnvMixin
+
+if TYPE_CHECKING:
+    from maze.core.events.event_record import EventRecord
+    from maze.core.log_events.kpi_calculator import KpiCalculator
+    from maze.core.rendering.renderer import Renderer
+
+
+class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, ABC):
+    """Mechanics of an environment in terms of its own states and actions, which may be any objects.
+
+    :class:`~maze.core.env.maze_env.MazeEnv` makes it trainable.
+
+    :param context: Context to take part in; a new one by default.
+    """
+
+    def __init__(self, context: EnvironmentContext | None = None) -> None:
+        self.context = context if context is not None else EnvironmentContext()
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float | np.ndarray | Any, bool, dict[Any, Any]]:
+        """Takes one (sub-)step.
+
+        :param maze_action: The action, as the simulation understands it.
+        :return: State, reward, whether the episode is over, and further information.
+        """
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def reset(self) -> MazeStateType:
+        """Starts a new episode.
+
+        :return: The first state.
+        """
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seeds every random generator of the simulation."""
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def close(self) -> None:
+        """Releases what the simulation holds."""
+
+    @abstractmethod
+    def get_maze_state(self) -> MazeStateType:
+        """The current state, without side effects."""
+
+    @override(TimeEnvMixin)
+    def get_env_time(self) -> int:
+        return self.context.step_id
+
+    def is_step_complete(self) -> bool:
+        """Whether the sub-step just taken completed an environment step.
+
+        By default a step is complete when it is the turn of the actor who started it. Override this where actors are
+        chosen freely (hierarchies) or may leave in mid-step.
+        """
+        return self.actor_id() == self.context.step_actor_id
+
+    @override(EventEnvMixin)
+    def get_step_events(self) -> Iterable[EventRecord]:
+        return self.context.event_service.iterate_event_records()
+
+    @override(EventEnvMixin)
+    def get_kpi_calculator(self) -> KpiCalculator | None:
+        return None
+
+    @override(SerializableEnvMixin)
+    @abstractmethod
+    def get_serializable_components(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def get_renderer(self) -> Renderer:
+        """Draws states and actions of this simulation."""
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def actor_id(self) -> ActorID: ...
+
+    @override(StructuredEnv)
+    @abstractmethod
+    def is_actor_done(self) -> bool: ...
+
+    @property
+    @override(StructuredEnv)
+    @abstractmethod
+    def agent_counts_dict(self) -> dict[StepKeyType, int]: ...
+
+    def clone_from(self, env: CoreEnv) -> None:
+        """Takes over the state of ``env``, a simulation of the same type and configuration."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")

@@ -1,0 +1,110 @@
+"""Services and counters shared by all parts of an environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from maze.core.events.event_service import EventService
+
+
+class EnvironmentContext:
+    """Step counter, episode identity, event service and callbacks of one environment.
+
+    The core environment creates it; everything that wraps the core environment reaches it as ``env.context``.
+    """
+
+    def __init__(self) -> None:
+        self.event_service = EventService()
+        self.step_id = 0
+        """Environment steps completed in the current episode."""
+        self.is_step_complete = False
+        """Whether the last sub-step completed an environment step; its events are dropped when the next one begins."""
+        self.step_actor_id: Any = None
+        """The actor that started the current environment step, where the environment has several."""
+
+        self._seed: Any = None
+        self._episode_count = 0
+        self._episode_id: str | None = None
+        self._post_step_callbacks: list[Callable[[], Any]] = []
+        self._are_callbacks_deferred = False
+
+    @property
+    def episode_id(self) -> str:
+        """Identifies the current episode.
+
+        Made from the environment's seed and the number of episodes since it was seeded: the same run gives the same
+        identities again. Without a seed it is random.
+        """
+        if self._episode_id is None:
+            if self._seed is None:
+                self._seed = os.urandom(16).hex()
+            name = f"{self._seed}/{self._episode_count}".encode()
+            digest = hashlib.blake2b(name, digest_size=16).hexdigest()
+            self._episode_id = "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
+        return self._episode_id
+
+    def set_seed(self, seed: Any) -> None:
+        """Makes the identities of the coming episodes a function of ``seed`` and their number.
+
+        :param seed: Anything with a faithful ``str``; None makes them random.
+        """
+        self._seed = seed
+        self._episode_count = 0
+        self._episode_id = None
+
+    def pre_step(self) -> None:
+        """Begins a sub-step: if the previous environment step is complete, its events are dropped."""
+        if self.is_step_complete:
+            self.is_step_complete = False
+            self.event_service.clear_events()
+
+    def increment_env_step(self) -> None:
+        """Counts the current environment step as completed; however often it is called, once per sub-step."""
+        if not self.is_step_complete:
+            self.is_step_complete = True
+            self.step_id += 1
+
+    def reset_env_episode(self) -> None:
+        """Begins a new episode. Events fired from here on belong to its first step."""
+        self.step_id = 0
+        self.is_step_complete = False
+        self.step_actor_id = None
+        self._episode_id = None
+        self._episode_count += 1
+        self.event_service.clear_events()
+
+    def register_post_step(self, callback: Callable[[], Any]) -> None:
+        """Has ``callback`` called after every (sub-)step from now on."""
+        self._post_step_callbacks.append(callback)
+
+    def run_post_step_callbacks(self) -> None:
+        """Calls the registered callbacks, unless they wait for an outer wrapper's step to end."""
+        if self._post_step_callbacks and not self._are_callbacks_deferred:
+            for callback in self._post_step_callbacks:
+                callback()
+
+    @contextmanager
+    def deferred_post_step_callbacks(self) -> Iterator[None]:
+        """Within this block callbacks wait; they run once when the outermost block ends without an error."""
+        if self._are_callbacks_deferred:
+            yield
+            return
+        self._are_callbacks_deferred = True
+        try:
+            yield
+        finally:
+            self._are_callbacks_deferred = False
+        self.run_post_step_callbacks()
+
+    def clone_from(self, context: EnvironmentContext) -> None:
+        """Takes over counters and episode identity. Events and callbacks stay with the environment they belong to."""
+        self.step_id = context.step_id
+        self.is_step_complete = context.is_step_complete
+        self.step_actor_id = context.step_actor_id
+        self._episode_id = context.episode_id
+        self._seed = context._seed
+        self._episode_count = context._episode_count

@@ -1,0 +1,51 @@
+"""Environments whose steps consist of sub-steps taken by different actors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple, Union
+
+import numpy as np
+
+from maze.core.env.base_env import BaseEnv
+
+StepKeyType = Union[str, int]
+"""Names a sub-step, and with it the policy that acts in it."""
+
+
+class ActorID(NamedTuple):
+    """Who acts: a policy, named by the sub-step it belongs to, on behalf of an agent.
+
+    :param step_key: Sub-step; all agents with the same key share a policy.
+    :param agent_id: Counts the agents of the sub-step from zero.
+    """
+
+    step_key: StepKeyType
+    agent_id: int
+
+
+class StructuredEnv(BaseEnv):
+    """Environment that says before each ``step`` which actor it wants an action from.
+
+    Covers flat environments (always the same actor), multi-step, multi-agent and hierarchical ones.
+    """
+
+    @abstractmethod
+    def actor_id(self) -> ActorID:
+        """The actor that acts next. Identities of actors that are done are not used again in the same episode."""
+
+    @abstractmethod
+    def is_actor_done(self) -> bool:
+        """Whether the actor that has just acted is done; different from the episode being over."""
+
+    @property
+    @abstractmethod
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        """Number of agents per sub-step; -1 where it varies."""
+
+    def get_actor_rewards(self) -> np.ndarray | None:
+        """Rewards of the environment step just completed, one per actor in the order in which they acted.
+
+        :return: None where rewards cannot be attributed to actors; all sub-steps then share the step's reward.
+        """
+        return None

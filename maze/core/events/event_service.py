@@ -1,0 +1,86 @@
+"""Records the events of one environment and hands them to the scopes that route them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import Any, TypeVar, cast
+
+from maze.core.events.event_record import EventRecord
+from maze.core.events.event_topic_factory import event_topic_factory
+
+T = TypeVar("T")
+
+
+class EventScope(ABC):
+    """A service that wants to see the events of the topics created in its name, such as :class:`Pubsub`."""
+
+    @abstractmethod
+    def notify_event(self, event: EventRecord) -> None:
+        """Receives an event of one of this scope's topics."""
+
+    @abstractmethod
+    def clear_events(self) -> None:
+        """Forgets the events received so far: a new step begins."""
+
+
+class EventService:
+    """Collects the events of the current step.
+
+    Firing an event appends one record to :attr:`records`.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[EventRecord] = []
+        """The events of the current step in the order in which they were fired. Always the same list."""
+        self.topics: dict[type[Any], int] = {}
+        """The known event interfaces with the order in which they were announced."""
+        self._scopes: list[EventScope] = []
+        self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
+        self._proxies: dict[type[Any], Any] = {}
+
+    def notify_event(self, event: EventRecord) -> None:
+        """Records an event and hands it to the scopes that created its topic."""
+        self.records.append(event)
+        for scope in self._scopes_by_interface.get(event.interface_class, ()):
+            scope.notify_event(event)
+
+    def iterate_event_records(self) -> Generator[EventRecord, None, None]:
+        """The events of the current step in the order in which they were fired."""
+        yield from tuple(self.records)
+
+    def create_event_topic(self, interface_class: type[T], scope: EventScope | None = None) -> T:
+        """An object with the interface's methods that fires its events into this service.
+
+        Asking again for the same interface (an environment may do so at every reset) gives the same topic.
+
+        :param interface_class: The event interface.
+        :param scope: Is told of every event of this interface; ``None``: the events are only recorded.
+        """
+        self.topics.setdefault(interface_class, len(self.topics))
+        if scope is not None:
+            self._add_scope(interface_class, scope)
+        if interface_class not in self._proxies:
+            self._proxies[interface_class] = event_topic_factory(interface_class, self.notify_event)
+        return cast(T, self._proxies[interface_class])
+
+    def clear_events(self) -> None:
+        """Drops the events of the current step, here and in all scopes."""
+        self.records.clear()
+        for scope in self._scopes:
+            scope.clear_events()
+
+    def clear_pubsub(self) -> None:
+        """Forgets all topics and scopes. Topics handed out before still record their events, unrouted."""
+        self.clear_events()
+        self.topics.clear()
+        self._scopes.clear()
+        self._scopes_by_interface.clear()
+        self._proxies.clear()
+
+    def _add_scope(self, interface_class: type[Any], scope: EventScope) -> None:
+        if all(known is not scope for known in self._scopes):
+            self._scopes.append(scope)
+        scopes = self._scopes_by_interface.setdefault(interface_class, [])
+        if all(known is not scope for known in scopes):
+            scopes.append(scope)

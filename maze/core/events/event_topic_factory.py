@@ -1,0 +1,105 @@
+"""Turns an event interface into an object whose methods fire events.
+
+Each interface class is compiled once into a proxy class: every event method becomes a plain function with the
+signature of the interface's method, so that Python itself binds positional arguments, keywords and defaults. Firing an
+event costs that call, one dictionary, one record and the notification.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from inspect import Parameter
+from typing import Any, TypeVar, cast
+
+from maze.core.events.event_record import EventRecord
+
+T = TypeVar("T")
+Notify = Callable[[EventRecord], None]
+
+
+def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
+    """An instance of the interface whose methods call ``fn_notify_event`` with an :class:`EventRecord`.
+
+    :param interface_class: The event interface: a class with one method per event.
+    :param fn_notify_event: Receives the record of every fired event.
+    """
+    topic = object.__new__(_topic_class(interface_class))
+    topic.__dict__["_notify"] = fn_notify_event
+    return cast(T, topic)
+
+
+def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
+    """The events of an interface, its base classes' first."""
+    methods: dict[str, Callable[..., Any]] = {}
+    for base in reversed(interface_class.__mro__):
+        for name, member in vars(base).items():
+            if inspect.isfunction(member) and not name.startswith("_"):
+                methods[name] = member
+    return methods
+
+
+@lru_cache(maxsize=None)
+def _topic_class(interface_class: type[Any]) -> type[Any]:
+    if not isinstance(interface_class, type):
+        raise TypeError(f"An event topic needs an interface class, got {interface_class!r}.")
+    members: dict[str, Any] = {
+        name: _compile_event(interface_class, name, method) for name, method in event_methods(interface_class).items()
+    }
+    members["__reduce__"] = lambda topic: (event_topic_factory, (interface_class, topic.__dict__["_notify"]))
+    members["__doc__"] = interface_class.__doc__
+    members["__module__"] = interface_class.__module__
+    return type(interface_class)(f"{interface_class.__name__}Topic", (interface_class,), members)
+
+
+def _compile_event(interface_class: type[Any], name: str, method: Callable[..., Any]) -> Callable[..., None]:
+    """Generates ``def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))``."""
+    receiver, *parameters = inspect.signature(method).parameters.values()
+    this = receiver.name
+    attributes = ", ".join(
+        f"**{parameter.name}" if parameter.kind is Parameter.VAR_KEYWORD else f"{parameter.name!r}: {parameter.name}"
+        for parameter in parameters
+    )
+    # Names that cannot clash with a parameter are looked up in the generated function's globals.
+    source = (
+        f"def {name}({_parameter_list([receiver, *parameters])}):\n"
+        f"    {this}._notify(__maze_record(__maze_interface, __maze_method, {{{attributes}}}))\n"
+    )
+    namespace: dict[str, Any] = {
+        "__maze_record": EventRecord,
+        "__maze_interface": interface_class,
+        "__maze_method": method,
+    }
+    exec(compile(source, f"<event {interface_class.__qualname__}.{name}>", "exec"), namespace)
+    fire = namespace[name]
+    fire.__defaults__ = getattr(method, "__defaults__", None)
+    fire.__kwdefaults__ = getattr(method, "__kwdefaults__", None)
+    fire.__doc__ = method.__doc__
+    # Python's own errors about wrong arguments then name the event.
+    fire.__qualname__ = f"{interface_class.__qualname__}.{name}"
+    fire.__module__ = interface_class.__module__
+    return cast("Callable[..., None]", fire)
+
+
+def _parameter_list(parameters: list[Parameter]) -> str:
+    """The source of a parameter list without annotations; the defaults are set on the function object."""
+    parts: list[str] = []
+    positional_only_open = False
+    keyword_only_open = False
+    for parameter in parameters:
+        if positional_only_open and parameter.kind is not Parameter.POSITIONAL_ONLY:
+            parts.append("/")
+            positional_only_open = False
+        if parameter.kind is Parameter.POSITIONAL_ONLY:
+            positional_only_open = True
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            keyword_only_open = True
+        if parameter.kind is Parameter.KEYWORD_ONLY and not keyword_only_open:
+            parts.append("*")
+            keyword_only_open = True
+        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        parts.append(stars + parameter.name)
+    if positional_only_open:
+        parts.append("/")
+    return ", ".join(parts)

@@ -1,0 +1,75 @@
+"""Publish and subscribe: routes events to those who asked for their interface."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from maze.core.annotations import override
+from maze.core.events.event_collection import EventCollection
+from maze.core.events.event_record import EventRecord
+from maze.core.events.event_service import EventScope, EventService
+
+T = TypeVar("T")
+
+
+class Subscriber(ABC):
+    """Collects the events of the interfaces it declares; they can be queried until the next step begins."""
+
+    def __init__(self) -> None:
+        self.events = EventCollection()
+
+    @abstractmethod
+    def get_interfaces(self) -> list[type[Any]]:
+        """The event interfaces to be notified about."""
+
+    def notify_event(self, event: EventRecord) -> None:
+        """Receives one event of a declared interface."""
+        self.events.append(event)
+
+    def reset(self) -> None:
+        """Forgets the events received so far."""
+        self.events.clear()
+
+    def query_events(self, event_spec: Callable[..., Any] | Iterable[Callable[..., Any]]) -> list[EventRecord]:
+        """The received records of one event method or of several.
+
+        :param event_spec: The event's interface method, or several of them.
+        """
+        return self.events.query_events(event_spec)
+
+
+class Pubsub(EventScope):
+    """Message broker of a core environment.
+
+    :param event_collector: The event service that records all events, usually ``self.context.event_service``.
+    """
+
+    def __init__(self, event_collector: EventService) -> None:
+        self._event_collector = event_collector
+        self._subscribers: list[Subscriber] = []
+        self._subscribers_by_interface: dict[type[Any], list[Subscriber]] = {}
+
+    def create_event_topic(self, interface_class: type[T]) -> T:
+        """An object that fires the interface's events to the subscribers and the event service."""
+        return self._event_collector.create_event_topic(interface_class, scope=self)
+
+    def register_subscriber(self, new_subscriber: Subscriber) -> None:
+        """Routes the events of the interfaces the subscriber declares to it, whether their topics exist yet or not."""
+        if all(known is not new_subscriber for known in self._subscribers):
+            self._subscribers.append(new_subscriber)
+        for interface_class in new_subscriber.get_interfaces():
+            subscribers = self._subscribers_by_interface.setdefault(interface_class, [])
+            if all(known is not new_subscriber for known in subscribers):
+                subscribers.append(new_subscriber)
+
+    @override(EventScope)
+    def clear_events(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.reset()
+
+    @override(EventScope)
+    def notify_event(self, event: EventRecord) -> None:
+        for subscriber in self._subscribers_by_interface.get(event.interface_class, ()):
+            subscriber.notify_event(event)

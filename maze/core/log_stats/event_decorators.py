@@ -1,0 +1,159 @@
+"""Decorators that say which statistics are calculated from an event, on which level.
+
+An event method carries any number of definitions per level. Level by level they form a hierarchy: the events of one
+environment step are reduced to step statistics, those of all steps to episode statistics, those of all episodes to
+epoch statistics. ``input_name`` selects what a definition reduces: on the step level an attribute of the event, above it
+the ``output_name`` of the level below.
+
+Definitions are stored on the function; :mod:`maze.core.log_stats.stats_plan` compiles them once per event. Rows appear
+in the order in which the decorators are applied, that is from the method upwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
+
+_ATTRIBUTE = "__maze_event_stats__"
+
+
+@dataclass(frozen=True)
+class StatsDefinition:
+    """One statistic of an event on one level."""
+
+    reduce_function: Callable[[Any], Any] | None
+    input_name: str | None
+    output_name: str | None
+    group_by: str | None
+    cumulative: bool
+
+
+@dataclass(frozen=True)
+class PlotDefinition:
+    """One figure that is drawn from an event's epoch statistic."""
+
+    create_figure_function: Callable[..., Any]
+    input_name: str | None
+
+
+@dataclass
+class EventDefinition:
+    """Everything the decorators say about one event, in the order in which they were applied."""
+
+    step: list[StatsDefinition] = field(default_factory=list)
+    episode: list[StatsDefinition] = field(default_factory=list)
+    epoch: list[StatsDefinition] = field(default_factory=list)
+    grouping: tuple[str, ...] = ()
+    plots: list[PlotDefinition] = field(default_factory=list)
+
+
+def event_definition(event: Callable[..., Any]) -> EventDefinition:
+    """The statistics defined for an event method; an empty definition if there are none."""
+    definition = getattr(event, _ATTRIBUTE, None)
+    return definition if isinstance(definition, EventDefinition) else EventDefinition()
+
+
+def define_step_stats(
+    reduce_function: Callable[[Any], Any] | None,
+    input_name: str | None = None,
+    output_name: str | None = None,
+    group_by: str | None = None,
+    cumulative: bool = False,
+) -> Callable[[EventMethod], EventMethod]:
+    """Adds a statistic over the events of one environment step.
+
+    :param reduce_function: Reduces the list of values (``len``, ``sum``, ``np.mean``, ...) to one; ``None`` passes the
+        values on as they are.
+    :param input_name: The event attribute to reduce. ``None``: the only attribute that is not grouped by, or else the
+        dictionary of all attributes.
+    :param output_name: Name of the result; needed where an event has several statistics on this level.
+    :param group_by: Calculate this statistic separately for each value of this attribute, instead of the grouping that
+        :func:`define_stats_grouping` declares.
+    :param cumulative: Reduce all values since the beginning and not only those of the current step.
+    """
+    return _add("step", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
+
+
+def define_episode_stats(
+    reduce_function: Callable[[Any], Any] | None,
+    input_name: str | None = None,
+    output_name: str | None = None,
+    group_by: str | None = None,
+    cumulative: bool = False,
+) -> Callable[[EventMethod], EventMethod]:
+    """Adds a statistic over the step statistics of one episode.
+
+    A step in which the event did not occur counts as 0 where the step statistic is a ``len`` or ``sum``.
+
+    :param reduce_function: Reduces the list of step statistics to one value; ``None`` passes them on as they are.
+    :param input_name: The ``output_name`` of the step statistic to reduce.
+    :param output_name: Name of the result; needed where an event has several statistics on this level.
+    :param group_by: Keep only this one of the attributes that the step statistics are grouped by.
+    :param cumulative: Reduce all values since the beginning and not only those of the current episode.
+    """
+    return _add("episode", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
+
+
+def define_epoch_stats(
+    reduce_function: Callable[[Any], Any] | None,
+    input_name: str | None = None,
+    output_name: str | None = None,
+    group_by: str | None = None,
+    cumulative: bool = False,
+) -> Callable[[EventMethod], EventMethod]:
+    """Adds a statistic over the episode statistics of one epoch.
+
+    An episode in which the event did not occur counts as 0 where the episode statistic is a ``len`` or ``sum``.
+
+    :param reduce_function: Reduces the list of episode statistics to one value; ``None`` passes them on as they are.
+    :param input_name: The ``output_name`` of the episode statistic to reduce.
+    :param output_name: Name of the result, shown in the log.
+    :param group_by: Keep only this one of the attributes that the episode statistics are grouped by.
+    :param cumulative: Reduce all values since the beginning (total counts) and not only those of the current epoch.
+    """
+    return _add("epoch", StatsDefinition(reduce_function, input_name, output_name, group_by, cumulative))
+
+
+def define_stats_grouping(*group_by: str) -> Callable[[EventMethod], EventMethod]:
+    """Calculates all statistics of the event separately for each combination of these attributes' values."""
+
+    def decorate(event: EventMethod) -> EventMethod:
+        _own_definition(event).grouping = group_by
+        return event
+
+    return decorate
+
+
+def define_plot(
+    create_figure_function: Callable[..., Any], input_name: str | None = None
+) -> Callable[[EventMethod], EventMethod]:
+    """Draws a figure from an epoch statistic of the event, shown in TensorBoard.
+
+    :param create_figure_function: Receives the statistic's value and returns a matplotlib figure.
+    :param input_name: The ``output_name`` of the epoch statistic to draw.
+    """
+
+    def decorate(event: EventMethod) -> EventMethod:
+        _own_definition(event).plots.append(PlotDefinition(create_figure_function, input_name))
+        return event
+
+    return decorate
+
+
+def _add(level: str, definition: StatsDefinition) -> Callable[[EventMethod], EventMethod]:
+    def decorate(event: EventMethod) -> EventMethod:
+        getattr(_own_definition(event), level).append(definition)
+        return event
+
+    return decorate
+
+
+def _own_definition(event: Callable[..., Any]) -> EventDefinition:
+    if not hasattr(event, _ATTRIBUTE):
+        setattr(event, _ATTRIBUTE, EventDefinition())
+    definition = getattr(event, _ATTRIBUTE)
+    assert isinstance(definition, EventDefinition)
+    return definition

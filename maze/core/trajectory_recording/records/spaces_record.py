@@ -1,0 +1,118 @@
+"""Observation, action and what belongs to them, of one sub-step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from maze.core.env.structured_env import ActorID
+from maze.core.trajectory_recording.utils.batching import stack_dicts, stack_values, to_numpy, to_torch
+
+if TYPE_CHECKING:
+    import torch
+
+    Array = Union[np.ndarray, torch.Tensor]
+
+_DICT_FIELDS = ("observation", "action", "next_observation", "logits")
+_VALUE_FIELDS = ("reward", "done", "discounted_return")
+
+
+@dataclass
+class SpacesRecord:
+    """What one actor saw, did and got in one sub-step, in terms of the gymnasium spaces.
+
+    The fields hold single values, or batches: arrays with the leading dimensions `batch_shape`. Fields that were not
+    recorded are None.
+    """
+
+    actor_id: ActorID
+    """Who acted."""
+
+    observation: dict[str, Array] | None = None
+    action: dict[str, Array] | None = None
+    reward: float | Array | None = None
+    done: bool | Array | None = None
+
+    info: Any = None
+    """The info dictionary of the step; for batches a list of them."""
+
+    next_observation: dict[str, Array] | None = None
+    """The observation after the action; at the end of an episode the last one of that episode."""
+
+    logits: dict[str, Array] | None = None
+    """What the policy's networks gave for each action head: the parameters of its distribution."""
+
+    discounted_return: float | Array | None = None
+
+    batch_shape: list[int] | None = None
+    """Leading dimensions of all arrays; None for a single, unbatched record."""
+
+    @classmethod
+    def stack(cls, records: Sequence[SpacesRecord]) -> SpacesRecord:
+        """Stack records of the same actor along a new first dimension.
+
+        :param records: At least one record; each field must be present in all of them or in none.
+        """
+        if not records:
+            raise ValueError("There are no records to stack.")
+        first = records[0]
+        for index, record in enumerate(records):
+            if record.actor_id != first.actor_id:
+                raise ValueError(
+                    f"Only records of one actor can be stacked: record 0 is of {first.actor_id}, record {index} of "
+                    f"{record.actor_id}."
+                )
+            if record.batch_shape != first.batch_shape:
+                raise ValueError(
+                    f"Only records of one batch shape can be stacked: record 0 has {first.batch_shape}, record "
+                    f"{index} has {record.batch_shape}."
+                )
+        stacked = cls(actor_id=first.actor_id, batch_shape=[len(records), *(first.batch_shape or [])])
+        for field in (*_DICT_FIELDS, *_VALUE_FIELDS, "info"):
+            stacked._stack_field(field, [getattr(record, field) for record in records])
+        return stacked
+
+    def _stack_field(self, field: str, values: list[Any]) -> None:
+        missing = [index for index, value in enumerate(values) if value is None]
+        if missing:
+            if len(missing) < len(values):
+                raise ValueError(f"Cannot stack `{field}`: records {missing[:8]} of {len(values)} lack it.")
+            return
+        if field in _DICT_FIELDS:
+            setattr(self, field, stack_dicts(values, name=f"`{field}` of {self.actor_id}"))
+        elif field == "info":
+            self.info = values
+        else:
+            setattr(self, field, stack_values(values))
+
+    @property
+    def substep_key(self) -> str | int:
+        """Key of the sub-step: which policy acted."""
+        return self.actor_id.step_key
+
+    @property
+    def agent_id(self) -> int:
+        """Which of the agents of this sub-step acted."""
+        return self.actor_id.agent_id
+
+    def to_numpy(self) -> SpacesRecord:
+        """Convert all fields to NumPy arrays, in place.
+
+        :return: This record.
+        """
+        for field in (*_DICT_FIELDS, *_VALUE_FIELDS):
+            setattr(self, field, to_numpy(getattr(self, field)))
+        return self
+
+    def to_torch(self, device: str) -> SpacesRecord:
+        """Convert all fields to tensors, in place; dtypes are kept, Python floats become float32.
+
+        :param device: Where the tensors go; on the CPU they share the memory of the arrays.
+        :return: This record.
+        """
+        for field in (*_DICT_FIELDS, *_VALUE_FIELDS):
+            setattr(self, field, to_torch(getattr(self, field), device))
+        return self

@@ -1,0 +1,213 @@
+"""Everything recorded about the spaces in one environment step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from maze.core.env.structured_env import ActorID
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
+    from maze.core.log_events.step_event_log import StepEventLog
+    from maze.core.log_stats.log_stats import LogStats
+    from maze.core.trajectory_recording.records.state_record import StateRecord
+
+StepKeyType = Union[str, int]
+
+
+@dataclass
+class StructuredSpacesRecord:
+    """The spaces records of the sub-steps of one environment step, in the order in which the actors acted."""
+
+    substep_records: list[SpacesRecord] = field(default_factory=list)
+    event_log: StepEventLog | None = None
+    step_stats: LogStats | None = None
+    episode_stats: LogStats | None = None
+
+    def __post_init__(self) -> None:
+        if self.substep_records is None:  # the documented default
+            self.substep_records = []
+
+    def append(self, substep_record: SpacesRecord) -> None:
+        """Add the record of the next sub-step."""
+        self.substep_records.append(substep_record)
+
+    @classmethod
+    def stack_records(cls, records: Sequence[StructuredSpacesRecord]) -> StructuredSpacesRecord:
+        """Stack structured records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
+
+        :param records: At least one record.
+        """
+        if not records:
+            raise ValueError("There are no records to stack.")
+        actors = records[0].actor_ids
+        for index, record in enumerate(records):
+            if record.actor_ids != actors:
+                raise ValueError(
+                    f"Only records with the same sequence of actors can be stacked: record 0 has {actors}, record "
+                    f"{index} has {record.actor_ids}."
+                )
+        return cls([SpacesRecord.stack([record.substep_records[i] for record in records]) for i in range(len(actors))])
+
+    @classmethod
+    def converted_from(
+        cls, state_record: StateRecord, conversion_env: MazeEnv[Any], first_step_in_episode: bool
+    ) -> StructuredSpacesRecord:
+        """Convert state and maze action with the conversions and wrappers of an environment.
+
+        :param state_record: The recorded maze state and maze action.
+        :param conversion_env: Environment whose interfaces and wrappers say how observations and actions look.
+        :param first_step_in_episode: Whether this is the first step (wrappers with memory start afresh).
+        """
+        observations, actions = conversion_env.get_observation_and_action_dicts(
+            state_record.maze_state, state_record.maze_action, first_step_in_episode
+        )
+        keys = list(observations if observations is not None else actions or {})
+        records = [
+            SpacesRecord(
+                actor_id=ActorID(key, 0),
+                observation=observations[key] if observations is not None else None,
+                action=actions[key] if actions is not None else None,
+            )
+            for key in keys
+        ]
+        if records:  # the reward of an environment step is known after its last sub-step
+            for record in records[:-1]:
+                record.reward, record.done = 0.0, False
+            records[-1].reward, records[-1].done = state_record.reward, state_record.done
+            records[-1].info = state_record.info
+        return cls(records, event_log=state_record.step_event_log)
+
+    def to_numpy(self) -> StructuredSpacesRecord:
+        """Convert all sub-step records to NumPy, in place.
+
+        :return: This record.
+        """
+        for record in self.substep_records:
+            record.to_numpy()
+        return self
+
+    def to_torch(self, device: str) -> StructuredSpacesRecord:
+        """Convert all sub-step records to tensors, in place.
+
+        :param device: Where the tensors go.
+        :return: This record.
+        """
+        for record in self.substep_records:
+            record.to_torch(device)
+        return self
+
+    def is_batched(self) -> bool:
+        """Whether the records hold batches."""
+        return self.batch_shape is not None
+
+    @property
+    def batch_shape(self) -> list[int] | None:
+        """Leading dimensions of all arrays; None if this is one unbatched step."""
+        return self.substep_records[0].batch_shape if self.substep_records else None
+
+    def is_done(self) -> bool:
+        """Whether the episode was over after this step; for unbatched records only."""
+        if self.is_batched():
+            raise ValueError("A batched record has no single done flag; look at `dones` instead.")
+        return bool(self.substep_records) and bool(self.substep_records[-1].done)
+
+    def _list(self, name: str) -> list[Any]:
+        return [getattr(record, name) for record in self.substep_records]
+
+    def _dict(self, name: str) -> dict[StepKeyType, Any]:
+        result = {record.substep_key: getattr(record, name) for record in self.substep_records}
+        if len(result) < len(self.substep_records):
+            raise ValueError(
+                f"Several of the actors {self.actor_ids} share a sub-step key; a dictionary by sub-step key would lose "
+                f"all but the last of them. Use the lists (`{name}s`) with `actor_ids` instead."
+            )
+        return result
+
+    @property
+    def actor_ids(self) -> list[ActorID]:
+        """Who acted, in order."""
+        return self._list("actor_id")
+
+    @property
+    def substep_keys(self) -> list[StepKeyType]:
+        """Sub-step keys, in order."""
+        return self._list("substep_key")
+
+    @property
+    def actions(self) -> list[Any]:
+        """Actions of all sub-steps."""
+        return self._list("action")
+
+    @property
+    def observations(self) -> list[Any]:
+        """Observations of all sub-steps."""
+        return self._list("observation")
+
+    @property
+    def rewards(self) -> list[Any]:
+        """Rewards of all sub-steps."""
+        return self._list("reward")
+
+    @property
+    def dones(self) -> list[Any]:
+        """Done flags of all sub-steps."""
+        return self._list("done")
+
+    @property
+    def infos(self) -> list[Any]:
+        """Infos of all sub-steps."""
+        return self._list("info")
+
+    @property
+    def next_observations(self) -> list[Any]:
+        """Next observations of all sub-steps."""
+        return self._list("next_observation")
+
+    @property
+    def logits(self) -> list[Any]:
+        """Logits of all sub-steps."""
+        return self._list("logits")
+
+    @property
+    def discounted_returns(self) -> list[Any]:
+        """Discounted returns of all sub-steps."""
+        return self._list("discounted_return")
+
+    @property
+    def actions_dict(self) -> dict[StepKeyType, Any]:
+        """Actions by sub-step key."""
+        return self._dict("action")
+
+    @property
+    def observations_dict(self) -> dict[StepKeyType, Any]:
+        """Observations by sub-step key."""
+        return self._dict("observation")
+
+    @property
+    def rewards_dict(self) -> dict[StepKeyType, Any]:
+        """Rewards by sub-step key."""
+        return self._dict("reward")
+
+    @property
+    def dones_dict(self) -> dict[StepKeyType, Any]:
+        """Done flags by sub-step key."""
+        return self._dict("done")
+
+    @property
+    def next_observations_dict(self) -> dict[StepKeyType, Any]:
+        """Next observations by sub-step key."""
+        return self._dict("next_observation")
+
+    @property
+    def logits_dict(self) -> dict[StepKeyType, Any]:
+        """Logits by sub-step key."""
+        return self._dict("logits")
+
+    @property
+    def discounted_returns_dict(self) -> dict[StepKeyType, Any]:
+        """Discounted returns by sub-step key."""
+        return self._dict("discounted_return")

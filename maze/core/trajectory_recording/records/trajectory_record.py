@@ -1,0 +1,88 @@
+"""Sequences of step records: episodes, or fixed-length pieces of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from maze.core.trajectory_recording.records.state_record import StateRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StepKeyType, StructuredSpacesRecord
+
+if TYPE_CHECKING:
+    from maze.core.rendering.renderer import Renderer
+
+StepRecordType = TypeVar("StepRecordType")
+
+
+class TrajectoryRecord(Generic[StepRecordType]):
+    """Step records in the order of time.
+
+    :param id: Whatever identifies the trajectory: for an episode its episode id.
+    """
+
+    def __init__(self, id: Any) -> None:
+        self.id = id
+        self.step_records: list[StepRecordType] = []
+
+    def append(self, step_record: StepRecordType) -> None:
+        """Add the next step."""
+        self.step_records.append(step_record)
+
+    def extend(self, trajectory_record: TrajectoryRecord[StepRecordType]) -> None:
+        """Add all steps of another trajectory that continues this one."""
+        self.step_records.extend(trajectory_record.step_records)
+
+    def __len__(self) -> int:
+        return len(self.step_records)
+
+
+class StateTrajectoryRecord(TrajectoryRecord[StateRecord]):
+    """An episode in terms of maze states and maze actions, independent of action and observation spaces.
+
+    :param id: The episode id.
+    :param renderer: Renderer that can show the recorded states.
+    """
+
+    def __init__(self, id: Any, renderer: Renderer | None = None) -> None:
+        super().__init__(id)
+        self.renderer = renderer
+
+
+class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
+    """A rollout in terms of the spaces: raw observations and actions."""
+
+    def stack(self) -> StructuredSpacesRecord:
+        """All steps as one structured record, whose arrays have time as their first dimension."""
+        return StructuredSpacesRecord.stack_records(self.step_records)
+
+    @classmethod
+    def stack_trajectories(cls, trajectories: Sequence[SpacesTrajectoryRecord]) -> SpacesTrajectoryRecord:
+        """Trajectories of the same length side by side: every step is stacked, the ids become a list.
+
+        :param trajectories: At least one trajectory.
+        """
+        lengths = [len(trajectory) for trajectory in trajectories]
+        if not lengths or len(set(lengths)) > 1:
+            raise ValueError(f"Trajectories to stack must have the same length, these have {lengths}.")
+        stacked = cls(id=[trajectory.id for trajectory in trajectories])
+        for steps in zip(*(trajectory.step_records for trajectory in trajectories), strict=True):
+            stacked.append(StructuredSpacesRecord.stack_records(steps))
+        return stacked
+
+    @property
+    def actions_dicts(self) -> list[dict[StepKeyType, Any]]:
+        """Per step the actions by sub-step key."""
+        return [record.actions_dict for record in self.step_records]
+
+    @property
+    def actions(self) -> list[list[Any]]:
+        """Per step the list of its sub-steps' actions."""
+        return [record.actions for record in self.step_records]
+
+    def is_done(self) -> bool:
+        """Whether the trajectory ends with the end of an episode; for unbatched records only."""
+        return bool(self.step_records) and self.step_records[-1].is_done()
+
+    def total_reward(self) -> Any:
+        """Sum of all rewards; for batched records one sum per environment."""
+        return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)

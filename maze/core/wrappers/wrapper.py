@@ -1,0 +1,257 @@
+"""What all wrappers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+import gymnasium
+from typing_extensions import Self
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.simulated_env_mixin import SimulatedEnvMixin
+from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import EnvironmentContractError
+from maze.core.wrappers.class_view import class_view
+
+EnvType = TypeVar("EnvType")
+T = TypeVar("T")
+
+ObservationsAndActions = tuple[dict[StepKeyType, Any] | None, dict[StepKeyType, Any] | None]
+"""Observations and actions by sub-step key; None for what was not asked for."""
+
+
+class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
+    """Wraps an environment of any kind without hiding what it is.
+
+    Attributes that the wrapper does not have are looked up in the wrapped environment, and ``isinstance`` answers for
+    every environment and wrapper of the stack. The wrapped environment is ``env``.
+
+    :param env: The environment to wrap.
+    """
+
+    _BOUND_METHODS: tuple[str, ...] = ("step", "reset")
+
+    env: EnvType
+
+    def __init__(self, env: EnvType) -> None:
+        self.env = env
+        self._bind()
+
+    def _bind(self) -> None:
+        """Prepares the hot path; called again after unpickling and whenever ``env`` was exchanged.
+
+        What this class does not define itself is taken straight from the wrapped environment, so that a step does not
+        go through the attribute lookup of each layer.
+        """
+        for name in self._BOUND_METHODS:
+            if not hasattr(type(self), name) and (method := getattr(self.env, name, None)) is not None:
+                self.__dict__[name] = method
+
+    def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
+        """Steps, and has the post-step callbacks wait until this outermost wrapper is done as well."""
+        with self.context.deferred_post_step_callbacks():
+            return self.step(*args, **kwargs)
+
+    @classmethod
+    def wrap(cls, env: T, **kwargs: Any) -> T | Self:
+        """Wraps ``env``; equal to calling the class, but typed as both.
+
+        :param env: Environment to wrap.
+        :param kwargs: Further arguments of the constructor.
+        """
+        return cls(env, **kwargs)  # type: ignore[arg-type]
+
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        """What the agent would have observed and done, had it acted through this wrapper.
+
+        Turns recorded states and actions of the simulation into training data.
+
+        :param maze_state: State; None if observations are not needed.
+        :param maze_action: Action; None if actions are not needed.
+        :param first_step_in_episode: Whether the state is the first of its episode (for wrappers with a memory).
+        :return: Observations and actions by sub-step key.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how it converts recorded states and actions. Implement "
+            f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions returns "
+            f"`self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)`."
+        )
+
+    @override(SimulatedEnvMixin)
+    def clone_from(self, env: Any) -> None:
+        """Takes over the state of an environment wrapped in the same way.
+
+        Wrappers with a state of their own take it over and then call this.
+        """
+        if type(env) is not type(self):
+            raise EnvironmentContractError(
+                f"{type(self).__name__}.clone_from expects an environment wrapped in the same way, "
+                f"but got {type(env).__name__}."
+            )
+        self.env.clone_from(env.env)  # type: ignore[attr-defined]
+
+    @override(SimulatedEnvMixin)
+    def set_fast_step(self, do_fast_step: bool) -> None:
+        inner = getattr(self.env, "set_fast_step", None)
+        if inner is not None:
+            inner(do_fast_step)
+
+    @property
+    def __class__(self) -> type[Any]:  # type: ignore[override]
+        """The class that ``isinstance`` sees; ``type(wrapper)`` is the real one."""
+        env = self.__dict__.get("env")
+        return type(self) if env is None else class_view(type(self), env.__class__)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called where normal lookup found nothing, or where a property raised an AttributeError of its own.
+        for klass in type(self).__mro__:
+            if name in klass.__dict__:
+                # Falling through to the wrapped environment would hide the property's fault behind another value.
+                return klass.__dict__[name].__get__(self, type(self))
+        if "env" not in self.__dict__:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute `{name}`, and wraps no environment yet; "
+                f"`super().__init__(env)` comes first in a wrapper's constructor."
+            )
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute `{name}`; private attributes are not looked up in the "
+                f"wrapped environment. Use `.env` to reach it."
+            )
+        try:
+            return getattr(self.env, name)
+        except AttributeError as error:
+            if getattr(error, "name", name) != name:
+                raise
+            raise AttributeError(f"{self!r} has no attribute `{name}`.", name=name, obj=self) from error
+
+    def __dir__(self) -> list[str]:
+        inner = (name for name in dir(self.env) if not name.startswith("_")) if "env" in self.__dict__ else ()
+        return sorted({*super().__dir__(), *inner})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__dict__.get('env')!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._BOUND_METHODS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._bind()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The inherited one goes by `__class__`, which here is not the class to create.
+        return _new_instance, (type(self),), self.__getstate__()
+
+
+def _new_instance(wrapper_type: type[Wrapper[Any]]) -> Wrapper[Any]:
+    return wrapper_type.__new__(wrapper_type)
+
+
+def _map_values(function: Any, values: dict[StepKeyType, Any] | None) -> dict[StepKeyType, Any] | None:
+    return None if values is None else {key: function(value) for key, value in values.items()}
+
+
+def follows_gymnasium(env: Any) -> bool:
+    """Whether ``env`` follows gymnasium's protocol: ``reset`` gives two values, ``step`` five."""
+    return isinstance(env, gymnasium.Env)
+
+
+class ObservationWrapper(Wrapper[EnvType], ABC):
+    """Changes what the agent observes."""
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._env_step = self.env.step  # type: ignore[attr-defined]
+        self._env_reset = self.env.reset  # type: ignore[attr-defined]
+        self._is_gymnasium = follows_gymnasium(self.env)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Resets the environment.
+
+        :param kwargs: Passed on; gymnasium environments take ``seed`` and ``options``.
+        """
+        if self._is_gymnasium:
+            observation, info = self._env_reset(**kwargs)
+            return self.observation(observation), info
+        return self.observation(self._env_reset(**kwargs))
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment; four values, or five around a gymnasium environment."""
+        observation, *rest = self._env_step(action)
+        return self.observation(observation), *rest
+
+    @abstractmethod
+    def observation(self, observation: Any) -> Any:
+        """Converts an observation of the wrapped environment to the one that the agent gets."""
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        observations, actions = self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined]
+            maze_state, maze_action, first_step_in_episode
+        )
+        return _map_values(self.observation, observations), actions
+
+
+class ActionWrapper(Wrapper[EnvType], ABC):
+    """Changes the actions of the agent on their way to the environment."""
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._env_step = self.env.step  # type: ignore[attr-defined]
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment; four values, or five around a gymnasium environment."""
+        return self._env_step(self.action(action))
+
+    @abstractmethod
+    def action(self, action: Any) -> Any:
+        """Converts an action of the agent to one of the wrapped environment."""
+
+    @abstractmethod
+    def reverse_action(self, action: Any) -> Any:
+        """Converts an action of the wrapped environment to the agent's; inverse of :meth:`action`."""
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        observations, actions = self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined]
+            maze_state, maze_action, first_step_in_episode
+        )
+        return observations, _map_values(self.reverse_action, actions)
+
+
+class RewardWrapper(Wrapper[EnvType], ABC):
+    """Changes the reward before the agent gets it."""
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._env_step = self.env.step  # type: ignore[attr-defined]
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment; four values, or five around a gymnasium environment."""
+        observation, reward, *rest = self._env_step(action)
+        return observation, self.reward(reward), *rest
+
+    @abstractmethod
+    def reward(self, reward: Any) -> Any:
+        """Converts a reward of the wrapped environment to the one that the agent gets."""
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined, no-any-return]
+            maze_state, maze_action, first_step_in_episode
+        )

@@ -1,0 +1,70 @@
+"""Distribution over binary vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch.distributions import Bernoulli
+
+from maze.core.annotations import override
+from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.utils import require_space
+
+
+class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
+    """Independent coins for the components of a ``MultiBinary`` space, from logits ``[..., *action_space.shape]``.
+
+    :param logits: Log-odds of a one.
+    :param action_space: The space.
+    :param temperature: Divides the logits.
+    """
+
+    def __init__(self, logits: torch.Tensor, action_space: spaces.MultiBinary, temperature: float = 1.0) -> None:
+        super().__init__(None, action_space)
+        self.logits = logits if temperature == 1.0 else logits / temperature
+
+    @override(TorchProbabilityDistribution)
+    def _build_dist(self) -> Bernoulli:
+        return Bernoulli(logits=self.logits, validate_args=False)
+
+    @classmethod
+    @override(TorchProbabilityDistribution)
+    def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
+        require_space(action_space, spaces.MultiBinary, cls)
+        assert action_space.shape is not None
+        return tuple(action_space.shape)
+
+    @override(TorchProbabilityDistribution)
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        # log sigmoid(logit) for a one, log sigmoid(-logit) for a zero
+        return self._joint(F.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0)))
+
+    @override(TorchProbabilityDistribution)
+    def deterministic_sample(self) -> torch.Tensor:
+        return (self.logits > 0).to(torch.int8)
+
+    @override(TorchProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            uniform = torch.empty_like(self.logits).uniform_(generator=generator)
+            return (uniform < torch.sigmoid(self.logits)).to(torch.int8)
+
+    @override(TorchProbabilityDistribution)
+    def entropy(self) -> torch.Tensor:
+        # H = softplus(l) - l * sigmoid(l); clamped because infinity times zero is not a number
+        logits = self._finite_logits()
+        return self._joint(F.softplus(logits) - logits * torch.sigmoid(logits))
+
+    @override(TorchProbabilityDistribution)
+    def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
+        assert isinstance(other, BernoulliProbabilityDistribution)
+        own, others = self._finite_logits(), other._finite_logits()
+        return self._joint(torch.sigmoid(own) * (own - others) + F.softplus(others) - F.softplus(own))
+
+    def _finite_logits(self) -> torch.Tensor:
+        limit = torch.finfo(self.logits.dtype).max / 4
+        return self.logits.clamp(-limit, limit)

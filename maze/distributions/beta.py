@@ -1,0 +1,90 @@
+"""Distribution over bounded continuous actions: a Beta distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch.distributions import Beta
+
+from maze.core.annotations import override
+from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.utils import (
+    box_logits_shape,
+    require_bounds,
+    require_space,
+    space_bounds,
+    split_box_logits,
+    tensor_clamp,
+)
+
+MAX_CONCENTRATION = 1e4
+"""Beyond it float32 cannot tell the density's logarithm from rounding errors."""
+
+
+class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
+    """Independent Beta distributions, scaled to the bounds of a ``Box``.
+
+    The concentrations are ``1 + softplus(logits)``, so that the density has one peak and is finite. Log-probabilities
+    and entropies are those of the scaled action.
+
+    :param logits: ``[..., 2 * action_space.shape[-1]]``: of the upper end's, then of the lower end's concentrations.
+    :param action_space: The space; its bounds are finite.
+    :param temperature: Raises the density to ``1 / temperature``: divides what the concentrations exceed 1 by.
+    """
+
+    def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
+        super().__init__(None, action_space)
+        require_bounds(action_space, type(self))
+        upper, lower = split_box_logits(F.softplus(logits) / temperature, action_space)
+        self.alpha = (1.0 + upper).clamp(max=MAX_CONCENTRATION)
+        self.beta = (1.0 + lower).clamp(max=MAX_CONCENTRATION)
+        self.low, self.high = space_bounds(action_space, logits)
+
+    @override(TorchProbabilityDistribution)
+    def _build_dist(self) -> Beta:
+        return Beta(self.alpha, self.beta, validate_args=False)
+
+    @classmethod
+    @override(TorchProbabilityDistribution)
+    def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
+        require_space(action_space, spaces.Box, cls)
+        assert isinstance(action_space, spaces.Box)
+        require_bounds(action_space, cls)
+        return box_logits_shape(action_space)
+
+    @override(TorchProbabilityDistribution)
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        width = self.high - self.low
+        position = _inside((actions - self.low) / width)
+        log_density = (self.alpha - 1.0) * position.log() + (self.beta - 1.0) * torch.log1p(-position)
+        return self._joint(log_density - self._log_beta_function() - width.log())
+
+    def _log_beta_function(self) -> torch.Tensor:
+        return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
+
+    @override(TorchProbabilityDistribution)
+    def deterministic_sample(self) -> torch.Tensor:
+        return self._scale(self.alpha / (self.alpha + self.beta))
+
+    @override(TorchProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            upper = torch._standard_gamma(self.alpha, generator=generator)
+            lower = torch._standard_gamma(self.beta, generator=generator)
+            return self._scale(_inside(upper / (upper + lower)))
+
+    def _scale(self, position: torch.Tensor) -> torch.Tensor:
+        return tensor_clamp(self.low + position * (self.high - self.low), self.low, self.high)
+
+    @override(TorchProbabilityDistribution)
+    def entropy(self) -> torch.Tensor:
+        return self._joint(self.dist.entropy() + (self.high - self.low).log())
+
+
+def _inside(position: torch.Tensor) -> torch.Tensor:
+    eps = torch.finfo(position.dtype).eps
+    return position.clamp(eps, 1.0 - eps)

@@ -1,0 +1,84 @@
+"""Distribution over one of n actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch.distributions import Categorical
+
+from maze.core.annotations import override
+from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.utils import require_space, require_valid_rows
+
+
+class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorical]):
+    """Categorical distribution over a ``Discrete`` space, from logits ``[..., n]``.
+
+    Logits at the finite minimum of their dtype (or minus infinity) are masked actions: they are never drawn and add
+    nothing to entropy and divergence.
+
+    :param logits: Unnormalised log-probabilities.
+    :param action_space: The space, starting at 0.
+    :param temperature: Divides the logits.
+    """
+
+    def __init__(self, logits: torch.Tensor, action_space: spaces.Discrete, temperature: float = 1.0) -> None:
+        super().__init__(None, action_space)
+        self.logits = logits
+        self.log_probs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+
+    @override(TorchProbabilityDistribution)
+    def _build_dist(self) -> Categorical:
+        return Categorical(logits=self.log_probs, validate_args=False)
+
+    @classmethod
+    @override(TorchProbabilityDistribution)
+    def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
+        require_space(action_space, spaces.Discrete, cls)
+        assert isinstance(action_space, spaces.Discrete)
+        return (int(action_space.n),)
+
+    def require_valid(self, head: str = "action") -> None:
+        """Refuses rows that have no valid action.
+
+        :raises EnvironmentContractError: Names the head and the row.
+        """
+        require_valid_rows(self.logits, head)
+
+    @override(TorchProbabilityDistribution)
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        indices = actions.long().unsqueeze(-1)
+        log_probs = self.log_probs
+        if indices.dim() != log_probs.dim() or indices.shape[:-1] != log_probs.shape[:-1]:
+            batch_shape = torch.broadcast_shapes(indices.shape[:-1], log_probs.shape[:-1])
+            indices = indices.expand(*batch_shape, 1)
+            log_probs = log_probs.expand(*batch_shape, log_probs.shape[-1])
+        return log_probs.gather(-1, indices).squeeze(-1)
+
+    @override(TorchProbabilityDistribution)
+    def deterministic_sample(self) -> torch.Tensor:
+        return self.log_probs.argmax(-1)
+
+    @override(TorchProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        """An exponential race: the action with the smallest (exponential / probability) wins."""
+        with torch.no_grad():
+            noise = torch.empty_like(self.log_probs).exponential_(generator=generator)
+            noise.clamp_(min=torch.finfo(noise.dtype).tiny)
+            return (self.log_probs - noise.log_()).argmax(-1)
+
+    @override(TorchProbabilityDistribution)
+    def entropy(self) -> torch.Tensor:
+        return -(self.log_probs.exp() * self._finite_log_probs()).sum(-1)
+
+    @override(TorchProbabilityDistribution)
+    def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
+        assert isinstance(other, CategoricalProbabilityDistribution)
+        return (self.log_probs.exp() * (self._finite_log_probs() - other._finite_log_probs())).sum(-1)
+
+    def _finite_log_probs(self) -> torch.Tensor:
+        """So that 0 * log(0) is 0; half of the range leaves room for differences."""
+        return self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min / 2)

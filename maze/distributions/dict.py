@@ -1,0 +1,84 @@
+"""Joint distribution over a dictionary of action heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from maze.core.annotations import override
+from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.utils import sample_with
+
+Reduction = Callable[[torch.Tensor], torch.Tensor]
+
+
+class DictProbabilityDistribution(ProbabilityDistribution):
+    """Independent distributions for the heads of a dictionary action.
+
+    :meth:`log_prob` answers by head and :meth:`joint_log_prob` for the whole action. :meth:`entropy` and :meth:`kl` are
+    sums over the heads, whose values for the batch ``reduce_fun`` reduces (``None``: not at all).
+
+    :param distribution_dict: A distribution for each action head.
+    """
+
+    def __init__(self, distribution_dict: dict[str, ProbabilityDistribution]) -> None:
+        self.distribution_dict = distribution_dict
+
+    def require_valid(self) -> None:
+        """Refuses rows in which a head has no valid action.
+
+        :raises EnvironmentContractError: Names the head and the row.
+        """
+        for head, distribution in self.distribution_dict.items():
+            check: Any = getattr(distribution, "require_valid", None)
+            if check is not None:
+                check(head)
+
+    @override(ProbabilityDistribution)
+    def neg_log_prob(self, actions: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {head: -log_prob for head, log_prob in self.log_prob(actions).items()}
+
+    @override(ProbabilityDistribution)
+    def log_prob(self, actions: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {head: dist.log_prob(actions[head]) for head, dist in self.distribution_dict.items()}
+
+    def joint_log_prob(self, actions: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Log-probability of the whole action: the sum over its heads."""
+        return _sum_over_heads(self.log_prob(actions))
+
+    @override(ProbabilityDistribution)
+    def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
+        joint = self.joint_entropy()
+        return joint if reduce_fun is None else reduce_fun(joint)
+
+    @override(ProbabilityDistribution)
+    def joint_entropy(self) -> torch.Tensor:
+        return _sum_over_heads({head: dist.joint_entropy() for head, dist in self.distribution_dict.items()})
+
+    @override(ProbabilityDistribution)
+    def kl(self, other: DictProbabilityDistribution, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
+        joint = self.joint_kl(other)
+        return joint if reduce_fun is None else reduce_fun(joint)
+
+    @override(ProbabilityDistribution)
+    def joint_kl(self, other: DictProbabilityDistribution) -> torch.Tensor:
+        others = other.distribution_dict
+        return _sum_over_heads({head: dist.joint_kl(others[head]) for head, dist in self.distribution_dict.items()})
+
+    @override(ProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
+        return {head: sample_with(dist, generator) for head, dist in self.distribution_dict.items()}
+
+    @override(ProbabilityDistribution)
+    def deterministic_sample(self) -> dict[str, torch.Tensor]:
+        return {head: dist.deterministic_sample() for head, dist in self.distribution_dict.items()}
+
+
+def _sum_over_heads(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    tensors = list(values.values())
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total

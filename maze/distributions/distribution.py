@@ -1,0 +1,49 @@
+"""What an action distribution is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class ProbabilityDistribution(ABC):
+    """Distribution over the actions of one head, or of a dictionary of heads.
+
+    Logits, samples and log-probabilities may have any number of leading batch dimensions.
+    """
+
+    def neg_log_prob(self, actions: Any) -> Any:
+        """Negative of :meth:`log_prob`."""
+        return -self.log_prob(actions)
+
+    @abstractmethod
+    def log_prob(self, actions: Any) -> Any:
+        """Log-probability (density for continuous actions), joint over all components of an action."""
+
+    @abstractmethod
+    def entropy(self) -> Any:
+        """Entropy, joint over all components of an action."""
+
+    @abstractmethod
+    def kl(self, other: Any) -> Any:
+        """Kullback-Leibler divergence KL(self || other)."""
+
+    @abstractmethod
+    def sample(self) -> Any:
+        """Draws actions, without gradients.
+
+        The distributions of Maze take an optional ``generator: torch.Generator``; without one they draw from torch's
+        global generator.
+        """
+
+    @abstractmethod
+    def deterministic_sample(self) -> Any:
+        """The most likely action, or the mean where that is more sensible."""
+
+    def joint_entropy(self) -> Any:
+        """Entropy of each element of the batch; differs from :meth:`entropy` where that one is reduced further."""
+        return self.entropy()
+
+    def joint_kl(self, other: Any) -> Any:
+        """KL(self || other) of each element of the batch; differs from :meth:`kl` where that one is reduced further."""
+        return self.kl(other)

@@ -1,0 +1,208 @@
+"""Which distribution belongs to which action head."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from gymnasium import spaces
+
+from maze.core.errors import ConfigError
+from maze.distributions.bernoulli import BernoulliProbabilityDistribution
+from maze.distributions.beta import BetaProbabilityDistribution
+from maze.distributions.categorical import CategoricalProbabilityDistribution
+from maze.distributions.dict import DictProbabilityDistribution
+from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
+
+_CONFIG = "distribution_mapper_config"
+_BUILT_IN = (
+    BernoulliProbabilityDistribution,
+    BetaProbabilityDistribution,
+    CategoricalProbabilityDistribution,
+    DiagonalGaussianProbabilityDistribution,
+    MultiCategoricalProbabilityDistribution,
+    SquashedGaussianProbabilityDistribution,
+)
+
+
+class DistributionMapper:
+    """Picks a distribution for each action head: by the type of its space, unless configured otherwise.
+
+    Entries of the configuration are read from top to bottom, and the last one that fits a head decides:
+
+    * ``{action_space: gym.spaces.Box, distribution: <class or import path>}`` for all heads of a space type,
+    * ``{action_head: special_action, distribution: ...}`` for one head.
+
+    >>> mapper = DistributionMapper(spaces.Dict({"action": spaces.Discrete(3)}), {})
+    >>> mapper.required_logits_shape("action")
+    (3,)
+
+    :param action_space: All action heads; of a structured environment those of all sub-steps.
+    :param distribution_mapper_config: The entries, as a list or as the values of a mapping.
+    """
+
+    default_mapping: ClassVar[dict[type[Any], type[Any]]] = {
+        spaces.Discrete: CategoricalProbabilityDistribution,
+        spaces.MultiDiscrete: MultiCategoricalProbabilityDistribution,
+        spaces.MultiBinary: BernoulliProbabilityDistribution,
+        spaces.Box: DiagonalGaussianProbabilityDistribution,
+    }
+
+    def __init__(self, action_space: spaces.Dict, distribution_mapper_config: Any) -> None:
+        if not isinstance(action_space, spaces.Dict):
+            raise ConfigError(
+                f"DistributionMapper needs a Dict of action heads, found {action_space}. Wrap the space: "
+                '`spaces.Dict({"action": ...})`.'
+            )
+        self.action_space = action_space
+        self._distributions = {head: self._default_for(head, space) for head, space in action_space.spaces.items()}
+        for index, entry in enumerate(_entries(distribution_mapper_config)):
+            self._apply(entry, f"{_CONFIG}[{index}]")
+        self._logits_shapes = {head: self._checked_logits_shape(head) for head in self._distributions}
+
+    @property
+    def action_heads(self) -> Sequence[str]:
+        """Names of all action heads."""
+        return tuple(self._distributions)
+
+    def distribution_class(self, action_head: str) -> type[Any]:
+        """The distribution's class of an action head."""
+        self._require_head(action_head, "action head")
+        return self._distributions[action_head]
+
+    def required_logits_shape(self, action_head: str) -> Sequence[int]:
+        """Shape of the logits of an action head, without batch dimensions."""
+        self._require_head(action_head, "action head")
+        return self._logits_shapes[action_head]
+
+    def action_head_distribution(
+        self, action_head: str, logits: torch.Tensor, temperature: float
+    ) -> ProbabilityDistribution:
+        """The distribution of one action head.
+
+        :param logits: ``[..., *required_logits_shape(action_head)]``.
+        :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
+        """
+        shape = self.required_logits_shape(action_head)
+        if tuple(logits.shape[logits.dim() - len(shape) :]) != tuple(shape):
+            raise ConfigError(
+                f"Action head `{action_head}`: the network returned logits of shape {tuple(logits.shape)}, expected "
+                f"them to end with {tuple(shape)} for {self.action_space[action_head]}."
+            )
+        distribution = self._distributions[action_head](
+            logits=logits, action_space=self.action_space.spaces[action_head], temperature=temperature
+        )
+        return cast(ProbabilityDistribution, distribution)
+
+    def logits_dict_to_distribution(
+        self, logits_dict: Mapping[str, torch.Tensor], temperature: float
+    ) -> DictProbabilityDistribution:
+        """The joint distribution of the action heads that logits are given for."""
+        return DictProbabilityDistribution(
+            {head: self.action_head_distribution(head, logits, temperature) for head, logits in logits_dict.items()}
+        )
+
+    def _default_for(self, head: str, space: spaces.Space[Any]) -> type[Any]:
+        for space_type, distribution in self.default_mapping.items():
+            if isinstance(space, space_type):
+                return distribution
+        known = ", ".join(space_type.__name__ for space_type in self.default_mapping)
+        raise ConfigError(f"Action head `{head}`: there is no distribution for {space}. Supported are {known}.")
+
+    def _apply(self, entry: Mapping[str, Any], where: str) -> None:
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: expected a mapping with `distribution`, found {entry!r}.")
+        unknown = set(entry) - {"action_space", "action_head", "distribution"}
+        if unknown or "distribution" not in entry or len(entry) < 2:
+            raise ConfigError(
+                f"{where}: expected `distribution` and `action_space` or `action_head`, found {sorted(map(str, entry))}."
+            )
+        distribution = _resolve_distribution(entry["distribution"], f"{where}.distribution")
+        heads: Iterable[str] = self._distributions
+        if entry.get("action_head") is not None:
+            self._require_head(entry["action_head"], f"{where}.action_head")
+            heads = [entry["action_head"]]
+        if entry.get("action_space") is not None:
+            space_type = _resolve_space(entry["action_space"], f"{where}.action_space")
+            heads = [head for head in heads if isinstance(self.action_space.spaces[head], space_type)]
+        for head in list(heads):
+            self._distributions[head] = distribution
+
+    def _checked_logits_shape(self, head: str) -> Sequence[int]:
+        try:
+            shape = self._distributions[head].required_logits_shape(self.action_space.spaces[head])
+        except ConfigError as error:
+            raise ConfigError(f"Action head `{head}`: {error}") from error
+        return tuple(int(size) for size in shape)
+
+    def _require_head(self, head: str, where: str) -> None:
+        if head not in self._distributions:
+            raise ConfigError(f"{where}: `{head}` is unknown.{_did_you_mean(head, self._distributions)}")
+
+
+def _entries(config: Any) -> list[Any]:
+    if config is None:
+        return []
+    if isinstance(config, Mapping):
+        return list(config.values())
+    if isinstance(config, Iterable) and not isinstance(config, str):
+        return list(config)
+    raise ConfigError(f"{_CONFIG}: expected a list of entries, found {config!r}.")
+
+
+def _did_you_mean(name: Any, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    return f"{hint} Known: {', '.join(known)}."
+
+
+def _resolve_space(value: Any, where: str) -> type[Any]:
+    """A space type, also by name: ``gym.spaces.Box``, ``gymnasium.spaces.Box`` and ``Box`` are the same."""
+    if isinstance(value, type) and issubclass(value, spaces.Space):
+        return value
+    if isinstance(value, str):
+        package, _, name = value.rpartition(".")
+        if package.split(".")[0] not in ("", "gym", "gymnasium", "spaces"):
+            return _import_class(value, spaces.Space, where, ())
+        found = getattr(spaces, name, None)
+        if isinstance(found, type) and issubclass(found, spaces.Space):
+            return found
+        known = [f"gym.spaces.{name}" for name in ("Discrete", "MultiDiscrete", "MultiBinary", "Box")]
+        raise ConfigError(f"{where}: `{value}` is unknown.{_did_you_mean(f'gym.spaces.{name}', known)}")
+    raise ConfigError(f"{where}: expected a space type, found {value!r}.")
+
+
+def _resolve_distribution(value: Any, where: str) -> type[Any]:
+    known = [f"{built_in.__module__}.{built_in.__name__}" for built_in in _BUILT_IN]
+    resolved = value if isinstance(value, type) else _import_class(value, ProbabilityDistribution, where, known)
+    if not issubclass(resolved, ProbabilityDistribution) or not hasattr(resolved, "required_logits_shape"):
+        raise ConfigError(
+            f"{where}: {resolved.__name__} is no ProbabilityDistribution with a classmethod `required_logits_shape`."
+        )
+    return resolved
+
+
+def _import_class(path: Any, base: type[Any], where: str, known: Iterable[str]) -> type[Any]:
+    if not isinstance(path, str) or "." not in path:
+        raise ConfigError(f"{where}: expected a class or its import path, found {path!r}.{_known_hint(path, known)}")
+    module_name, _, class_name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import `{module_name}`: {error}.{_known_hint(path, known)}") from error
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type) or not issubclass(found, base):
+        raise ConfigError(f"{where}: `{path}` is not a {base.__name__} class.{_known_hint(path, known)}")
+    return found
+
+
+def _known_hint(path: Any, known: Iterable[str]) -> str:
+    known = list(known)
+    return _did_you_mean(path, known) if known else ""

@@ -1,0 +1,82 @@
+"""Distribution over unbounded (or externally clipped) continuous actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch.distributions import Normal
+
+from maze.core.annotations import override
+from maze.distributions.torch_dist import TorchProbabilityDistribution
+from maze.distributions.utils import box_logits_shape, require_space, split_box_logits
+
+MIN_LOG_STD = -20.0
+MAX_LOG_STD = 20.0
+_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
+    """Independent normal distributions for the components of a ``Box``; the first half of the logits are the means,
+    the second half the logarithms of the standard deviations (limited to [-20, 20]).
+
+    Samples may lie outside the box: the action on its way to the environment is clipped, the log-probability is that
+    of the sample.
+
+    :param logits: ``[..., 2 * action_space.shape[-1]]``, see :meth:`required_logits_shape`.
+    :param action_space: The space.
+    :param temperature: Multiplies the variances, which is what raising the density to ``1 / temperature`` does.
+    """
+
+    max_log_std = MAX_LOG_STD
+
+    def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
+        super().__init__(None, action_space)
+        self.mean, log_std = split_box_logits(logits, action_space)
+        log_std = log_std.clamp(MIN_LOG_STD, self.max_log_std)
+        self.log_std = log_std if temperature == 1.0 else log_std + 0.5 * math.log(temperature)
+        self.std = self.log_std.exp()
+
+    @override(TorchProbabilityDistribution)
+    def _build_dist(self) -> Normal:
+        return Normal(self.mean, self.std, validate_args=False)
+
+    @classmethod
+    @override(TorchProbabilityDistribution)
+    def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
+        require_space(action_space, spaces.Box, cls)
+        assert isinstance(action_space, spaces.Box)
+        return box_logits_shape(action_space)
+
+    @override(TorchProbabilityDistribution)
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        standardised = (actions - self.mean) / self.std
+        return self._joint(-0.5 * standardised.square() - self.log_std - _HALF_LOG_2_PI)
+
+    @override(TorchProbabilityDistribution)
+    def deterministic_sample(self) -> torch.Tensor:
+        return self.mean
+
+    @override(TorchProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        with torch.no_grad():
+            return self.rsample(generator)
+
+    def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        """Draws actions with gradients with respect to the logits (reparameterisation)."""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.mean + self.std * noise
+
+    @override(TorchProbabilityDistribution)
+    def entropy(self) -> torch.Tensor:
+        return self._joint(self.log_std + (0.5 + _HALF_LOG_2_PI))
+
+    @override(TorchProbabilityDistribution)
+    def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
+        assert isinstance(other, DiagonalGaussianProbabilityDistribution)
+        variance_ratio = (2.0 * (self.log_std - other.log_std)).exp()
+        distance = ((self.mean - other.mean) / other.std).square()
+        return self._joint(0.5 * (variance_ratio + distance - 1.0) - (self.log_std - other.log_std))

@@ -1,0 +1,91 @@
+"""Distribution over vectors of choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.distributions.categorical import CategoricalProbabilityDistribution
+from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.utils import require_space
+
+Reduction = Callable[[torch.Tensor], torch.Tensor]
+
+
+class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
+    """Independent categorical distributions for the components of a ``MultiDiscrete`` space.
+
+    Log-probabilities are joint, i.e. summed over the components. :meth:`entropy` and :meth:`kl` reduce the joint
+    values of the batch with ``reduce_fun`` (``None``: not at all).
+
+    :param logits: ``[..., sum of all components' numbers of choices]``.
+    :param action_space: The space, starting at 0.
+    :param temperature: Divides the logits.
+    """
+
+    def __init__(self, logits: torch.Tensor, action_space: spaces.MultiDiscrete, temperature: float = 1.0) -> None:
+        self.action_space = action_space
+        sizes = action_space.nvec.flatten().tolist()
+        self.components = [
+            CategoricalProbabilityDistribution(part, spaces.Discrete(int(size)), temperature)
+            for part, size in zip(logits.split(sizes, dim=-1), sizes, strict=True)
+        ]
+
+    @classmethod
+    def required_logits_shape(cls, action_space: spaces.MultiDiscrete) -> Sequence[int]:
+        """Shape of the logits, without batch dimensions."""
+        require_space(action_space, spaces.MultiDiscrete, cls)
+        return (int(action_space.nvec.sum()),)
+
+    def require_valid(self, head: str = "action") -> None:
+        """Refuses rows in which some component has no valid choice."""
+        for index, component in enumerate(self.components):
+            component.require_valid(f"{head}[{index}]")
+
+    @override(ProbabilityDistribution)
+    def neg_log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        return -self.log_prob(actions)
+
+    @override(ProbabilityDistribution)
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        choices = actions.flatten(-self.action_space.nvec.ndim).unbind(-1)
+        return _sum(part.log_prob(choice) for part, choice in zip(self.components, choices, strict=True))
+
+    @override(ProbabilityDistribution)
+    def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
+        joint = self.joint_entropy()
+        return joint if reduce_fun is None else reduce_fun(joint)
+
+    @override(ProbabilityDistribution)
+    def joint_entropy(self) -> torch.Tensor:
+        return _sum(part.entropy() for part in self.components)
+
+    @override(ProbabilityDistribution)
+    def kl(
+        self, other: MultiCategoricalProbabilityDistribution, reduce_fun: Reduction | None = torch.mean
+    ) -> torch.Tensor:
+        joint = self.joint_kl(other)
+        return joint if reduce_fun is None else reduce_fun(joint)
+
+    @override(ProbabilityDistribution)
+    def joint_kl(self, other: MultiCategoricalProbabilityDistribution) -> torch.Tensor:
+        return _sum(own.kl(others) for own, others in zip(self.components, other.components, strict=True))
+
+    @override(ProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self._join([part.sample(generator) for part in self.components])
+
+    @override(ProbabilityDistribution)
+    def deterministic_sample(self) -> torch.Tensor:
+        return self._join([part.deterministic_sample() for part in self.components])
+
+    def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(choices, dim=-1).unflatten(-1, self.action_space.nvec.shape)
+
+
+def _sum(tensors: Any) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)

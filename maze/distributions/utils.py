@@ -1,0 +1,128 @@
+"""Helpers of the distributions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze.core.errors import ConfigError, EnvironmentContractError
+
+if TYPE_CHECKING:
+    from maze.distributions.distribution import ProbabilityDistribution
+
+
+def atanh(x: torch.Tensor) -> torch.Tensor:
+    """Inverse hyperbolic tangent, finite everywhere: arguments are moved inside (-1, 1) by the dtype's precision."""
+    limit = 1.0 - torch.finfo(x.dtype).eps
+    return torch.atanh(x.clamp(-limit, limit))
+
+
+def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> torch.Tensor:
+    """Clamps element by element to bounds that are tensors themselves."""
+    return torch.maximum(torch.minimum(x, t_max), t_min)
+
+
+def require_space(action_space: Any, space_type: type[Any], distribution: type[Any]) -> None:
+    """Refuses spaces that a distribution cannot serve.
+
+    :raises ConfigError: Names the distribution, the type it needs and the space.
+    """
+    if not isinstance(action_space, space_type):
+        raise ConfigError(f"{distribution.__name__} needs a {space_type.__name__} space, found {action_space}.")
+    if isinstance(action_space, spaces.Box) and not np.issubdtype(action_space.dtype, np.floating):
+        raise ConfigError(
+            f"{distribution.__name__} draws floating point numbers, but {action_space} holds {action_space.dtype}. "
+            "Use a Box of a floating dtype, or Discrete or MultiDiscrete for integers."
+        )
+    if np.any(np.asarray(getattr(action_space, "start", 0)) != 0):
+        raise ConfigError(f"{action_space} does not start at 0; shift it in the environment's action conversion.")
+
+
+def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
+    """Refuses boxes that have no finite width in some component.
+
+    :raises ConfigError: Names the distribution and the space.
+    """
+    if not action_space.is_bounded():
+        raise ConfigError(
+            f"{distribution.__name__} needs finite bounds, found {action_space}. Bound the action space, or use "
+            "maze.distributions.gaussian.DiagonalGaussianProbabilityDistribution for it."
+        )
+    if not np.all(action_space.low < action_space.high):
+        raise ConfigError(f"{distribution.__name__} needs bounds with low < high, found {action_space}.")
+
+
+def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lower and upper bounds of a box, on the device and with the dtype of ``like``."""
+    low = torch.as_tensor(action_space.low, dtype=like.dtype, device=like.device)
+    high = torch.as_tensor(action_space.high, dtype=like.dtype, device=like.device)
+    return low, high
+
+
+def box_logits_shape(action_space: spaces.Box) -> tuple[int, ...]:
+    """Two logits for each component of a box, side by side in the last dimension."""
+    shape = action_space.shape
+    return (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+
+
+def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two halves of the logits, each ``[..., *action_space.shape]``."""
+    first, second = logits.chunk(2, dim=-1)
+    if not action_space.shape:
+        return first.squeeze(-1), second.squeeze(-1)
+    return first, second
+
+
+def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
+    """Refuses categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
+
+    :raises EnvironmentContractError: Names the head and the first such row.
+    """
+    masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
+    if bool(masked.any()):
+        rows = masked.nonzero()
+        raise EnvironmentContractError(
+            f"Action head `{head}`: no valid action is left in {len(rows)} of {masked.numel()} rows "
+            f"(first at index {rows[0].tolist()}). The action mask must allow at least one action; check the mask "
+            "that the environment puts into this head's observation."
+        )
+
+
+@contextmanager
+def isolated_global_generator(generator: torch.Generator | None) -> Iterator[None]:
+    """Lets code that can only draw from torch's global CPU generator draw from ``generator`` instead.
+
+    The global generator continues afterwards as if nothing had happened.
+    """
+    if generator is None:
+        yield
+        return
+    global_state = torch.get_rng_state()
+    torch.set_rng_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(torch.get_rng_state())
+        torch.set_rng_state(global_state)
+
+
+def sample_with(distribution: ProbabilityDistribution, generator: torch.Generator | None) -> Any:
+    """Draws from any distribution with the given generator, also where its ``sample`` knows no generators."""
+    if generator is None:
+        return distribution.sample()
+    if _takes_generator(type(distribution)):
+        return distribution.sample(generator=generator)  # type: ignore[call-arg]  # documented signature has none
+    with isolated_global_generator(generator):
+        return distribution.sample()
+
+
+@lru_cache(maxsize=256)
+def _takes_generator(distribution_type: type[Any]) -> bool:
+    return "generator" in inspect.signature(distribution_type.sample).parameters

@@ -1,0 +1,57 @@
+"""Fully connected layers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.base import Keys, NonLinearity, NumpyProgram, Shapes, TensorDict
+from maze.perception.blocks.numpy_forward import sequential_program
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+class DenseBlock(ShapeNormalizationBlock):
+    """Stack of linear layers, each followed by ``non_lin``.
+
+    Input ``(batch, features)``, output ``(batch, hidden_units[-1])``.
+
+    :param hidden_units: Width of each layer.
+    :param non_lin: The activation after each layer.
+    """
+
+    def __init__(
+        self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_units: Sequence[int], non_lin: NonLinearity
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
+        if not hidden_units:
+            raise ConfigError(f"{self.block_name}: `hidden_units` is empty; give one width per layer.")
+        self.input_units = self.in_shapes[0][-1]
+        self.hidden_units = list(hidden_units)
+        self.non_lin = Factory(nn.Module).type_from_name(non_lin)
+        self.net = nn.Sequential(self.build_layer_dict())
+
+    def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
+        """The layers in order, by name."""
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        widths = [self.input_units, *self.hidden_units]
+        for index, (n_in, n_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+            layers[f"linear_{index}"] = nn.Linear(n_in, n_out)
+            layers[f"{self.non_lin.__name__}_{index}"] = self.non_lin()
+        return layers
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
+
+    @override(ShapeNormalizationBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        return sequential_program(self.in_keys[0], self.out_keys[0], list(self.net))
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        return f"({self.input_units}->{'->'.join(map(str, self.hidden_units))}), {self.non_lin.__name__}"

@@ -1,0 +1,54 @@
+"""The linear layer in front of action heads and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Keys, NumpyProgram, Shapes, TensorDict
+from maze.perception.blocks.numpy_forward import sequential_program
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+class LinearOutputBlock(ShapeNormalizationBlock):
+    """A single linear layer without activation.
+
+    Input ``(batch, features)``, output ``(batch, output_units)``.
+
+    :param output_units: Number of logits or values.
+    """
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, output_units: int) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
+        self.input_units = self.in_shapes[0][-1]
+        self.output_units = output_units
+        self.net = nn.Linear(self.input_units, self.output_units)
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
+
+    def set_bias(self, bias: float | np.ndarray) -> None:
+        """Sets the bias, such as to start with rare actions (see ``weight_init.compute_sigmoid_bias``).
+
+        :param bias: One value for all output units, or one per unit.
+        """
+        value = torch.as_tensor(bias, dtype=self.net.bias.dtype, device=self.net.bias.device)
+        if value.dim() > 0 and value.shape != self.net.bias.shape:
+            raise ConfigError(
+                f"{self.block_name}: `bias` must be a number or hold {self.output_units} values, "
+                f"found shape {tuple(value.shape)}."
+            )
+        with torch.no_grad():
+            self.net.bias.copy_(value)
+
+    @override(ShapeNormalizationBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        return sequential_program(self.in_keys[0], self.out_keys[0], [self.net])
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        return f"({self.input_units}->{self.output_units})"

@@ -1,0 +1,145 @@
+"""Blocks that fold leading batch dimensions into one, and unfold them again."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+
+
+class ShapeNormalizationBlock(PerceptionBlock, ABC):
+    """Base class of blocks whose layers expect a fixed number of dimensions, exactly one of them the batch.
+
+    :meth:`forward` accepts any number of leading batch dimensions, none included: they are folded into one for
+    :meth:`normalized_forward` and restored afterwards.
+
+    :param in_num_dims: Number of dimensions, including one batch dimension, that the layers expect of each input (one
+        number for all inputs, or one each).
+    :param out_num_dims: Number of dimensions, including one batch dimension, that the layers return for each output.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        in_num_dims: int | Sequence[int],
+        out_num_dims: int | Sequence[int],
+    ) -> None:
+        super().__init__(in_keys=in_keys, out_keys=out_keys, in_shapes=in_shapes)
+        self.in_num_dims = self._one_per_key("in_num_dims", in_num_dims, self.in_keys)
+        self.out_num_dims = self._one_per_key("out_num_dims", out_num_dims, self.out_keys)
+        # What `forward` compares with, kept as tuples: it is on the hot path of every policy.
+        self._in_dims = tuple(zip(self.in_keys, self.in_num_dims, strict=True))
+        self._out_dims = tuple(zip(self.out_keys, self.out_num_dims, strict=True))
+        for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
+            if len(shape) + 1 < num_dims:
+                raise ConfigError(
+                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions (without batch), "
+                    f"found shape {tuple(shape)}."
+                )
+
+    @abstractmethod
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        """Computes the output tensors of inputs with exactly one batch dimension.
+
+        :param block_input: Holds exactly ``in_keys``, each tensor with its number of ``in_num_dims`` dimensions.
+        :return: A tensor for each of ``out_keys``, with its number of ``out_num_dims`` dimensions.
+        """
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        has_one_batch_dim = True
+        try:
+            for key, num_dims in self._in_dims:
+                if block_input[key].dim() != num_dims:
+                    has_one_batch_dim = False
+        except KeyError as error:
+            raise self.missing_input_error(block_input) from error
+        if not has_one_batch_dim:
+            return self._fold_and_unfold(block_input)
+        if len(block_input) != len(self._in_dims):
+            block_input = {key: block_input[key] for key in self.in_keys}
+        try:
+            return self.normalized_forward(block_input)
+        except RuntimeError as error:
+            self._raise_if_shapes_differ(block_input, error)
+            raise
+
+    @override(PerceptionBlock)
+    def _infer_out_shapes(self) -> list[Sequence[int]]:
+        out_shapes = super()._infer_out_shapes()
+        for (key, num_dims), shape in zip(self._out_dims, out_shapes, strict=True):
+            # More dimensions than declared belong to further batch dimensions within the input shapes.
+            if len(shape) + 1 < num_dims:
+                raise self._out_dims_error(key, num_dims, tuple(shape))
+        return out_shapes
+
+    def _fold_and_unfold(self, block_input: Mapping[str, torch.Tensor]) -> TensorDict:
+        batch_shape = self._common_batch_shape(block_input)
+        n_rows = math.prod(batch_shape)
+        folded = {}
+        for key, num_dims in self._in_dims:
+            tensor = block_input[key]
+            folded[key] = tensor.reshape(n_rows, *tensor.shape[tensor.dim() - (num_dims - 1) :])
+        try:
+            outputs = self.normalized_forward(folded)
+        except RuntimeError as error:
+            self._raise_if_shapes_differ(folded, error)
+            raise
+        unfolded = {}
+        for key, num_dims in self._out_dims:
+            tensor = outputs[key]
+            if tensor.dim() != num_dims:
+                raise self._out_dims_error(key, num_dims, tuple(tensor.shape[1:]))
+            unfolded[key] = tensor.reshape(batch_shape + tensor.shape[1:])
+        return unfolded
+
+    def _common_batch_shape(self, block_input: Mapping[str, torch.Tensor]) -> torch.Size:
+        batch_shapes = {}
+        for key, num_dims in self._in_dims:
+            shape = block_input[key].shape
+            if len(shape) < num_dims - 1:
+                raise ConfigError(
+                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} with "
+                    f"a batch dimension; found shape {tuple(shape)}."
+                )
+            batch_shapes[key] = shape[: len(shape) - (num_dims - 1)]
+        first, *others = batch_shapes.values()
+        if any(other != first for other in others):
+            raise ConfigError(
+                f"{self.block_name}: all inputs must have the same leading batch dimensions, found "
+                f"{ {key: tuple(shape) for key, shape in batch_shapes.items()} }."
+            )
+        return first
+
+    def _raise_if_shapes_differ(self, block_input: Mapping[str, torch.Tensor], cause: RuntimeError) -> None:
+        """Says which input does not have its declared shape, where that explains why the layers failed."""
+        for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
+            expected = tuple(shape[len(shape) - (num_dims - 1) :])
+            found = tuple(block_input[key].shape[1:])
+            if expected != found:
+                raise ConfigError(
+                    f"{self.block_name}: input {key!r} was declared with shape {expected} (without batch), but a "
+                    f"tensor of shape {found} arrived."
+                ) from cause
+
+    def _out_dims_error(self, key: str, num_dims: int, found: tuple[int, ...]) -> ConfigError:
+        return ConfigError(
+            f"{self.block_name}: output {key!r} was declared with {num_dims} dimensions (`out_num_dims`, including one "
+            f"batch dimension), but the layers return shape {found} behind the batch dimension."
+        )
+
+    def _one_per_key(self, name: str, value: int | Sequence[int], keys: Sequence[str]) -> list[int]:
+        num_dims = [value] * len(keys) if isinstance(value, int) else [int(entry) for entry in value]
+        if len(num_dims) != len(keys) or any(entry < 1 for entry in num_dims):
+            raise ConfigError(
+                f"{self.block_name}: `{name}` must be one positive number or one for each of {list(keys)}, found {value}."
+            )
+        return num_dims

@@ -1,0 +1,54 @@
+"""Initial weights of networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from maze.core.errors import ConfigError
+
+
+def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
+    """Initialises linear and convolution layers with weight vectors of length ``std`` and biases of zero.
+
+    The weights into each unit are a random direction scaled to Euclidean length ``std``, whatever their number. Other
+    modules are left as they are, so that the result fits ``net.apply``:
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    >>> _ = net.apply(make_module_init_normc(0.5))
+    >>> bool(torch.allclose(net[0].weight.norm(dim=1), torch.tensor(0.5)))
+    True
+
+    :param std: Length of the weight vector of each unit; small for action heads (0.01), so that a policy starts close
+        to uniform.
+    """
+
+    def initialise(module: nn.Module) -> None:
+        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return
+        with torch.no_grad():
+            weight = torch.randn_like(module.weight)
+            # The columns of the matrix that maps inputs to units: one vector of all incoming weights per unit.
+            norm = weight.flatten(start_dim=1).norm(dim=1)
+            weight *= (std / norm).reshape(-1, *[1] * (weight.dim() - 1))
+            module.weight.copy_(weight)
+            if module.bias is not None:
+                module.bias.zero_()
+
+    return initialise
+
+
+def compute_sigmoid_bias(probability: float) -> float:
+    """The bias (logit) at which a sigmoid returns ``probability``, such as for multi-binary actions.
+
+    >>> compute_sigmoid_bias(0.5)
+    0.0
+
+    :param probability: In (0, 1).
+    """
+    if not 0.0 < probability < 1.0:
+        raise ConfigError(f"compute_sigmoid_bias: `probability` must lie in (0, 1), found {probability}.")
+    return math.log(probability / (1.0 - probability))

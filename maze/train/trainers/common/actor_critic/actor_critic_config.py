@@ -1,0 +1,91 @@
+"""Hyperparameters that the actor-critic trainers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.actor_critic.lr_schedule import LR_SCHEDULES
+
+
+def default_rollout_evaluator() -> dict[str, Any]:
+    """Configuration of the evaluator that selects the best model; the runner adds environments and model selection."""
+    return {
+        "_target_": "maze.train.trainers.common.evaluators.rollout_evaluator.RolloutEvaluator",
+        "deterministic": True,
+        "n_episodes": 8,
+    }
+
+
+@dataclass
+class ActorCriticConfig(AlgorithmConfig):
+    """Hyperparameters shared by A2C and PPO."""
+
+    epoch_length: int = 25
+    """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""
+
+    patience: int = 15
+    """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
+
+    critic_burn_in_epochs: int = 0
+    """Number of epochs at the start in which the critic learns alone and the policy stays as it is."""
+
+    n_rollout_steps: int = 100
+    """Number of steps taken in each environment for a rollout."""
+
+    lr: float = 0.0005
+    """Learning rate of the Adam optimizer at the start of the training."""
+
+    gamma: float = 0.98
+    """Discount per environment step."""
+
+    gae_lambda: float = 1.0
+    """Generalized advantage estimation: 1 has no bias but the variance of full returns, 0 trusts the critic alone."""
+
+    policy_loss_coef: float = 1.0
+    """Weight of the policy loss."""
+
+    value_loss_coef: float = 0.5
+    """Weight of the value loss, the mean squared error of the predicted returns."""
+
+    entropy_coef: float = 0.00025
+    """Weight of the entropy bonus that keeps the policy exploring."""
+
+    max_grad_norm: float = 0.0
+    """The gradient is scaled down to this norm where it is larger; 0 leaves it alone."""
+
+    device: str = "cpu"
+    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+
+    advantage_normalization: bool = field(default=True, kw_only=True)
+    """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""
+
+    value_clip_range: float | None = field(default=None, kw_only=True)
+    """How far one update may move a predicted value before it stops earning gradient; ``null`` does not limit it."""
+
+    lr_schedule: str = field(default="constant", kw_only=True)
+    """How the learning rate develops: ``constant``, or ``linear`` or ``cosine`` to zero at the end of ``n_epochs``."""
+
+    optimizer_eps: float = field(default=1e-5, kw_only=True)
+    """Adam's epsilon: larger values damp steps where gradients are tiny."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epoch_length", "n_rollout_steps"):
+            self.require_integer(name, minimum=1)
+        for name in ("patience", "critic_burn_in_epochs"):
+            self.require_integer(name, minimum=0)
+        for name in ("lr", "optimizer_eps"):
+            self.require_number(name, 0.0, above=True)
+        for name in ("gamma", "gae_lambda"):
+            self.require_number(name, 0.0, 1.0)
+        for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
+            self.require_number(name, 0.0)
+        if self.value_clip_range is not None:
+            self.require_number("value_clip_range", 0.0, above=True)
+        self.require_choice("advantage_normalization", (True, False))
+        self.require_choice("lr_schedule", LR_SCHEDULES)
+        if not isinstance(self.device, str):
+            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

@@ -1,0 +1,111 @@
+"""Keeps the model with the best evaluation."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from maze.core.annotations import override
+from maze.core.errors import CheckpointError
+from maze.train.checkpoint import save_state
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_model import TorchModel
+
+logger = logging.getLogger(__name__)
+
+
+class BestModelSelection(ModelSelectionBase):
+    """Writes the model whenever its evaluation is better than all before, and keeps a copy of these weights.
+
+    :param dump_file: Where to write the best model's weights; ``None`` keeps them in memory only.
+    :param model: The model that is trained; ``None`` only keeps track of the best evaluation.
+    :param dump_interval: Additionally write the current weights after every so many evaluations, next to
+        ``dump_file`` with the number of the evaluation in the name.
+    :param verbose: Also print a line about evaluations that were not better.
+    """
+
+    def __init__(
+        self,
+        dump_file: str | None,
+        model: TorchModel | None,
+        dump_interval: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        if dump_interval is not None and dump_interval < 1:
+            raise ValueError(f"`dump_interval` must be at least 1 or None, got {dump_interval}.")
+        self.dump_file = Path(dump_file) if dump_file else None
+        self.model = model
+        self.dump_interval = dump_interval
+        self.verbose = verbose
+        self.best_reward = -math.inf
+        self.last_improvement = 0
+        """Number of evaluations since the best one."""
+        self.n_updates = 0
+        self._best_weights: dict[str, Any] | None = None
+
+    @override(ModelSelectionBase)
+    def update(self, reward: float) -> None:
+        self.n_updates += 1
+        self.last_improvement += 1
+        if math.isnan(reward):
+            logger.warning("The evaluation's mean reward is NaN; this model is not considered for the best one.")
+        elif reward > self.best_reward:
+            print(f"-> new overall best model {reward:.5f}!")
+            self.best_reward = float(reward)
+            self.last_improvement = 0
+            self._keep_current_model()
+        elif self.verbose:
+            print(f"-> no improvement over {self.best_reward:.5f} since {self.last_improvement} evaluations.")
+        if self.dump_interval is not None and self.n_updates % self.dump_interval == 0:
+            self._dump_numbered()
+
+    def reset_to_best(self) -> None:
+        """Gives the model the weights of its best evaluation again."""
+        if self.model is None or self._best_weights is None:
+            raise CheckpointError("There is no best model to go back to: no evaluation of a model was reported yet.")
+        self.model.load_state_dict(copy.deepcopy(self._best_weights))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue the selection."""
+        return {
+            "best_reward": self.best_reward,
+            "last_improvement": self.last_improvement,
+            "n_updates": self.n_updates,
+            "best_weights": self._best_weights,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues the selection that :meth:`state_dict` was taken from."""
+        self.best_reward = state_dict["best_reward"]
+        self.last_improvement = state_dict["last_improvement"]
+        self.n_updates = state_dict["n_updates"]
+        self._best_weights = state_dict["best_weights"]
+
+    def _keep_current_model(self) -> None:
+        if self.model is None:
+            return
+        self._best_weights = _cpu_copy(self.model.state_dict())
+        if self.dump_file is not None:
+            save_state(self.dump_file, self._best_weights)
+
+    def _dump_numbered(self) -> None:
+        if self.model is not None and self.dump_file is not None:
+            numbered = self.dump_file.with_stem(f"{self.dump_file.stem}-epoch_{self.n_updates}")
+            save_state(numbered, _cpu_copy(self.model.state_dict()))
+
+
+def _cpu_copy(state: Any) -> Any:
+    """A deep copy with all tensors on the CPU, detached from the ones that are trained."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, Mapping):
+        return {key: _cpu_copy(value) for key, value in state.items()}
+    return copy.deepcopy(state)

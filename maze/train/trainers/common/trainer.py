@@ -1,0 +1,44 @@
+"""What trains a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_model import TorchModel
+
+
+class Trainer(ABC):
+    """Trains a model.
+
+    :param algorithm_config: Hyperparameters.
+    :param model: The model to train.
+    """
+
+    AlgorithmConfigType = TypeVar("AlgorithmConfigType", bound=AlgorithmConfig)
+
+    def __init__(self, algorithm_config: Any, model: TorchModel | None = None) -> None:
+        self.algorithm_config = algorithm_config
+        self.model = model
+
+    @abstractmethod
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        """Trains the model.
+
+        :param n_epochs: Number of epochs; ``None`` takes the number of the configuration.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of the model."""
+
+    @abstractmethod
+    def load_state(self, file_path: str | Path | BinaryIO) -> None:
+        """Loads a file with weights, as written for the best model, or with the state of a training.
+
+        :param file_path: The file, by path or opened for binary reading.
+        """

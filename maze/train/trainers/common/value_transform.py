@@ -1,0 +1,110 @@
+"""Transformations of values that spread over orders of magnitude, and their categorical representation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maze.core.annotations import override
+
+ValueType = TypeVar("ValueType", float, np.ndarray, torch.Tensor)
+
+
+class ValueTransform(ABC):
+    """An invertible transformation of values."""
+
+    @abstractmethod
+    def transform_value(self, x: ValueType) -> ValueType:
+        """Transforms values, element by element."""
+
+    @abstractmethod
+    def transform_value_inv(self, x: ValueType) -> ValueType:
+        """Inverse of :meth:`transform_value`."""
+
+
+class ReduceScaleValueTransform(ValueTransform):
+    """Compresses large values like a square root: ``sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x``.
+
+    Pohlen et al. 2018, "Observe and Look Further", proposition A.2.
+
+    :param epsilon: Weight of the linear part, which keeps the inverse Lipschitz continuous; 0 is allowed.
+    """
+
+    def __init__(self, epsilon: float) -> None:
+        if epsilon < 0:
+            raise ValueError(f"`epsilon` must not be negative, got {epsilon}.")
+        self.epsilon = epsilon
+
+    @override(ValueTransform)
+    def transform_value(self, x: ValueType) -> ValueType:
+        sign, magnitude = _sign_and_magnitude(x)
+        result: ValueType = sign * (_sqrt(magnitude + 1.0) - 1.0) + self.epsilon * x
+        return result
+
+    @override(ValueTransform)
+    def transform_value_inv(self, x: ValueType) -> ValueType:
+        sign, magnitude = _sign_and_magnitude(x)
+        if self.epsilon == 0:
+            root = magnitude + 1.0
+        else:
+            discriminant = 1.0 + 4.0 * self.epsilon * (magnitude + 1.0 + self.epsilon)
+            root = (_sqrt(discriminant) - 1.0) / (2.0 * self.epsilon)
+        result: ValueType = sign * (root**2 - 1.0)
+        return result
+
+
+def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
+    """The expected value of categorical distributions over the integers of a range.
+
+    :param logits: ``[..., high - low + 1]``.
+    :param support_range: The smallest and the largest integer, ``(low, high)``.
+    :return: ``[...]``.
+    """
+    low, high = _checked_range(support_range)
+    support = torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)
+    if logits.shape[-1] != len(support):
+        raise ValueError(f"A support from {low} to {high} needs {len(support)} logits, got {logits.shape[-1]}.")
+    return (torch.softmax(logits, dim=-1) * support).sum(dim=-1)
+
+
+def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
+    """Distributes each scalar's probability over its two neighbouring integers, so that the expectation is the scalar.
+
+    :param scalar: ``[...]``; values outside the range are clipped to it.
+    :param support_range: The smallest and the largest integer, ``(low, high)``.
+    :return: ``[..., high - low + 1]``.
+    """
+    low, high = _checked_range(support_range)
+    position = scalar.clamp(low, high) - low
+    lower = position.floor()
+    upper_probability = position - lower
+    lower_index = lower.long()
+    upper_index = (lower_index + 1).clamp(max=high - low)  # at the upper end its probability is zero
+    support = torch.zeros(*scalar.shape, high - low + 1, dtype=upper_probability.dtype, device=scalar.device)
+    support.scatter_add_(-1, lower_index.unsqueeze(-1), (1.0 - upper_probability).unsqueeze(-1))
+    support.scatter_add_(-1, upper_index.unsqueeze(-1), upper_probability.unsqueeze(-1))
+    return support
+
+
+def _checked_range(support_range: tuple[int, int]) -> tuple[int, int]:
+    low, high = support_range
+    if low > high:
+        raise ValueError(f"`support_range` must be (low, high), got {support_range}.")
+    return low, high
+
+
+def _sign_and_magnitude(x: ValueType) -> tuple[ValueType, ValueType]:
+    if isinstance(x, torch.Tensor):
+        return torch.sign(x), torch.abs(x)
+    return np.sign(x), np.abs(x)
+
+
+def _sqrt(x: ValueType) -> ValueType:
+    if isinstance(x, torch.Tensor):
+        return torch.sqrt(x)
+    result: ValueType = np.sqrt(x)
+    return result

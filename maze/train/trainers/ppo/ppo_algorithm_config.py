@@ -1,0 +1,42 @@
+"""Hyperparameters of PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, default_rollout_evaluator
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+
+
+@dataclass
+class PPOAlgorithmConfig(ActorCriticConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.ppo.ppo_trainer.PPO`."""
+
+    lr: float = 0.00025
+    """Learning rate of the Adam optimizer at the start of the training."""
+
+    batch_size: int = 100
+    """Number of environment steps in a minibatch."""
+
+    n_optimization_epochs: int = 4
+    """How often each rollout is used for optimization."""
+
+    clip_range: float = 0.2
+    """How far the policy ratio may move from 1 before it stops earning gradient. Typical: 0.1 to 0.3."""
+
+    rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
+    """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
+
+    target_kl: float | None = field(default=None, kw_only=True)
+    """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the
+    one that sampled it; ``null`` uses it to the end. Typical: 0.01 to 0.05."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_integer("batch_size", minimum=1)
+        self.require_integer("n_optimization_epochs", minimum=1)
+        self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
+        if self.target_kl is not None:
+            self.require_number("target_kl", 0.0, above=True)

@@ -1,0 +1,40 @@
+"""Signals during a training: noted once, handlers restored."""
+
+import os
+import signal
+
+import pytest
+
+from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_is_noted_and_handlers_come_back(signum, status):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    told = []
+    with InterruptGuard(told.append) as guard:
+        assert not guard.requested
+        send(signum)
+        send(signal.SIGTERM)  # a process manager may repeat itself
+        assert guard.requested
+        assert guard.signum == signum
+    assert told == [signal.Signals(signum).name]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert TrainingInterrupted(signum).exit_status == status
+
+
+def test_second_sigint_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), InterruptGuard():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupted_training_is_no_ordinary_exception():
+    assert issubclass(TrainingInterrupted, KeyboardInterrupt)
+    assert not issubclass(TrainingInterrupted, Exception)
