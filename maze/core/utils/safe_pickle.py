@@ -24,9 +24,30 @@ _NUMPY = frozenset({"numpy.ndarray", "numpy.dtype"})
 _NUMPY_SCALARS = frozenset(
     f"numpy.{name}"
     for name in (
-        "bool bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 "
-        "longlong ulonglong intc uintc str_ bytes_ datetime64 timedelta64"
-    ).split()
+        "bool",
+        "bool_",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+        "longlong",
+        "ulonglong",
+        "intc",
+        "uintc",
+        "str_",
+        "bytes_",
+        "datetime64",
+        "timedelta64",
+    )
 )
 _NUMPY_FUNCTIONS = frozenset(
     f"numpy.{core}.{name}"
@@ -105,7 +126,10 @@ def registered_safe_types() -> frozenset[str]:
 
 
 def safe_load(
-    file: str | Path | IO[bytes], allowed: Iterable[type | str] = (), allow_pickle: bool = False, hint: str | None = None
+    file: str | Path | IO[bytes],
+    allowed: Iterable[type | str] = (),
+    allow_pickle: bool = False,
+    hint: str | None = None,
 ) -> Any:
     """Read a pickle; by default only types on the allow-list are reconstructed.
 
@@ -127,9 +151,7 @@ def safe_load(
         raise CheckpointError(f"{name}: cannot be read ({error}).") from error
 
 
-def _load(
-    stream: IO[bytes], name: str, allowed: Iterable[type | str], allow_pickle: bool, hint: str | None
-) -> Any:
+def _load(stream: IO[bytes], name: str, allowed: Iterable[type | str], allow_pickle: bool, hint: str | None) -> Any:
     try:
         if allow_pickle:
             return pickle.load(stream)
@@ -186,7 +208,9 @@ class _RestrictedUnpickler(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise CheckpointError(f"{self._name}: refers to data outside the file ({pid!r}); such pickles are not supported.")
+        raise CheckpointError(
+            f"{self._name}: refers to data outside the file ({pid!r}); such pickles are not supported."
+        )
 
 
 def _qualified_name(entry: type | str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium
 from typing_extensions import Self
@@ -23,6 +23,11 @@ ObservationsAndActions = tuple[dict[StepKeyType, Any] | None, dict[StepKeyType, 
 """Observations and actions by sub-step key; None for what was not asked for."""
 
 
+_NOT_WRAPPING = (
+    "{} has no attribute `{}`, and wraps no environment yet; `super().__init__(env)` comes first in the constructor."
+)
+
+
 class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
     """Wraps an environment of any kind without hiding what it is.
 
@@ -32,23 +37,45 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
     :param env: The environment to wrap.
     """
 
-    _BOUND_METHODS: tuple[str, ...] = ("step", "reset")
-
-    env: EnvType
+    _TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
+    """Attributes made by :meth:`_bind`; they are neither pickled nor copied."""
 
     def __init__(self, env: EnvType) -> None:
         self.env = env
+
+    @property
+    def env(self) -> EnvType:
+        """The wrapped environment. Assigning another one is allowed."""
+        try:
+            return self.__dict__["_wrapped_env"]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(_NOT_WRAPPING.format(type(self).__name__, "env")) from None
+
+    @env.setter
+    def env(self, env: EnvType) -> None:
+        self.__dict__["_wrapped_env"] = env
         self._bind()
 
     def _bind(self) -> None:
-        """Prepares the hot path; called again after unpickling and whenever ``env`` was exchanged.
+        """Prepares the hot path: a wrapper holds the methods of its environment, bound once.
 
-        What this class does not define itself is taken straight from the wrapped environment, so that a step does not
-        go through the attribute lookup of each layer.
+        Called whenever ``env`` is assigned, and after unpickling and copying.
         """
-        for name in self._BOUND_METHODS:
-            if not hasattr(type(self), name) and (method := getattr(self.env, name, None)) is not None:
-                self.__dict__[name] = method
+        env: Any = self.env
+        self._env_step = env.step
+        self._env_reset = env.reset
+        self._is_gymnasium = follows_gymnasium(env)
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment: four values, or five around a gymnasium environment."""
+        return self._env_step(action)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Resets the environment.
+
+        :param kwargs: Passed on; gymnasium environments take ``seed`` and ``options``.
+        """
+        return self._env_reset(**kwargs)
 
     def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
         """Steps, and has the post-step callbacks wait until this outermost wrapper is done as well."""
@@ -93,7 +120,8 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
                 f"{type(self).__name__}.clone_from expects an environment wrapped in the same way, "
                 f"but got {type(env).__name__}."
             )
-        self.env.clone_from(env.env)  # type: ignore[attr-defined]
+        inner: Any = self.env
+        inner.clone_from(env.env)
 
     @override(SimulatedEnvMixin)
     def set_fast_step(self, do_fast_step: bool) -> None:
@@ -104,7 +132,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
     @property
     def __class__(self) -> type[Any]:  # type: ignore[override]
         """The class that ``isinstance`` sees; ``type(wrapper)`` is the real one."""
-        env = self.__dict__.get("env")
+        env = self.__dict__.get("_wrapped_env")
         return type(self) if env is None else class_view(type(self), env.__class__)
 
     def __getattr__(self, name: str) -> Any:
@@ -113,11 +141,8 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
             if name in klass.__dict__:
                 # Falling through to the wrapped environment would hide the property's fault behind another value.
                 return klass.__dict__[name].__get__(self, type(self))
-        if "env" not in self.__dict__:
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute `{name}`, and wraps no environment yet; "
-                f"`super().__init__(env)` comes first in a wrapper's constructor."
-            )
+        if "_wrapped_env" not in self.__dict__:
+            raise AttributeError(_NOT_WRAPPING.format(type(self).__name__, name))
         if name.startswith("_"):
             raise AttributeError(
                 f"{type(self).__name__} has no attribute `{name}`; private attributes are not looked up in the "
@@ -131,14 +156,14 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
             raise AttributeError(f"{self!r} has no attribute `{name}`.", name=name, obj=self) from error
 
     def __dir__(self) -> list[str]:
-        inner = (name for name in dir(self.env) if not name.startswith("_")) if "env" in self.__dict__ else ()
+        inner = (name for name in dir(self.env) if not name.startswith("_")) if "_wrapped_env" in self.__dict__ else ()
         return sorted({*super().__dir__(), *inner})
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.__dict__.get('env')!r})"
+        return f"{type(self).__name__}({self.__dict__.get('_wrapped_env')!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._BOUND_METHODS}
+        return {name: value for name, value in self.__dict__.items() if name not in self._TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -166,24 +191,14 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
     """Changes what the agent observes."""
 
     @override(Wrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._env_step = self.env.step  # type: ignore[attr-defined]
-        self._env_reset = self.env.reset  # type: ignore[attr-defined]
-        self._is_gymnasium = follows_gymnasium(self.env)
-
     def reset(self, **kwargs: Any) -> Any:
-        """Resets the environment.
-
-        :param kwargs: Passed on; gymnasium environments take ``seed`` and ``options``.
-        """
         if self._is_gymnasium:
             observation, info = self._env_reset(**kwargs)
             return self.observation(observation), info
         return self.observation(self._env_reset(**kwargs))
 
+    @override(Wrapper)
     def step(self, action: Any) -> Any:
-        """Steps the environment; four values, or five around a gymnasium environment."""
         observation, *rest = self._env_step(action)
         return self.observation(observation), *rest
 
@@ -195,9 +210,8 @@ class ObservationWrapper(Wrapper[EnvType], ABC):
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        observations, actions = self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined]
-            maze_state, maze_action, first_step_in_episode
-        )
+        env: Any = self.env
+        observations, actions = env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
         return _map_values(self.observation, observations), actions
 
 
@@ -205,12 +219,7 @@ class ActionWrapper(Wrapper[EnvType], ABC):
     """Changes the actions of the agent on their way to the environment."""
 
     @override(Wrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._env_step = self.env.step  # type: ignore[attr-defined]
-
     def step(self, action: Any) -> Any:
-        """Steps the environment; four values, or five around a gymnasium environment."""
         return self._env_step(self.action(action))
 
     @abstractmethod
@@ -225,9 +234,8 @@ class ActionWrapper(Wrapper[EnvType], ABC):
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        observations, actions = self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined]
-            maze_state, maze_action, first_step_in_episode
-        )
+        env: Any = self.env
+        observations, actions = env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
         return observations, _map_values(self.reverse_action, actions)
 
 
@@ -235,12 +243,7 @@ class RewardWrapper(Wrapper[EnvType], ABC):
     """Changes the reward before the agent gets it."""
 
     @override(Wrapper)
-    def _bind(self) -> None:
-        super()._bind()
-        self._env_step = self.env.step  # type: ignore[attr-defined]
-
     def step(self, action: Any) -> Any:
-        """Steps the environment; four values, or five around a gymnasium environment."""
         observation, reward, *rest = self._env_step(action)
         return observation, self.reward(reward), *rest
 
@@ -252,6 +255,8 @@ class RewardWrapper(Wrapper[EnvType], ABC):
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(  # type: ignore[attr-defined, no-any-return]
+        env: Any = self.env
+        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
             maze_state, maze_action, first_step_in_episode
         )
+        return dicts

@@ -1,0 +1,323 @@
+"""The trainable environment: a simulation together with its conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.environment_context import EnvironmentContext
+from maze.core.env.event_env_mixin import EventEnvMixin
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
+from maze.core.env.recordable_env_mixin import RecordableEnvMixin
+from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
+from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+if TYPE_CHECKING:
+    from maze.core.events.event_record import EventRecord
+    from maze.core.log_events.kpi_calculator import KpiCalculator
+    from maze.core.rendering.renderer import Renderer
+
+CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
+T = TypeVar("T")
+ActionType = Any
+
+
+class MazeEnv(
+    Wrapper[CoreEnvType], StructuredEnv, StructuredEnvSpacesMixin, EventEnvMixin, RecordableEnvMixin, TimeEnvMixin
+):
+    """Wraps a core environment into one with observation and action spaces, ready for agents.
+
+    :param core_env: The simulation.
+    :param action_conversion_dict: Conversion of the agent's actions, by sub-step key.
+    :param observation_conversion_dict: Conversion of states to observations, by sub-step key.
+    """
+
+    _TRANSIENT = (*Wrapper._TRANSIENT, "_step_path")
+
+    def __init__(
+        self,
+        core_env: CoreEnvType,
+        action_conversion_dict: Mapping[StepKeyType, ActionConversionInterface],
+        observation_conversion_dict: Mapping[StepKeyType, ObservationConversionInterface],
+    ) -> None:
+        _check_conversions(type(self).__name__, action_conversion_dict, observation_conversion_dict)
+        self.action_conversion_dict = dict(action_conversion_dict)
+        self.observation_conversion_dict = dict(observation_conversion_dict)
+        self._action_spaces = {key: conv.space() for key, conv in self.action_conversion_dict.items()}
+        self._observation_spaces = {key: conv.space() for key, conv in self.observation_conversion_dict.items()}
+        self._last_maze_action: MazeActionType | None = None
+        super().__init__(core_env)
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        self._step_path = _StepPath(self)
+
+    @property
+    def core_env(self) -> CoreEnvType:
+        """The simulation; the same as ``env``. May be exchanged for another one that shares its context."""
+        return self.env
+
+    @core_env.setter
+    def core_env(self, core_env: CoreEnvType) -> None:
+        self.env = core_env
+
+    @property
+    def context(self) -> EnvironmentContext:
+        """Services shared by the simulation and everything that wraps it."""
+        return self.env.context
+
+    @override(StructuredEnv)
+    def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
+        return self._step_path.step(action)
+
+    @override(StructuredEnv)
+    def reset(self) -> ObservationType:
+        return self._step_path.reset()
+
+    @override(StructuredEnv)
+    def seed(self, seed: Any) -> None:
+        """Seeds the simulation, the action spaces and the identities of the coming episodes."""
+        self.env.seed(seed)
+        self.context.set_seed(seed)
+        for space in self._action_spaces.values():
+            space.seed(seed)
+
+    @override(StructuredEnv)
+    def close(self) -> None:
+        self.env.close()
+
+    @override(EventEnvMixin)
+    def get_step_events(self) -> Iterable[EventRecord]:
+        return self.env.get_step_events()
+
+    @override(EventEnvMixin)
+    def get_kpi_calculator(self) -> KpiCalculator | None:
+        return self.env.get_kpi_calculator()
+
+    @override(RecordableEnvMixin)
+    def get_maze_state(self) -> MazeStateType:
+        return self.env.get_maze_state()
+
+    @override(RecordableEnvMixin)
+    def get_maze_action(self) -> MazeActionType:
+        return self._last_maze_action
+
+    @override(RecordableEnvMixin)
+    def get_episode_id(self) -> str:
+        return self.context.episode_id
+
+    @override(RecordableEnvMixin)
+    def get_renderer(self) -> Renderer:
+        return self.env.get_renderer()
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        return self._action_spaces
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        return self._observation_spaces
+
+    @override(TimeEnvMixin)
+    def get_env_time(self) -> int:
+        return self.env.get_env_time()
+
+    @override(StructuredEnv)
+    def actor_id(self) -> ActorID:
+        actor = self.env.actor_id()
+        if isinstance(actor, ActorID):
+            return actor
+        try:
+            return ActorID(*actor)
+        except TypeError:
+            raise EnvironmentContractError(
+                f"{type(self.env).__name__}.actor_id() must return ActorID(step_key, agent_id), but gave {actor!r}."
+            ) from None
+
+    @override(StructuredEnv)
+    def is_actor_done(self) -> bool:
+        return bool(self.env.is_actor_done())
+
+    @property
+    @override(StructuredEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        counts: Any = self.env.agent_counts_dict
+        if callable(counts):  # written as a method, as simple simulations do
+            counts = counts()
+        if counts is not None:
+            return dict(counts)
+        if len(self.action_conversion_dict) == 1:
+            return dict.fromkeys(self.action_conversion_dict, 1)
+        raise EnvironmentContractError(
+            f"{type(self.env).__name__}.agent_counts_dict must give the number of agents (or -1) for each of the "
+            f"sub-steps {sorted(map(str, self.action_conversion_dict))}, but gave None."
+        )
+
+    @override(StructuredEnv)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        return self.env.get_actor_rewards()
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def action_space(self) -> spaces.Dict:
+        return self._of_current_actor(self._action_spaces, "action space")
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def observation_space(self) -> spaces.Dict:
+        return self._of_current_actor(self._observation_spaces, "observation space")
+
+    @property
+    def action_conversion(self) -> ActionConversionInterface:
+        """Converts the actions of the actor that acts next."""
+        return self._of_current_actor(self.action_conversion_dict, "action conversion")
+
+    @property
+    def observation_conversion(self) -> ObservationConversionInterface:
+        """Converts states to observations of the actor that acts next."""
+        return self._of_current_actor(self.observation_conversion_dict, "observation conversion")
+
+    def _of_current_actor(self, by_step_key: Mapping[StepKeyType, T], what: str) -> T:
+        if len(by_step_key) == 1:
+            return next(iter(by_step_key.values()))
+        actor = self.actor_id()
+        try:
+            return by_step_key[actor.step_key]
+        except KeyError:
+            raise EnvironmentContractError(
+                f"{type(self).__name__}: {actor} is to act, but there is no {what} for sub-step {actor.step_key!r}. "
+                f"Known sub-steps: {list(by_step_key)}."
+            ) from None
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        observations = actions = None
+        if maze_state is not None:
+            observations = {k: conv.maze_to_space(maze_state) for k, conv in self.observation_conversion_dict.items()}
+        if maze_action is not None:
+            actions = {k: conv.maze_to_space(maze_action) for k, conv in self.action_conversion_dict.items()}
+        return observations, actions
+
+    @override(Wrapper)
+    def clone_from(self, env: MazeEnv[CoreEnvType]) -> None:
+        self.context.clone_from(env.context)
+        self._last_maze_action = env.get_maze_action()
+        self.env.clone_from(env.core_env)
+
+
+class _StepPath:
+    """The hot path of a Maze environment, apart from it because attributes of wrappers are slow to look up.
+
+    :param env: The environment whose path this is. Whatever a subclass of MazeEnv overrides is respected.
+    """
+
+    def __init__(self, env: MazeEnv[Any]) -> None:
+        self.env = env
+        self.core_env = env.env
+        self.context = _context_of(self.core_env)
+        self.action_conversions = env.action_conversion_dict
+        self.observation_conversions = env.observation_conversion_dict
+        self.get_maze_state = env.get_maze_state if _overrides(env, "get_maze_state") else self.core_env.get_maze_state
+        self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
+        self.only_key = self._only_step_key()
+
+    def _only_step_key(self) -> StepKeyType | None:
+        """The key of the one sub-step there is; None if there are several or a subclass chooses conversions itself."""
+        env = self.env
+        chosen_elsewhere = (_overrides(env, name) for name in ("action_conversion", "observation_conversion"))
+        if len(env.action_conversion_dict) != 1 or any(chosen_elsewhere):
+            return None
+        return next(iter(env.action_conversion_dict))
+
+    def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
+        env, core_env, context, only_key = self.env, self.core_env, self.context, self.only_key
+        context.pre_step()
+        if self.tracks_actors and context.step_actor_id is None:
+            context.step_actor_id = core_env.actor_id()
+
+        conversion = env.action_conversion if only_key is None else self.action_conversions[only_key]
+        maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
+        maze_state, reward, done, info = core_env.step(maze_action)
+        if reward.__class__ is not float:
+            reward = _scalar_reward(reward, core_env)
+
+        # An episode that is over leaves no step half done.
+        if done or context.is_step_complete or core_env.is_step_complete():
+            context.increment_env_step()
+        context.run_post_step_callbacks()
+        return self.observe(maze_state), reward, bool(done), info
+
+    def reset(self) -> ObservationType:
+        self.context.reset_env_episode()
+        self.env._last_maze_action = None
+        return self.observe(self.core_env.reset())
+
+    def observe(self, maze_state: MazeStateType) -> ObservationType:
+        """The observation of the actor that acts next."""
+        only_key = self.only_key
+        conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
+        return conversion.maze_to_space(maze_state)
+
+
+def _overrides(env: MazeEnv[Any], name: str) -> bool:
+    return getattr(type(env), name) is not getattr(MazeEnv, name)
+
+
+def _context_of(core_env: CoreEnv) -> EnvironmentContext:
+    try:
+        return core_env.context
+    except AttributeError:
+        raise EnvironmentContractError(
+            f"{type(core_env).__name__} has no context; call `super().__init__()` in its constructor."
+        ) from None
+
+
+def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:
+    try:
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+    except (TypeError, ValueError):
+        raise EnvironmentContractError(
+            f"{type(core_env).__name__}.step() must give one number as the reward, but gave {reward!r}. Sum it up, and "
+            f"tell the actors' shares by `get_actor_rewards()`."
+        ) from None
+
+
+def _check_conversions(
+    env_name: str,
+    actions: Mapping[StepKeyType, ActionConversionInterface],
+    observations: Mapping[StepKeyType, ObservationConversionInterface],
+) -> None:
+    for name, conversions, interface in (
+        ("action_conversion_dict", actions, ActionConversionInterface),
+        ("observation_conversion_dict", observations, ObservationConversionInterface),
+    ):
+        if not isinstance(conversions, Mapping) or not conversions:
+            raise ConfigError(
+                f"{env_name}: `{name}` must map each sub-step key to a conversion, such as {{0: conversion}}; "
+                f"got {conversions!r}."
+            )
+        for key, conversion in conversions.items():
+            if not isinstance(conversion, interface):
+                raise ConfigError(
+                    f"{env_name}: `{name}[{key!r}]` must be a {interface.__name__}, got {type(conversion).__name__}."
+                )
+    if actions.keys() != observations.keys():
+        raise ConfigError(
+            f"{env_name}: action and observation conversions must have the same sub-step keys, "
+            f"got {list(actions)} and {list(observations)}."
+        )

@@ -1,0 +1,136 @@
+"""Reading configurations, and environments made from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.env.structured_env import StructuredEnv
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.core.env.maze_env import MazeEnv
+
+_USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
+
+
+def read_config(path: Path | str) -> dict[Any, Any]:
+    """Reads a YAML file, with interpolations resolved.
+
+    :param path: The file.
+    """
+    from omegaconf import OmegaConf
+
+    try:
+        config: Any = plain_container(OmegaConf.load(path), str(path))
+    except FileNotFoundError as error:
+        raise ConfigError(f"There is no configuration file `{path}`.") from error
+    except Exception as error:
+        if isinstance(error, ConfigError) or type(error).__module__.split(".")[0] not in ("yaml", "omegaconf"):
+            raise
+        raise ConfigError(f"`{path}` is no valid YAML file: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"`{path}` must contain a mapping, but contains a {type(config).__name__}.")
+    return config
+
+
+def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Lists as mappings from their indices; mappings unchanged. Sub-steps may be configured either way."""
+    if isinstance(list_or_dict, Mapping):
+        return list_or_dict
+    return dict(enumerate(list_or_dict))
+
+
+class EnvFactory:
+    """Makes environments, each with its wrappers; can be sent to other processes.
+
+    :param env: Configuration of the environment, or a function without arguments that makes one. Of an environment
+        that is given as such, every call makes a copy.
+    :param wrappers: Wrappers to apply, the first one innermost.
+    """
+
+    def __init__(self, env: ConfigType | Callable[[], Any], wrappers: CollectionOfConfigType | None = None) -> None:
+        self.env = plain_container(env, "env")
+        self.wrappers = plain_container(wrappers, "wrappers")
+
+    def __call__(self) -> Any:
+        """Makes an environment."""
+        from maze.core.wrappers.wrapper_factory import WrapperFactory
+
+        env = self._make_env()
+        return WrapperFactory.wrap_from_config(env, self.wrappers) if self.wrappers else env
+
+    def _make_env(self) -> Any:
+        if isinstance(self.env, Mapping):
+            return Factory(StructuredEnv).instantiate(self.env, config_path="env")  # type: ignore[type-abstract]
+        if isinstance(self.env, StructuredEnv):
+            return copy.deepcopy(self.env)
+        if callable(self.env):
+            return self.env()
+        raise ConfigError(f"env: expected a mapping with `{TARGET_KEY}` or a function, got {self.env!r}.")
+
+
+def read_hydra_config(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> DictConfig:
+    """Composes a configuration as ``maze-run`` does.
+
+    :param config_module: Python package that holds the configuration files, such as ``maze.conf``.
+    :param config_name: Root file without its ending; by default the only one, or the first of config, conf,
+        conf_rollout and conf_train.
+    :param hydra_overrides: Overrides, such as ``env="gym_env"`` or ``**{"env.name": "CartPole-v1"}``.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.singleton import Singleton
+    from hydra.errors import HydraException
+
+    overrides = [f"{key}={_override_value(value)}" for key, value in hydra_overrides.items()]
+    state_of_caller = Singleton.get_state()
+    try:
+        GlobalHydra.instance().clear()
+        with initialize_config_module(config_module, version_base="1.3"):
+            return compose(config_name or _root_config_name(config_module), overrides=overrides)
+    except HydraException as error:
+        raise ConfigError(f"Configuration of `{config_module}` cannot be composed: {error}") from error
+    finally:
+        Singleton.set_state(state_of_caller)
+
+
+def make_env_from_hydra(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> MazeEnv[Any]:
+    """Makes the environment, with its wrappers, of a Hydra configuration.
+
+    :param config_module: Python package that holds the configuration files.
+    :param config_name: Root file without its ending; see :func:`read_hydra_config`.
+    :param hydra_overrides: Overrides.
+    """
+    config = read_hydra_config(config_module, config_name, **hydra_overrides)
+    if config.get("env") is None:
+        raise ConfigError(f"The configuration of `{config_module}` has no key `env`; its keys are {list(config)}.")
+    env: MazeEnv[Any] = EnvFactory(config.env, config.get("wrappers"))()
+    return env
+
+
+def _override_value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_override_value(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_override_value(entry) for entry in value) + "]"
+    return str(value)
+
+
+def _root_config_name(config_module: str) -> str:
+    from importlib.resources import files
+
+    names = sorted(entry.name[:-5] for entry in files(config_module).iterdir() if entry.name.endswith(".yaml"))
+    for name in _USUAL_CONFIG_NAMES:
+        if name in names:
+            return name
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(f"`{config_module}` has several root configurations; give `config_name`, one of {names}.")

@@ -1,0 +1,217 @@
+"""Builds objects from configurations, and passes through what is built already."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, Union, cast
+
+from maze.core.errors import ConfigError
+from maze.core.utils.parameter_hints import ParameterHints
+from maze.core.utils.targets import locate
+
+BaseType = TypeVar("BaseType")
+
+ConfigType = Union[None, Mapping[str, Any], Any]
+"""An object, or a mapping with ``_target_`` (dotted path of a class or function) and its arguments, or None."""
+
+CollectionOfConfigType = Union[list[ConfigType], Mapping[Union[str, type], ConfigType]]
+"""Several of them, as a list or by name."""
+
+TARGET_KEY = "_target_"
+_IGNORED_KEYS = ("_recursive_", "_convert_")  # hints for Hydra's own instantiation that change nothing here
+
+
+class Factory(Generic[BaseType]):
+    """Builds objects of one type.
+
+    >>> Factory(dict).instantiate({"_target_": "collections.OrderedDict", "a": 1})
+    OrderedDict({'a': 1})
+
+    :param base_type: What every object must be an instance of. Checked before anything is called.
+    """
+
+    def __init__(self, base_type: type[BaseType]) -> None:
+        self.base_type = base_type
+
+    def instantiate(self, config: BaseType | ConfigType, *, config_path: str = "", **kwargs: Any) -> BaseType:
+        """Builds an object, or checks the one that is given.
+
+        Mappings with ``_target_`` among the arguments are built as well, unless the target's signature says that the
+        argument takes a configuration (``ConfigType``, ``Mapping``, ``dict``).
+
+        :param config: Mapping with ``_target_`` and arguments, or the object itself.
+        :param config_path: Key of the configuration, for messages.
+        :param kwargs: Further arguments; those of the configuration come first where both name one.
+        """
+        config = plain_container(config, config_path)
+        if isinstance(config, Mapping) and TARGET_KEY in config:
+            return self._build(config, config_path, kwargs)
+        if self._accepts(config):
+            return cast(BaseType, config)
+        found = f"a mapping with the keys {list(config)}" if isinstance(config, Mapping) else repr(config)
+        raise ConfigError(
+            f"{_prefix(config_path)}expected a {self._type_name} or a mapping with `{TARGET_KEY}`, got {found}."
+        )
+
+    def instantiate_collection(
+        self, config: CollectionOfConfigType, *, config_path: str = "", **kwargs: Any
+    ) -> dict[str | int, BaseType]:
+        """Builds several objects.
+
+        :param config: Configurations or objects, as a list or by name. A name may also be a class, with the arguments
+            as its value.
+        :param config_path: Key of the configuration, for messages.
+        :param kwargs: Further arguments of each.
+        :return: The objects by name, or by index where a list is given.
+        """
+        config = plain_container(config, config_path)
+        if config is None:
+            return {}
+        built: dict[str | int, BaseType] = {}
+        for name, entry in _items(config, config_path):
+            path = f"{config_path}.{name}" if config_path else str(name)
+            if isinstance(name, type):
+                name, entry = name.__name__, {TARGET_KEY: name, **(entry or {})}
+            built[name] = self.instantiate(entry, config_path=path, **kwargs)
+        return built
+
+    def type_from_name(self, name: str | type[BaseType], *, config_path: str = "") -> type[BaseType]:
+        """The class with this name.
+
+        :param name: Dotted path, or a class, which is only checked.
+        :param config_path: Key of the configuration, for messages.
+        """
+        found = locate(name, config_path) if isinstance(name, str) else name
+        if not isinstance(found, type):
+            raise ConfigError(f"{_prefix(config_path)}`{name}` is no class.")
+        self._check_class(found, str(name), config_path)
+        return found
+
+    @property
+    def _type_name(self) -> str:
+        return getattr(self.base_type, "__name__", str(self.base_type))
+
+    def _accepts(self, value: Any) -> bool:
+        try:
+            return isinstance(value, self.base_type)
+        except TypeError:  # a typing construct rather than a class: nothing to check against
+            return value is not None
+
+    def _check_class(self, found: type, name: str, config_path: str) -> None:
+        if isinstance(self.base_type, type) and not issubclass(found, self.base_type):
+            raise ConfigError(f"{_prefix(config_path)}`{name}` is no {self._type_name}.")
+
+    def _build(self, config: Mapping[str, Any], config_path: str, kwargs: dict[str, Any]) -> BaseType:
+        arguments = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
+        target = arguments.pop(TARGET_KEY)
+        positional = arguments.pop("_args_", ())
+        is_partial = arguments.pop("_partial_", False)
+        function = self._resolve(target, config_path)
+        if isinstance(function, type) and not is_partial and not _shows_another_class(function):
+            self._check_class(function, str(target), config_path)
+
+        hints = ParameterHints(function)
+        arguments = {k: _built(v, hints.takes_configuration(k), _join(config_path, k)) for k, v in arguments.items()}
+        positional = [_built(v, False, f"{config_path}[{i}]") for i, v in enumerate(positional)]
+        arguments = {**{k: v for k, v in kwargs.items() if k not in arguments}, **arguments}
+        if is_partial:
+            return cast(BaseType, functools.partial(function, *positional, **arguments))
+        _check_arguments(function, positional, arguments, config_path)
+        built = function(*positional, **arguments)
+        if not self._accepts(built):
+            raise ConfigError(
+                f"{_prefix(config_path)}`{target}` gave a {type(built).__name__}, but a {self._type_name} is needed."
+            )
+        return cast(BaseType, built)
+
+    def _resolve(self, target: Any, config_path: str) -> Callable[..., Any]:
+        found = self.type_or_function(target, config_path) if isinstance(target, str) else target
+        if not callable(found):
+            raise ConfigError(f"{_prefix(config_path)}`{TARGET_KEY}` must name a class or function, got {target!r}.")
+        return cast(Callable[..., Any], found)
+
+    def type_or_function(self, name: str, config_path: str = "") -> Any:
+        """What ``_target_: name`` stands for. Factories that know short names extend this."""
+        return locate(name, config_path)
+
+
+def plain_container(config: Any, config_path: str = "") -> Any:
+    """A configuration of OmegaConf as dictionaries and lists, with interpolations resolved; others unchanged."""
+    if not type(config).__module__.startswith("omegaconf."):
+        return config
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{_prefix(config_path)}the configuration is incomplete: {error}") from error
+
+
+def _built(value: Any, takes_configuration: bool, config_path: str) -> Any:
+    """Builds what is nested in an argument, unless its receiver wants to do so itself."""
+    value = plain_container(value, config_path)
+    if takes_configuration:
+        return value
+    if isinstance(value, Mapping):
+        if TARGET_KEY in value:
+            return Factory(object).instantiate(value, config_path=config_path)
+        return {key: _built(entry, False, _join(config_path, key)) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_built(entry, False, f"{config_path}[{i}]") for i, entry in enumerate(value))
+    return value
+
+
+def _check_arguments(
+    function: Callable[..., Any], positional: Sequence[Any], arguments: dict[str, Any], config_path: str
+) -> None:
+    """Names missing and unknown arguments, which Python's own message does one at a time and without the key."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*positional, **arguments)
+    except TypeError as error:
+        faults = _argument_faults(signature, positional, arguments) or [str(error)]
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(f"{_prefix(config_path)}{'; '.join(faults)}. Signature: {name}{signature}") from error
+
+
+def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], arguments: dict[str, Any]) -> list[str]:
+    parameters = signature.parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in named]
+    faults = []
+    missing = [p.name for p in named[len(positional) :] if p.default is p.empty and p.name not in arguments]
+    if missing:
+        faults.append(f"missing argument(s) {', '.join(f'`{name}`' for name in missing)}")
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for name in (name for name in arguments if name not in names):
+            close = difflib.get_close_matches(name, names, n=1)
+            faults.append(f"unknown argument `{name}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
+    return faults
+
+
+def _shows_another_class(klass: type) -> bool:
+    """Whether instances say by themselves what they are (wrappers do): then only the built object can be checked."""
+    return any("__class__" in vars(base) for base in klass.__mro__[:-1])
+
+
+def _items(config: Any, config_path: str) -> list[tuple[Any, Any]]:
+    if isinstance(config, Mapping):
+        return list(config.items())
+    if isinstance(config, Sequence) and not isinstance(config, str):
+        return list(enumerate(config))
+    raise ConfigError(f"{_prefix(config_path)}expected a list or a mapping of configurations, got {config!r}.")
+
+
+def _join(config_path: str, key: Any) -> str:
+    return f"{config_path}.{key}" if config_path else str(key)
+
+
+def _prefix(config_path: str) -> str:
+    return f"{config_path}: " if config_path else ""

@@ -1,0 +1,87 @@
+"""Random seeds: one source for all of a run."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+
+import numpy as np
+
+from maze.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_SEED = 2**31 - 1
+
+
+def set_seeds_globally(seed: int, set_cudnn_determinism: bool, info_txt: str) -> None:
+    """Seeds the global generators of Python, NumPy and torch.
+
+    Maze's own components have generators of their own; this is for what users call.
+
+    :param seed: The seed, within the range of NumPy's (32 bits).
+    :param set_cudnn_determinism: Whether to have cuDNN choose deterministic algorithms, which may be slower.
+    :param info_txt: Says in the log whose seeds these are.
+    """
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (the global generator is the point)
+    torch.manual_seed(seed)
+    if set_cudnn_determinism:
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+    logger.info("Global random seeds set to %d (%s).", seed, info_txt)
+
+
+class MazeSeeding:
+    """Draws the seeds of all environments and agents of a run from two.
+
+    :param env_seed: Seed of the environments' seeds; None draws one, which can be read from ``env_global_seed``.
+    :param agent_seed: Seed of the agents' seeds; None draws one.
+    :param cudnn_determinism_flag: Whether the run asks cuDNN for deterministic algorithms.
+    """
+
+    def __init__(self, env_seed: int | None, agent_seed: int | None, cudnn_determinism_flag: bool) -> None:
+        self._env_global_seed = _checked(env_seed, "env_seed")
+        self._agent_global_seed = _checked(agent_seed, "agent_seed")
+        self._cudnn_determinism_flag = cudnn_determinism_flag
+        self.env_rng = np.random.RandomState(self._env_global_seed)
+        self.agent_rng = np.random.RandomState(self._agent_global_seed)
+
+    @staticmethod
+    def generate_seed_from_random_state(rng: np.random.RandomState) -> int:
+        """Draws a seed that every generator takes: positive, 31 bits."""
+        return int(rng.randint(1, _LARGEST_SEED))
+
+    @property
+    def env_global_seed(self) -> int:
+        """The seed that all environments' seeds come from."""
+        return self._env_global_seed
+
+    @property
+    def agent_global_seed(self) -> int:
+        """The seed that all agents' seeds come from."""
+        return self._agent_global_seed
+
+    @property
+    def cudnn_determinism_flag(self) -> bool:
+        """Whether the run asks cuDNN for deterministic algorithms."""
+        return self._cudnn_determinism_flag
+
+    def generate_env_instance_seed(self) -> int:
+        """The next environment's seed."""
+        return self.generate_seed_from_random_state(self.env_rng)
+
+    def generate_agent_instance_seed(self) -> int:
+        """The next agent's seed."""
+        return self.generate_seed_from_random_state(self.agent_rng)
+
+
+def _checked(seed: int | None, name: str) -> int:
+    if seed is None:
+        return secrets.randbelow(_LARGEST_SEED - 1) + 1
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**32:
+        raise ConfigError(f"seeding.{name} must be a whole number from 0 to 2**32 - 1, or null; got {seed!r}.")
+    return int(seed)

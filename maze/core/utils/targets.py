@@ -1,0 +1,103 @@
+"""Finds the classes and functions that configurations name, and refuses dangerous ones."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+from maze.core.errors import ConfigError
+
+_FORBIDDEN_MODULES = frozenset(
+    "_posixsubprocess asyncio bdb cProfile code codeop cloudpickle commands ctypes dill faulthandler gc importlib "
+    "inspect joblib marshal mmap multiprocessing nt os pdb pickle pip pkgutil platform posix profile pty resource runpy "
+    "setuptools shelve shutil signal site socket subprocess sys tempfile threading timeit trace webbrowser".split()
+)
+_FORBIDDEN_PATHS = (
+    "builtins.__import__ builtins.breakpoint builtins.compile builtins.delattr builtins.eval builtins.exec "
+    "builtins.exit builtins.getattr builtins.globals builtins.input builtins.locals builtins.open builtins.quit "
+    "builtins.setattr builtins.vars hydra.utils.call hydra.utils.instantiate numpy.load numpy.f2py pandas.eval "
+    "pandas.read_pickle torch.hub torch.load torch.package torch.utils.cpp_extension"
+).split()
+
+
+def locate(path: str, where: str = "") -> Any:
+    """The object at a dotted path, such as ``package.module.Class``.
+
+    :param path: Module path and name(s) in it.
+    :param where: Key of the configuration, for messages.
+    """
+    refuse_forbidden_path(path, where)
+    parts = path.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise ConfigError(f"{_prefix(where)}`{path}` is no dotted path to a class or function.")
+    module, depth = _import_deepest_module(parts, path, where)
+    found: Any = module
+    for index, name in enumerate(parts[depth:], depth):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            parent = ".".join(parts[:index])
+            raise ConfigError(
+                f"{_prefix(where)}`{path}` does not exist: `{parent}` has no `{name}`.{_similar(name, found, parent)}"
+            ) from None
+    refuse_forbidden_object(found, path, where)
+    return found
+
+
+def refuse_forbidden_path(path: str, where: str = "") -> None:
+    """Refuses targets that execute commands or code, or read and write files, by the path they are named by."""
+    is_module_forbidden = path.split(".", maxsplit=1)[0] in _FORBIDDEN_MODULES
+    if is_module_forbidden or any(path == p or path.startswith(f"{p}.") for p in _FORBIDDEN_PATHS):
+        raise ConfigError(f"{_prefix(where)}`{path}` is refused: configurations may not name it.")
+
+
+def refuse_forbidden_object(found: Any, path: str, where: str = "") -> None:
+    """Refuses such targets by what they are, under whatever name they were found."""
+    module = getattr(found, "__module__", None)
+    name = getattr(found, "__qualname__", getattr(found, "__name__", ""))
+    if isinstance(found, ModuleType):
+        raise ConfigError(f"{_prefix(where)}`{path}` is a module; name a class or function in it.")
+    if isinstance(module, str):
+        try:
+            refuse_forbidden_path(f"{module}.{name}")
+        except ConfigError:
+            raise ConfigError(
+                f"{_prefix(where)}`{path}` is refused: it is `{module}.{name}`, which configurations may not name."
+            ) from None
+
+
+def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[ModuleType, int]:
+    for depth in range(len(parts), 0, -1):
+        name = ".".join(parts[:depth])
+        try:
+            return importlib.import_module(name), depth
+        except ModuleNotFoundError as error:
+            # Either this is not (yet) the module's name, or the module exists and something it needs does not.
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise ConfigError(
+                    f"{_prefix(where)}`{path}`: importing `{name}` failed, it needs the package `{error.name}`."
+                ) from error
+        except ImportError as error:
+            raise ConfigError(f"{_prefix(where)}`{path}`: importing `{name}` failed: {error}") from error
+    top_levels = [module.name for module in pkgutil.iter_modules()]
+    close = difflib.get_close_matches(parts[0], top_levels, n=1)
+    hint = f" Did you mean `{'.'.join([close[0], *parts[1:]])}`?" if close else ""
+    raise ConfigError(
+        f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in. Is it installed or on PYTHONPATH?{hint}"
+    )
+
+
+def _similar(name: str, container: Any, parent: str) -> str:
+    candidates = [member for member in dir(container) if not member.startswith("_")]
+    if isinstance(container, ModuleType) and hasattr(container, "__path__"):
+        candidates += [module.name for module in pkgutil.iter_modules(container.__path__)]
+    close = difflib.get_close_matches(name, candidates, n=1)
+    return f" Did you mean `{parent}.{close[0]}`?" if close else ""
+
+
+def _prefix(where: str) -> str:
+    return f"{where}: " if where else ""

@@ -1,0 +1,50 @@
+"""Makes gymnasium environments, with errors and warnings that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import parse_env_id, registry
+
+from maze.core.errors import ConfigError
+
+
+def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Makes the registered environment ``name``; a retired version gives the current one and a warning.
+
+    :param name: Id such as ``CartPole-v1``, or ``module:id`` for one that a module registers when it is imported.
+    :param kwargs: Passed to ``gymnasium.make``, ``render_mode`` for instance.
+    """
+    try:
+        return gymnasium.make(name, **kwargs)
+    except gymnasium.error.DeprecatedEnv as error:
+        current = newest_version(name)
+        if current is None or current == name:
+            raise ConfigError(f"Environment `{name}` is retired and has no successor of that name.") from error
+        warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
+        return make_gymnasium_env(current, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
+        raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ConfigError(f"Environment `{name}` cannot be made: {error}{_suggestion(name)}") from error
+
+
+def newest_version(name: str) -> str | None:
+    """The id of the newest registered version of an environment; None if there is none with a version."""
+    namespace, base, _ = parse_env_id(name)
+    versions = [
+        (spec.version, spec.id)
+        for spec in registry.values()
+        if spec.namespace == namespace and spec.name == base and spec.version is not None
+    ]
+    return max(versions)[1] if versions else None
+
+
+def _suggestion(name: str) -> str:
+    by_lower_case = {known.lower(): known for known in registry}
+    close = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
+    return f" Did you mean {', '.join(f'`{by_lower_case[known]}`' for known in close)}?" if close else ""

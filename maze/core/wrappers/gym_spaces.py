@@ -1,0 +1,137 @@
+"""Between gymnasium's spaces of any supported kind and flat dictionary spaces.
+
+Leaves (Box, Discrete, MultiDiscrete, MultiBinary) become entries of the dictionary; a Dict keeps its keys, a Tuple
+numbers its entries, anything else is a single entry.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.errors import ConfigError
+
+_SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
+
+
+class Leaf:
+    """Conversion of one entry: by default a cast between array types.
+
+    :param space: The space on gymnasium's side.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
+        self.dtype = self.space.dtype
+        self.gym_dtype = space.dtype
+
+    def to_gym(self, value: Any) -> Any:
+        return np.asarray(value, dtype=self.gym_dtype)
+
+    def from_gym(self, value: Any) -> Any:
+        return np.asarray(value, dtype=self.dtype)
+
+
+class DiscreteAction(Leaf):
+    """The agent counts from zero, gymnasium from ``start`` on, and it wants an integer."""
+
+    def __init__(self, space: spaces.Discrete) -> None:
+        super().__init__(spaces.Discrete(int(space.n), dtype=space.dtype))  # type: ignore[arg-type]
+        self.start = int(space.start)
+
+    def to_gym(self, value: Any) -> int:
+        if value.__class__ is np.ndarray:
+            value = value.item()
+        return operator.index(value) + self.start
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+
+class MultiDiscreteAction(Leaf):
+    """The agent counts from zero, gymnasium from ``start`` on."""
+
+    def __init__(self, space: spaces.MultiDiscrete) -> None:
+        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))  # type: ignore[arg-type]
+        self.start = np.asarray(space.start, dtype=space.dtype)
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        return np.asarray(value, dtype=self.gym_dtype) + self.start
+
+    def from_gym(self, value: Any) -> np.ndarray:
+        return np.asarray(value - self.start, dtype=self.dtype)
+
+
+class BoxAction(Leaf):
+    """Actions of an unbounded distribution are clipped here, and nowhere else, to what the environment allows."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space)
+        self.low = space.low
+        self.high = space.high
+        self.is_bounded = bool(np.any(space.bounded_below) or np.any(space.bounded_above))
+
+    def to_gym(self, value: Any) -> np.ndarray:
+        action = np.asarray(value, dtype=self.gym_dtype)
+        return np.minimum(np.maximum(action, self.low), self.high) if self.is_bounded else action
+
+
+def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
+    """Conversions of an action space.
+
+    :return: How the entries are packed for gymnasium (``dict``, ``tuple``, None: there is one only), and the entries.
+    """
+    kind, entries = _entries(space, "action")
+    return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
+
+
+def observation_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
+    """Conversions of an observation space; result as for :func:`action_leaves`."""
+    kind, entries = _entries(space, "observation")
+    return kind, {key: Leaf(entry) for key, entry in entries.items()}
+
+
+def _action_leaf(space: spaces.Space[Any]) -> Leaf:
+    if isinstance(space, spaces.Discrete):
+        return DiscreteAction(space)
+    if isinstance(space, spaces.MultiDiscrete):
+        return MultiDiscreteAction(space)
+    return BoxAction(space) if isinstance(space, spaces.Box) else Leaf(space)
+
+
+def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        kind, entries = dict, {str(key): entry for key, entry in space.spaces.items()}
+        if list(entries) != list(space.spaces):
+            raise ConfigError(f"The {name} space has keys that are not strings: {list(space.spaces)}. Rename them.")
+    elif isinstance(space, spaces.Tuple):
+        kind, entries = tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    else:
+        kind, entries = None, {name: space}
+    for key, entry in entries.items():
+        _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
+    return kind, entries
+
+
+def _check_leaf(space: Any, where: str) -> None:
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        return
+    advice = "Convert it to one of these in a gymnasium wrapper before it is given to Maze."
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        advice = "Nested containers are not supported: give each entry a key of the outermost Dict (a gymnasium wrapper)."
+    elif not isinstance(space, spaces.Space):
+        advice = (
+            "It is no gymnasium space. An environment of the older `gym` package can be converted by the package "
+            "`shimmy` first."
+        )
+    raise ConfigError(f"The {where} is {space!r}, which Maze cannot use. {_SUPPORTED}. {advice}")
+
+
+def _in_single_precision(space: spaces.Box) -> spaces.Box:
+    if space.dtype != np.float64:
+        return space
+    with np.errstate(over="ignore"):  # bounds beyond the range of float32 become infinite
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)

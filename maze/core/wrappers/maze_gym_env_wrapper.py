@@ -1,0 +1,305 @@
+"""Turns any gymnasium environment into a Maze environment."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.render_env_mixin import RenderEnvMixin
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.truncation import TRUNCATION_KEY
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.rendering.renderer import Renderer
+from maze.core.wrappers.gym_make import make_gymnasium_env
+from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
+
+if TYPE_CHECKING:
+    from maze.core.log_events.step_event_log import StepEventLog
+
+_ONLY_ACTOR = ActorID(step_key=0, agent_id=0)
+
+
+class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
+    """A gymnasium environment as a Maze environment with dictionary spaces.
+
+    A single space becomes ``{"observation": ...}`` and ``{"action": ...}``, a Tuple ``observation_0``, ``action_0`` and
+    so on, a Dict keeps its keys. Discrete actions are counted from zero. Boxes of float64 become float32.
+
+    >>> env = GymMazeEnv("CartPole-v1")
+    >>> env.seed(1)
+    >>> sorted(env.reset())
+    ['observation']
+    >>> observation, reward, done, info = env.step({"action": 0})
+    >>> reward, done
+    (1.0, False)
+
+    :param env: Id of a registered environment, or an environment (current or older API).
+    :param kwargs: Passed to ``gymnasium.make`` where ``env`` is an id.
+    """
+
+    def __init__(self, env: str | gymnasium.Env[Any, Any], **kwargs: Any) -> None:
+        if isinstance(env, str):
+            env = make_gymnasium_env(env, **kwargs)
+        elif kwargs:
+            raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, got {env!r}.")
+        super().__init__(
+            core_env=GymCoreEnv(env),
+            action_conversion_dict={0: GymActionConversion(env)},
+            observation_conversion_dict={0: GymObservationConversion(env)},
+        )
+
+    @override(RenderEnvMixin)
+    def render(self, mode: str = "human") -> None:
+        """Draws the current state in the mode that the environment was made with."""
+        from maze.core.log_events.step_event_log import StepEventLog
+
+        events = StepEventLog(self.get_env_time())
+        self.get_renderer().render(self.get_maze_state(), self.get_maze_action(), events)
+
+
+def make_gym_maze_env(name: str, **kwargs: Any) -> GymMazeEnv:
+    """Makes a registered gymnasium environment as a Maze environment.
+
+    :param name: Id such as ``CartPole-v1``.
+    :param kwargs: Passed to ``gymnasium.make``; ``render_mode="human"`` or ``"rgb_array"`` for rendering.
+    """
+    return GymMazeEnv(name, **kwargs)
+
+
+class GymCoreEnv(CoreEnv):
+    """A gymnasium environment as a core environment; its observations are the states.
+
+    :param env: Environment with the current API (``reset`` gives two values, ``step`` five) or the older one (one and
+        four).
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__()
+        self.env = env
+        self.renderer = GymRenderer(env)
+        self._maze_state: MazeStateType | None = None
+        self._next_seed: int | None = None
+        self._takes_seed = _takes_seed(env)
+
+    @override(CoreEnv)
+    def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
+        result: Any = self.env.step(maze_action)
+        if len(result) == 5:
+            self._maze_state, reward, done, truncated, info = result
+            if done:
+                info.pop(TRUNCATION_KEY, None)
+            elif truncated:
+                done = info[TRUNCATION_KEY] = True
+        else:
+            self._maze_state, reward, done, info = result
+        return self._maze_state, float(reward), bool(done), info
+
+    @override(CoreEnv)
+    def reset(self) -> MazeStateType:
+        if self._next_seed is None or not self._takes_seed:
+            result: Any = self.env.reset()
+        else:
+            result = self.env.reset(seed=self._next_seed)
+        self._next_seed = None
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+            result = result[0]
+        self._maze_state = result
+        return result
+
+    @override(CoreEnv)
+    def seed(self, seed: int) -> None:
+        """Makes the next reset a seeded one; the resets after it continue the sequence."""
+        self._next_seed = None if seed is None else int(seed)
+        self.env.action_space.seed(self._next_seed)
+        if not self._takes_seed and hasattr(self.env, "seed"):
+            self.env.seed(self._next_seed)
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        self.env.close()
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> MazeStateType:
+        return self._maze_state
+
+    @override(CoreEnv)
+    def get_renderer(self) -> Renderer:
+        return self.renderer
+
+    @override(CoreEnv)
+    def get_serializable_components(self) -> dict[str, Any]:
+        return {}
+
+    @override(CoreEnv)
+    def is_step_complete(self) -> bool:
+        return True
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return _ONLY_ACTOR
+
+    @override(CoreEnv)
+    def is_actor_done(self) -> bool:
+        return False
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return {0: 1}
+
+    def set_render_mode(self, render_mode: str) -> None:
+        """Makes the environment again with another render mode, which gymnasium fixes when it makes one.
+
+        The running episode is lost: call this before ``reset``.
+        """
+        if getattr(self.env, "render_mode", None) == render_mode:
+            return
+        if getattr(self.env, "spec", None) is None:
+            raise ConfigError(f"{self!r} was not made from an id; make it with render_mode={render_mode!r} yourself.")
+        self.env.close()
+        self.env = self.renderer.env = gymnasium.make(self.env.spec, render_mode=render_mode)  # type: ignore[arg-type]
+
+    @override(CoreEnv)
+    def clone_from(self, env: CoreEnv) -> None:
+        assert isinstance(env, GymCoreEnv)
+        try:
+            self.env = self.renderer.env = copy.deepcopy(env.env)
+        except Exception as error:
+            raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
+        self._maze_state = copy.deepcopy(env._maze_state)
+        self._next_seed = env._next_seed
+
+    def __repr__(self) -> str:
+        spec = getattr(self.env, "spec", None)
+        return f"{type(self).__name__}({spec.id if spec is not None else type(self.env).__name__})"
+
+
+class GymRenderer(Renderer):
+    """Draws a gymnasium environment as it is now, whatever state is given: gymnasium cannot draw earlier states.
+
+    :param env: Environment made with a render mode.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self.env = env
+
+    @override(Renderer)
+    def render(
+        self, maze_state: MazeStateType, maze_action: MazeActionType | None, events: StepEventLog, **kwargs: Any
+    ) -> None:
+        mode = getattr(self.env, "render_mode", None)
+        if mode is None and isinstance(self.env, gymnasium.Env):
+            modes = self.env.metadata.get("render_modes", [])
+            raise ConfigError(
+                f"{self.env} was made without a render mode, which is fixed when an environment is made: use "
+                f"make_gym_maze_env(name, render_mode=...) or `+env.render_mode=...` with one of {modes}."
+            )
+        picture: Any = self.env.render()
+        if isinstance(picture, list):
+            picture = picture[-1] if picture else None
+        if isinstance(picture, str):
+            print(picture)
+        elif isinstance(picture, np.ndarray):
+            _show(picture, title=str(self.env))
+
+
+def _show(picture: np.ndarray, title: str) -> None:
+    import matplotlib.pyplot as plt
+
+    plt.figure(title)
+    plt.clf()
+    plt.imshow(picture)
+    plt.axis("off")
+    plt.draw()
+    plt.pause(0.01)
+
+
+class GymObservationConversion(ObservationConversionInterface):
+    """Packs observations of any supported space into a flat dictionary of arrays.
+
+    :param env: The environment whose observations are to be converted.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self._kind, self._leaves = observation_leaves(env.observation_space)
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
+        self._dtype = self._leaves["observation"].dtype if self._kind is None else None
+
+    @override(ObservationConversionInterface)
+    def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
+        if self._kind is None:
+            return {"observation": np.asarray(maze_state, dtype=self._dtype)}
+        if self._kind is dict:
+            return {key: leaf.from_gym(maze_state[key]) for key, leaf in self._leaves.items()}
+        return {key: leaf.from_gym(part) for (key, leaf), part in zip(self._leaves.items(), maze_state, strict=True)}
+
+    @override(ObservationConversionInterface)
+    def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
+        parts = {key: leaf.to_gym(observation[key]) for key, leaf in self._leaves.items()}
+        return _pack(self._kind, parts)
+
+    @override(ObservationConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space
+
+
+class GymActionConversion(ActionConversionInterface):
+    """Takes actions out of the dictionary, and gives gymnasium the type, the offset and the range that it wants.
+
+    :param env: The environment whose actions are to be converted.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        self._kind, self._leaves = action_leaves(env.action_space)
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
+        self._only_leaf = self._leaves["action"] if self._kind is None else None
+
+    @override(ActionConversionInterface)
+    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
+        try:
+            if self._only_leaf is not None:
+                return self._only_leaf.to_gym(action["action"])
+            parts = {key: leaf.to_gym(action[key]) for key, leaf in self._leaves.items()}
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvironmentContractError(
+                f"An action must be a dictionary with the keys {list(self._leaves)}, element of {self._space}; "
+                f"got {action!r}."
+            ) from error
+        return _pack(self._kind, parts)
+
+    @override(ActionConversionInterface)
+    def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
+        if self._only_leaf is not None:
+            return {"action": self._only_leaf.from_gym(maze_action)}
+        parts = maze_action if self._kind is dict else dict(zip(self._leaves, maze_action, strict=True))
+        return {key: leaf.from_gym(parts[key]) for key, leaf in self._leaves.items()}
+
+    @override(ActionConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space
+
+
+def _pack(kind: type | None, parts: dict[str, Any]) -> Any:
+    if kind is None:
+        return next(iter(parts.values()))
+    return parts if kind is dict else tuple(parts.values())
+
+
+def _takes_seed(env: Any) -> bool:
+    try:
+        parameters = inspect.signature(env.reset).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)

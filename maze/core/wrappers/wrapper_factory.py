@@ -1,0 +1,120 @@
+"""Wrappers from configurations."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, Factory, plain_container
+from maze.core.wrappers.wrapper import Wrapper
+
+T = TypeVar("T")
+
+_BUILT_IN = "maze.core.wrappers"
+
+
+class WrapperFactory(Factory[Wrapper[Any]]):
+    """Builds wrappers, which may be named by dotted path or, for built-in and imported ones, by class name alone."""
+
+    def __init__(self) -> None:
+        super().__init__(Wrapper)
+
+    @classmethod
+    def wrap_from_config(cls, env: T, wrapper_config: CollectionOfConfigType) -> Wrapper[Any] | T:
+        """Wraps an environment.
+
+        :param env: The environment.
+        :param wrapper_config: Wrappers in the order in which they are applied, the first one innermost: a mapping from
+            name or class to arguments, or a list of mappings with ``_target_`` or of such mappings with one entry.
+        """
+        factory = cls()
+        for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers")):
+            config = {TARGET_KEY: factory.type_from_name(name, config_path=config_path), **(arguments or {})}
+            env = factory.instantiate(config, config_path=config_path, env=env)  # type: ignore[assignment]
+        return env
+
+    @override(Factory)
+    def type_from_name(self, name: str | type[Wrapper[Any]], *, config_path: str = "") -> type[Wrapper[Any]]:
+        if isinstance(name, str) and "." not in name:
+            name = _class_of_short_name(name, config_path)
+        return super().type_from_name(name, config_path=config_path)
+
+    @override(Factory)
+    def type_or_function(self, name: str, config_path: str = "") -> Any:
+        if "." not in name:
+            return _class_of_short_name(name, config_path)
+        return super().type_or_function(name, config_path)
+
+
+def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Name or class, arguments and configuration key of each wrapper."""
+    if config is None:
+        return
+    if isinstance(config, Mapping):
+        for name, arguments in config.items():
+            if arguments is not None and not isinstance(arguments, Mapping):
+                raise ConfigError(f"wrappers.{name}: expected a mapping of arguments, got {arguments!r}.")
+            if isinstance(arguments, Mapping) and TARGET_KEY in arguments:
+                name, arguments = _split_target(arguments)
+            yield name, arguments, f"wrappers.{getattr(name, '__name__', name)}"
+        return
+    if not isinstance(config, Sequence) or isinstance(config, str):
+        raise ConfigError(f"wrappers: expected a mapping or a list, got {config!r}.")
+    for index, entry in enumerate(config):
+        if isinstance(entry, Mapping) and TARGET_KEY in entry:
+            yield *_split_target(entry), f"wrappers[{index}]"
+        elif isinstance(entry, Mapping):
+            yield from _wrappers(entry)
+        elif isinstance(entry, (str, type)):
+            yield entry, None, f"wrappers[{index}]"
+        else:
+            raise ConfigError(f"wrappers[{index}]: expected a mapping with `{TARGET_KEY}`, got {entry!r}.")
+
+
+def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return entry[TARGET_KEY], {key: value for key, value in entry.items() if key != TARGET_KEY}
+
+
+def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
+    built_in = _built_in_modules()
+    # The module is named after the class; `MazeEnvMonitoringWrapper` in `monitoring_wrapper` needs the second look.
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    likely = [path for path in built_in if snake_case.endswith(path.rpartition(".")[2])]
+    for path in likely:
+        found = getattr(importlib.import_module(path), name, None)
+        if isinstance(found, type) and issubclass(found, Wrapper):
+            return found
+    imported = {klass for klass in _subclasses(Wrapper) if klass.__name__ == name}
+    if len(imported) == 1:
+        return imported.pop()
+    if imported:
+        paths = sorted(f"{klass.__module__}.{klass.__qualname__}" for klass in imported)
+        raise ConfigError(f"{config_path}: `{name}` may be any of {paths}; name one by its dotted path.")
+    known = [_camel_case(path.rpartition(".")[2]) for path in built_in if path.endswith("_wrapper")]
+    known += [klass.__name__ for klass in _subclasses(Wrapper)]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    raise ConfigError(
+        f"{config_path}: there is no built-in or imported wrapper `{name}`.{hint} Name your own by their dotted path."
+    )
+
+
+def _built_in_modules() -> list[str]:
+    package = importlib.import_module(_BUILT_IN)
+    return [module.name for module in pkgutil.walk_packages(package.__path__, f"{_BUILT_IN}.") if not module.ispkg]
+
+
+def _camel_case(snake_case: str) -> str:
+    return "".join(word.capitalize() for word in snake_case.split("_"))
+
+
+def _subclasses(klass: type) -> Iterator[type[Any]]:
+    for subclass in klass.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
