@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar, cast
 
 from maze.core.events.event_record import EventRecord
@@ -35,6 +35,8 @@ class EventService:
         """The events of the current step in the order in which they were fired. Always the same list."""
         self.topics: dict[type[Any], int] = {}
         """The known event interfaces with the order in which they were announced."""
+        self.on_clear: Callable[[list[EventRecord]], None] | None = None
+        """Sees the events of a step just before they are dropped; whoever collects statistics sets it."""
         self._scopes: list[EventScope] = []
         self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
         self._proxies: dict[type[Any], Any] = {}
@@ -66,7 +68,10 @@ class EventService:
 
     def clear_events(self) -> None:
         """Drops the events of the current step, here and in all scopes."""
-        self.records.clear()
+        if self.records:
+            if self.on_clear is not None:
+                self.on_clear(self.records)
+            self.records.clear()
         for scope in self._scopes:
             scope.clear_events()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from inspect import Parameter
 from typing import Any, TypeVar, cast
 
@@ -40,7 +40,7 @@ def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
     return methods
 
 
-@lru_cache(maxsize=None)
+@cache
 def _topic_class(interface_class: type[Any]) -> type[Any]:
     if not isinstance(interface_class, type):
         raise TypeError(f"An event topic needs an interface class, got {interface_class!r}.")
@@ -55,7 +55,10 @@ def _topic_class(interface_class: type[Any]) -> type[Any]:
 
 def _compile_event(interface_class: type[Any], name: str, method: Callable[..., Any]) -> Callable[..., None]:
     """Generates ``def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))``."""
-    receiver, *parameters = inspect.signature(method).parameters.values()
+    signature = list(inspect.signature(method).parameters.values())
+    if not signature:
+        raise TypeError(f"Event {interface_class.__qualname__}.{name} has no `self`: declare it as a method.")
+    receiver, *parameters = signature
     this = receiver.name
     attributes = ", ".join(
         f"**{parameter.name}" if parameter.kind is Parameter.VAR_KEYWORD else f"{parameter.name!r}: {parameter.name}"
@@ -73,8 +76,9 @@ def _compile_event(interface_class: type[Any], name: str, method: Callable[..., 
     }
     exec(compile(source, f"<event {interface_class.__qualname__}.{name}>", "exec"), namespace)
     fire = namespace[name]
-    fire.__defaults__ = getattr(method, "__defaults__", None)
-    fire.__kwdefaults__ = getattr(method, "__kwdefaults__", None)
+    defaults = [parameter for parameter in parameters if parameter.default is not Parameter.empty]
+    fire.__defaults__ = tuple(p.default for p in defaults if p.kind is not Parameter.KEYWORD_ONLY)
+    fire.__kwdefaults__ = {p.name: p.default for p in defaults if p.kind is Parameter.KEYWORD_ONLY}
     fire.__doc__ = method.__doc__
     # Python's own errors about wrong arguments then name the event.
     fire.__qualname__ = f"{interface_class.__qualname__}.{name}"

@@ -1,0 +1,20 @@
+"""Key performance indicators."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from maze.core.env.maze_state import MazeStateType
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+
+
+class KpiCalculator(ABC):
+    """Calculates the key performance indicators of an episode when it is over."""
+
+    @abstractmethod
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
+        """The indicators by name.
+
+        :param episode_event_log: All events of the episode.
+        :param last_maze_state: The environment's state at the end of the episode.
+        """

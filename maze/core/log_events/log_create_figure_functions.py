@@ -1,0 +1,93 @@
+"""Figures of logged distributions, for ``define_plot``. Matplotlib is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def create_categorical_plot(value: Any, **kwargs: Any) -> Figure:
+    """A bar plot where the number of categories is known, a histogram otherwise.
+
+    :param value: Pairs of a category and the number of categories, or plain numbers.
+    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    """
+    _, n_categories = _categories(value)
+    return create_histogram(value) if n_categories is None else create_relative_bar_plot(value)
+
+
+def create_histogram(value: Any, **kwargs: Any) -> Figure:
+    """A histogram of numbers.
+
+    :param value: The numbers.
+    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    """
+    samples, _ = _categories(value)
+    figure, axes = _figure()
+    axes.hist(np.asarray(samples, dtype=np.float64), bins=min(50, max(1, len(samples))))
+    axes.set_ylabel("count")
+    return figure
+
+
+def create_relative_bar_plot(value: Any, **kwargs: Any) -> Figure:
+    """The share of each category as a bar; categories that do not occur are shown empty.
+
+    :param value: Pairs of a category and the number of categories.
+    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    """
+    samples, n_categories = _categories(value)
+    counts = Counter(int(sample) for sample in samples)
+    if n_categories is None:
+        n_categories = max(counts, default=0) + 1
+    first = min(0, min(counts, default=0))
+    positions = range(first, max(n_categories, max(counts, default=0) + 1))
+    figure, axes = _figure()
+    axes.bar(positions, [counts[position] / max(1, len(samples)) for position in positions])
+    axes.set_ylabel("share")
+    if len(positions) <= 50:
+        axes.set_xticks(list(positions))
+    return figure
+
+
+def create_violin_distribution(value: Sequence[Any], **kwargs: Any) -> Figure:
+    """One violin per component of vectors.
+
+    :param value: The vectors, one array each.
+    :param kwargs: Not used; figure functions may be given the group of the statistic.
+    """
+    vectors = [value] if isinstance(value, np.ndarray) and value.ndim == 1 else list(np.atleast_1d(value))
+    samples = np.stack([np.ravel(vector) for vector in vectors]).astype(np.float64)
+    figure, axes = _figure()
+    # A constant component has no density; a point marks it.
+    axes.violinplot([column if np.ptp(column) > 0 else _spread(column) for column in samples.T], showmeans=True)
+    axes.set_xticks(range(1, samples.shape[1] + 1), [str(index) for index in range(samples.shape[1])])
+    return figure
+
+
+def _spread(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    width = 1e-6 * max(1.0, float(np.abs(column[0])))
+    return np.asarray([column[0] - width, column[0], column[0] + width])
+
+
+def _categories(value: Any) -> tuple[list[Any], int | None]:
+    """The samples and, where it comes with them, the number of categories."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+        return value[0], int(value[1])
+    values = list(value) if isinstance(value, Iterable) else [value]
+    if values and isinstance(values[0], tuple):
+        return [category for category, _ in values], int(max(size for _, size in values))
+    return [np.asarray(item).item() for item in values], None
+
+
+def _figure() -> tuple[Figure, Any]:
+    # Not through pyplot, which keeps every figure alive and chooses a window system.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    return figure, figure.subplots()

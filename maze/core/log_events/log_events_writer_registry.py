@@ -1,0 +1,33 @@
+"""Knows who writes event logs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.log_events_writer import LogEventsWriter
+from maze.core.log_stats.log_stats import StatsContext
+
+
+class _ActiveContextView(type):
+    """Lets the documented class attribute show the active context's list."""
+
+    @property
+    def writers(cls) -> list[LogEventsWriter]:
+        return StatsContext.active().event_writers
+
+
+class LogEventsWriterRegistry(metaclass=_ActiveContextView):
+    """The event log writers of the active statistics context, ``LogEventsWriterRegistry.writers``."""
+
+    @classmethod
+    def register_writer(cls, writer: LogEventsWriter) -> None:
+        """Has ``writer`` receive the event logs of the episodes that begin from now on."""
+        StatsContext.active().event_writers.append(writer)
+
+    @classmethod
+    def record_event_logs(cls, episode_event_log: EpisodeEventLog) -> None:
+        """Hands the log of a finished episode to all writers."""
+        context = StatsContext.active()
+        for writer in context.event_writers:
+            context.guarded(writer, partial(writer.write, episode_event_log))

@@ -1,0 +1,68 @@
+"""Event logs as tables of tab-separated values."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.log_events_writer import LogEventsWriter
+
+_ID_COLUMNS = ("episode_id", "env_time")
+
+
+class EventRow:
+    """One row of an event table.
+
+    :param episode_id: The episode.
+    :param env_time: The environment step; ``None`` for events about the episode as a whole.
+    :param attributes: The event's attributes, one column each.
+    """
+
+    __slots__ = ("attributes", "env_time", "episode_id")
+
+    def __init__(self, episode_id: str, env_time: int | None, attributes: dict[str, Any]) -> None:
+        self.episode_id = episode_id
+        self.env_time = env_time
+        self.attributes = attributes
+
+    def columns(self) -> list[str]:
+        return [*_ID_COLUMNS, *self.attributes]
+
+    def values(self) -> list[Any]:
+        return [self.episode_id, "" if self.env_time is None else self.env_time, *self.attributes.values()]
+
+
+class LogEventsWriterTSV(LogEventsWriter):
+    """Writes one file per event, ``<Interface>.<event>.tsv``, with a row for each time the event was fired.
+
+    Columns are the episode, the environment step and the event's attributes. Files are appended to, and any tool that
+    reads tab-separated values with a header opens them.
+
+    :param log_dir: Directory of the files; created when the first episode is written.
+    """
+
+    def __init__(self, log_dir: str | Path = Path("./event_logs")) -> None:
+        self.log_dir = Path(log_dir)
+
+    @override(LogEventsWriter)
+    def write(self, episode_event_log: EpisodeEventLog) -> None:
+        tables: dict[str, list[EventRow]] = {}
+        for env_time, record in episode_event_log.timed_events():
+            name = f"{record.interface_class.__name__}.{record.interface_method.__name__}"
+            row = EventRow(episode_event_log.episode_id, env_time, record.attributes)
+            tables.setdefault(name, []).append(row)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        for name, rows in tables.items():
+            self._append(self.log_dir / f"{name}.tsv", rows)
+
+    @staticmethod
+    def _append(file: Path, rows: list[EventRow]) -> None:
+        # Opened per episode: no file stays open between episodes, and each of them is complete on disk.
+        with file.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, delimiter="\t", lineterminator="\n")
+            if stream.tell() == 0:
+                writer.writerow(rows[0].columns())
+            writer.writerows(row.values() for row in rows)

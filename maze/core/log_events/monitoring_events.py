@@ -1,0 +1,145 @@
+"""Events that are calculated from observations, actions and rewards and so apply to any environment."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import Any
+
+import numpy as np
+
+from maze.core.log_events.log_create_figure_functions import (
+    create_histogram,
+    create_relative_bar_plot,
+    create_violin_distribution,
+)
+from maze.core.log_stats.event_decorators import (
+    define_episode_stats,
+    define_epoch_stats,
+    define_plot,
+    define_stats_grouping,
+    define_step_stats,
+)
+from maze.core.log_stats.reducer_functions import histogram
+
+
+class DiscreteActionEvents(ABC):
+    """The discrete actions of every environment."""
+
+    @define_epoch_stats(histogram)
+    @define_episode_stats(histogram)
+    @define_step_stats(None)
+    @define_stats_grouping("substep", "name")
+    def action(self, substep: str, name: str, value: int) -> None:
+        """A discrete action was taken.
+
+        :param substep: "substep_" and the sub-step's key.
+        :param name: Key of the action in the action space.
+        :param value: The action.
+        """
+
+
+class ActionEvents(ABC):
+    """Actions by kind, with figures of how they are distributed."""
+
+    @define_plot(create_relative_bar_plot)
+    @define_epoch_stats(histogram)
+    @define_episode_stats(histogram)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name", "name")
+    def discrete_action(self, step_key: str, agent_name: str, name: str, value: int, action_dim: int) -> None:
+        """A discrete action was taken.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that acted.
+        :param name: Key of the action in the action space.
+        :param value: The action.
+        :param action_dim: How many different actions there are.
+        """
+
+    @define_plot(create_relative_bar_plot)
+    @define_epoch_stats(histogram)
+    @define_episode_stats(histogram)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name", "name")
+    def multi_binary_action(
+        self, step_key: str, agent_name: str, name: str, value: int, num_binary_actions: int
+    ) -> None:
+        """One of several binary actions was switched on.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that acted.
+        :param name: Key of the action in the action space.
+        :param value: Index of the binary action.
+        :param num_binary_actions: How many binary actions there are.
+        """
+
+    @define_plot(create_violin_distribution)
+    @define_epoch_stats(None)
+    @define_episode_stats(None)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name", "name")
+    def continuous_action(self, step_key: str, agent_name: str, name: str, value: np.ndarray[Any, Any]) -> None:
+        """A continuous action was taken.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that acted.
+        :param name: Key of the action in the action space.
+        :param value: The action vector.
+        """
+
+
+class ObservationEvents(ABC):
+    """How observations are distributed, before and after the wrappers."""
+
+    @define_epoch_stats(None)
+    @define_episode_stats(None)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name", "name")
+    def observation_processed(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
+        """The agent got an observation.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that observed.
+        :param name: Key of the observation in the observation space.
+        :param value: The observation.
+        """
+
+    @define_epoch_stats(None)
+    @define_episode_stats(None)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name", "name")
+    def observation_original(self, step_key: str, agent_name: str, name: str, value: Any) -> None:
+        """The environment gave an observation, before any wrapper changed it.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that observed.
+        :param name: Key of the observation in the observation space.
+        :param value: The observation.
+        """
+
+
+class RewardEvents(ABC):
+    """Rewards before and after the wrappers."""
+
+    @define_plot(create_histogram)
+    @define_epoch_stats(histogram)
+    @define_episode_stats(histogram)
+    @define_step_stats(None)
+    @define_stats_grouping("step_key", "agent_name")
+    def reward_processed(self, step_key: str, agent_name: str, value: float) -> None:
+        """The agent got a reward.
+
+        :param step_key: Key of the sub-step.
+        :param agent_name: The agent that got it.
+        :param value: The reward.
+        """
+
+    @define_plot(create_histogram)
+    @define_epoch_stats(histogram)
+    @define_episode_stats(histogram)
+    @define_step_stats(None)
+    def reward_original(self, value: float) -> None:
+        """The environment gave a reward, before any wrapper changed it.
+
+        :param value: The reward.
+        """

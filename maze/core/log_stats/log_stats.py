@@ -1,0 +1,368 @@
+"""Statistics: aggregation on three levels, and the way to the writers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.events.event_record import EventRecord
+from maze.core.events.event_topic_factory import event_topic_factory
+from maze.core.log_stats.stats_plan import LevelPlan, group_of, level_plan, stat_value
+from maze.core.log_stats.stats_slot import StatsSlot
+
+if TYPE_CHECKING:
+    from maze.core.log_events.log_events_writer import LogEventsWriter
+
+T = TypeVar("T")
+
+LogStatsValue = int | float | np.ndarray | dict  # type: ignore[type-arg]
+LogStatsGroup = tuple[str | int, ...]
+
+
+class LogStatsKey(NamedTuple):
+    """Identifies a statistic: the event's interface method, the statistic's name, the group."""
+
+    event: Callable[..., Any]
+    output_name: str | None
+    group: LogStatsGroup | None
+
+
+LogStats = dict[LogStatsKey, Any]
+
+
+class LogStatsLevel(Enum):
+    """Over what a statistic is calculated."""
+
+    STEP = 1
+    EPISODE = 2
+    EPOCH = 3
+
+
+class LogStatsConsumer(ABC):
+    """Receives statistics."""
+
+    @abstractmethod
+    def receive(self, stat: LogStats) -> None:
+        """Takes the statistics of one step, episode or epoch."""
+
+
+class LogStatsAggregator(LogStatsConsumer):
+    """Collects values of one level and reduces them to its statistics.
+
+    Values come from fired events (:meth:`add_event`, or a topic from :meth:`create_event_topic`), from the level below
+    (:meth:`receive`) or one by one (:meth:`add_value`). Rows keep the order in which events and groups occurred first.
+
+    :param level: The level whose decorators apply.
+    :param consumers: Receive the statistics at every :meth:`reduce`; usually the level above or a logger.
+    """
+
+    def __init__(self, level: LogStatsLevel, *consumers: LogStatsConsumer) -> None:
+        self.level = level
+        self.last_stats: LogStats = {}
+        """The result of the last :meth:`reduce`."""
+        self._level_name = level.name.lower()
+        self._consumers: list[LogStatsConsumer] = list(consumers)
+        self._slots: dict[tuple[Any, ...], StatsSlot] = {}
+        self._touched: list[StatsSlot] = []
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        for (event, name, group), value in stat.items():
+            self._add(event, value, name, group, n_periods=1)
+
+    def clear_inputs(self) -> None:
+        """Drops what was collected since the last :meth:`reduce`."""
+        for slot in self._slots.values():
+            slot.clear()
+        self._touched.clear()
+
+    def add_event(self, event_record: EventRecord) -> None:
+        """Adds a fired event to the statistics of this level."""
+        event, attributes = event_record.interface_method, event_record.attributes
+        plan = level_plan(event, self._level_name)
+        for index, variant in enumerate(plan.variants):
+            slot = self._touch(event, plan, index, group_of(event, plan, variant, attributes))
+            for name, values in slot.inputs.items():
+                values.append(stat_value(event, plan, attributes, name))
+
+    def add_value(
+        self, event: Callable[..., Any], value: Any, name: str | None = None, group: LogStatsGroup | None = None
+    ) -> None:
+        """Adds one value.
+
+        :param event: Interface method of the event.
+        :param value: The value.
+        :param name: Which input of the event's statistics it is (their ``input_name``).
+        :param group: The group it belongs to.
+        """
+        self._add(event, value, name, group, n_periods=0)
+
+    def input_values(
+        self, event: Callable[..., Any], name: str | None = None, group: LogStatsGroup | None = None
+    ) -> list[Any]:
+        """The list that collects the values of one input, for loops in which a call per value is too much.
+
+        It stays the same list as long as the aggregator lives. Takes the event's row in the order of rows.
+        """
+        plan = level_plan(event, self._level_name)
+        index, _ = plan.routes[name][0]
+        return self._slot(event, plan, index, group).inputs[name]
+
+    def register_consumer(self, consumer: LogStatsConsumer) -> None:
+        self._consumers.append(consumer)
+
+    def remove_consumer(self, consumer: LogStatsConsumer) -> None:
+        self._consumers.remove(consumer)
+
+    def reduce(self, n_periods: int = 0) -> LogStats:
+        """Calculates the statistics, hands them to the consumers and begins anew.
+
+        :param n_periods: How many steps (episodes) the episode (epoch) had, where the received statistics do not tell.
+        """
+        slots: list[StatsSlot]
+        if self.level is LogStatsLevel.STEP:
+            slots = self._touched
+        else:
+            slots = list(self._slots.values())
+            n_periods = max((slot.periods for slot in slots), default=0) if n_periods == 0 else n_periods
+        stats: LogStats = {}
+        for slot in slots:
+            slot.reduce_into(stats, n_periods)
+        self._touched.clear()
+        self.last_stats = stats
+        for consumer in self._consumers:
+            consumer.receive(stats)
+        return stats
+
+    def create_event_topic(self, interface_class: type[T]) -> T:
+        """An object with the interface's methods that adds the events fired through it."""
+        return event_topic_factory(interface_class, self.add_event)
+
+    def copy_inputs_from(self, other: LogStatsAggregator) -> None:
+        """Takes over what another aggregator of the same level has collected so far."""
+        self.clear_inputs()
+        for key, slot in other._slots.items():
+            own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
+            own.copy_from(slot)
+
+    def _add(
+        self,
+        event: Callable[..., Any],
+        value: Any,
+        name: str | None,
+        group: LogStatsGroup | None,
+        n_periods: int,
+    ) -> None:
+        plan = level_plan(event, self._level_name)
+        for index, component in plan.routes.get(name, ()):
+            kept = group if component is None or group is None else (group[component],)
+            slot = self._touch(event, plan, index, kept)
+            slot.add(name, value)
+            slot.periods += n_periods
+
+    def _touch(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
+        slot = self._slot(event, plan, index, group)
+        if not slot.is_touched:
+            slot.is_touched = True
+            self._touched.append(slot)
+        return slot
+
+    def _slot(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
+        slot = self._slots.get((event, index, group))
+        if slot is None:
+            variant = plan.variants[index]
+            keys = tuple(LogStatsKey(event, stat.output_name, group) for stat in variant.stats)
+            slot = self._slots[event, index, group] = StatsSlot(variant, keys)
+        return slot
+
+
+class LogStatsWriter(ABC):
+    """Writes statistics somewhere. An ``OSError`` silences the writer with one warning; it never ends a training."""
+
+    @abstractmethod
+    def write(self, path: str | None, step: int, stats: LogStats) -> None:
+        """Writes the statistics of one log step.
+
+        :param path: Prefix such as "train" or "eval".
+        :param step: Number of the log step.
+        :param stats: The statistics.
+        """
+
+    def close(self) -> None:
+        """Finishes writing."""
+        return
+
+    def on_log_step_increment(self) -> None:
+        """Called when a log step is finished."""
+        return
+
+
+class StatsContext:
+    """Writers, log step and hooks of one run.
+
+    ``with StatsContext() as stats:`` gives the code inside writers and a step counter of its own; on leaving, its
+    writers are closed. The functions below act on the active context: the one entered last in the same thread (or
+    task), in a thread that entered none the only one that is open in the process, and otherwise a default one.
+    """
+
+    def __init__(self) -> None:
+        self.step = 1
+        """Number of the current log step, counted from 1."""
+        self.writers: list[LogStatsWriter] = []
+        self.hooks: list[Callable[[], Any]] = []
+        """Called whenever a log step is finished."""
+        self.event_writers: list[LogEventsWriter] = []
+        """Receive the event log of every finished episode."""
+        self._silenced: set[int] = set()
+        self._tokens: list[Token[StatsContext | None]] = []
+        self._lock = threading.RLock()
+
+    @staticmethod
+    def active() -> StatsContext:
+        """The context that the module's functions act on."""
+        context = _entered.get()
+        if context is not None:
+            return context
+        distinct = {id(context): context for context in _open_contexts}
+        return next(iter(distinct.values())) if len(distinct) == 1 else _DEFAULT
+
+    def __enter__(self) -> StatsContext:
+        self._tokens.append(_entered.set(self))
+        _open_contexts.append(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _entered.reset(self._tokens.pop())
+        _open_contexts.remove(self)
+        if not self._tokens:
+            self.close()
+
+    def register_writer(self, writer: LogStatsWriter) -> None:
+        self.writers.append(writer)
+
+    def write(self, stats: LogStats, path: str | None) -> None:
+        """Hands statistics to all writers, with the number of the current log step."""
+        with self._lock:
+            for writer in self.writers:
+                self.guarded(writer, partial(writer.write, path, self.step, stats))
+
+    def finish_step(self) -> None:
+        """Runs the hooks and begins the next log step."""
+        with self._lock:
+            for hook in self.hooks:
+                hook()
+            for writer in self.writers:
+                self.guarded(writer, writer.on_log_step_increment)
+            self.step += 1
+
+    def guarded(self, writer: object, write: Callable[[], Any]) -> None:
+        """Calls ``write``; if the disk does not take it, one warning is logged and the writer is not used again."""
+        if id(writer) in self._silenced:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._silenced.add(id(writer))
+            with suppress(OSError):  # closing may fail for the same reason; one warning is enough
+                getattr(writer, "close", _nothing)()
+            _LOGGER.warning("%s cannot write (%s); it is switched off for this run.", type(writer).__name__, error)
+
+    def reset(self) -> None:
+        """Back to the state of a new context."""
+        self.close()
+        self.step = 1
+        self.hooks.clear()
+
+    def close(self) -> None:
+        """Closes and forgets all writers."""
+        with self._lock:
+            for writer in self.writers:
+                self.guarded(writer, writer.close)
+            self.writers.clear()
+            self.event_writers.clear()
+            self._silenced.clear()
+
+
+def _nothing() -> None:
+    """Stands for the missing ``close`` of writers that hold nothing open."""
+
+
+_LOGGER = logging.getLogger(__name__)
+_DEFAULT = StatsContext()
+_entered: ContextVar[StatsContext | None] = ContextVar("maze_stats", default=None)
+_open_contexts: list[StatsContext] = []  # for threads that inherit no context variables
+
+
+class _ActiveContextView(type):
+    """Lets the documented class attributes show the active context's lists."""
+
+    @property
+    def global_log_stats_writers(cls) -> list[LogStatsWriter]:
+        return StatsContext.active().writers
+
+    @property
+    def hook_on_log_step(cls) -> list[Callable[[], Any]]:
+        return StatsContext.active().hooks
+
+    @property
+    def global_step(cls) -> int:
+        return StatsContext.active().step
+
+    @global_step.setter
+    def global_step(cls, step: int) -> None:
+        StatsContext.active().step = step
+
+
+class GlobalLogState(metaclass=_ActiveContextView):
+    """Shows the active context's ``global_log_stats_writers``, ``hook_on_log_step`` and ``global_step``."""
+
+
+class LogStatsLogger(LogStatsConsumer):
+    """Passes statistics on to the writers of the active context.
+
+    :param path: Prefix of the statistics, such as "train".
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        log_stats(stat, self.path)
+
+
+def register_log_stats_writer(writer: LogStatsWriter) -> None:
+    """Adds a writer to the active context."""
+    StatsContext.active().register_writer(writer)
+
+
+def log_stats(stats: LogStats, path: str | None) -> None:
+    """Hands statistics to the writers of the active context.
+
+    :param stats: The statistics.
+    :param path: Prefix such as "train" or "eval".
+    """
+    StatsContext.active().write(stats, path)
+
+
+def increment_log_step() -> None:
+    """Finishes the current log step of the active context."""
+    StatsContext.active().finish_step()
+
+
+def get_stats_logger(path: str | None = None) -> LogStatsConsumer:
+    """A consumer that passes what it receives on to the writers.
+
+    :param path: Prefix of the statistics.
+    """
+    return LogStatsLogger(path)

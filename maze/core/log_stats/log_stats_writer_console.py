@@ -1,0 +1,65 @@
+"""Statistics as a table on the console."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter
+from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+
+_COLUMN = 22
+_LONGEST_NAME = 20
+_VALUE = 20
+_STEP = 5
+
+
+class LogStatsWriterConsole(LogStatsWriter):
+    """Prints one row per statistic: log step, path (prefix, interface, event, statistic) and value.
+
+    The header is printed once for each log step and prefix.
+    """
+
+    def __init__(self) -> None:
+        self._block: tuple[str | None, int] | None = None
+
+    @override(LogStatsWriter)
+    def write(self, path: str | None, step: int, stats: LogStats) -> None:
+        if not stats:
+            return
+        lines = []
+        if self._block != (path, step):
+            self._block = (path, step)
+            lines += [
+                f"{'step':>{_STEP}}|{'path':<{4 * _COLUMN}}|{'value':>{_VALUE}}",
+                f"{'=' * _STEP}|{'=' * 4 * _COLUMN}|{'=' * _VALUE}",
+            ]
+        lines += [
+            f"{step:>{_STEP}}|{_path(path, key)}|{format_value(value):>{_VALUE}}" for key, value in stats.items()
+        ]
+        print("\n".join(lines), flush=True)
+
+
+def format_value(value: Any) -> str:
+    """Numbers with three decimals, distributions by length and mean, text as it is."""
+    samples = sample_values(value)
+    if samples is not None:
+        is_numeric = _is_numeric(samples)
+        return f"[len:{len(samples)}, μ:{samples.mean():.1f}]" if is_numeric else f"[len:{len(samples)}]"
+    number = scalar_value(value)
+    return str(value) if number is None else f"{number:.3f}"
+
+
+def _is_numeric(samples: Any) -> bool:
+    return samples.dtype.kind in "biuf"
+
+
+def _path(path: str | None, key: LogStatsKey) -> str:
+    interface, method = event_names(key.event)
+    name = statistic_name(key)
+    columns = [_cut(path or ""), _cut(interface), _cut(method), _cut(name) if name else "·" * _COLUMN]
+    return "".join(f"{column:<{_COLUMN}}" for column in columns)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + ".."

@@ -1,0 +1,38 @@
+"""Reduce functions for the statistics decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, ValuesView
+from typing import Any
+
+import numpy as np
+
+
+def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
+    """Keeps all values, so that writers can show their distribution.
+
+    Nested lists, as they arrive from the levels below, are flattened. Where values come with the number of categories
+    (an event's attributes ``value`` and ``action_dim``, say), the result is the pair of all values and that number.
+
+    :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
+    """
+    if not isinstance(values[0], (list, tuple, np.ndarray, ValuesView, Mapping)):
+        return list(values)
+    if isinstance(values[0], list):
+        return [value for part in values for value in part]
+    parts = [_parts(value) for value in values]
+    flat = [value for part, _ in parts for value in part]
+    sizes = [size for _, size in parts if size is not None]
+    return flat if not sizes else (flat, max(sizes))
+
+
+def _parts(value: Any) -> tuple[Iterable[Any], int | None]:
+    if isinstance(value, np.ndarray):
+        return (value.tolist() if value.ndim else [value.item()]), None
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    items = tuple(value)
+    if len(items) == 2 and not isinstance(value, list):
+        first, size = items
+        return (first if isinstance(first, list) else [first]), int(size)
+    return items, None

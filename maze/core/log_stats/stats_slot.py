@@ -1,0 +1,103 @@
+"""The values of one event and group that wait to be reduced."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from maze.core.log_stats.stats_plan import CompiledStat, PassedThrough, Reducer, Variant
+
+_Fold = tuple[Callable[[Any, Any], Any], Reducer]
+
+# Cumulative statistics that can be continued without keeping every value since the beginning.
+_FOLDS: dict[Any, _Fold] = {
+    sum: (operator.add, sum),
+    np.sum: (operator.add, sum),
+    len: (operator.add, len),
+    max: (max, max),
+    np.max: (max, max),
+    min: (min, min),
+    np.min: (min, min),
+}
+
+
+class StatsSlot:
+    """Inputs by name and the statistics to calculate from them.
+
+    The input lists live as long as the slot, so that a hot loop may hold on to their ``append``.
+
+    :param keys: The key of each of the variant's statistics.
+    """
+
+    __slots__ = ("_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+
+    def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
+        self.variant = variant
+        self.keys = keys
+        self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
+        self.periods = 0
+        """How many periods of the level below delivered values."""
+        self.is_touched = False
+        self._cumulative: dict[int, Any] = {}
+
+    def add(self, name: str | None, value: Any) -> None:
+        values = self.inputs.get(name)
+        if values is None:
+            return
+        if type(value) is PassedThrough:
+            values.extend(value)
+        else:
+            values.append(value)
+
+    def clear(self) -> None:
+        """Drops the inputs; what cumulative statistics have already counted stays."""
+        for values in self.inputs.values():
+            values.clear()
+        self.periods = 0
+        self.is_touched = False
+
+    def reduce_into(self, stats: dict[Any, Any], n_periods: int) -> None:
+        """Calculates the statistics for which there are values and drops the inputs.
+
+        :param n_periods: How many periods of the level below there were; those without this event count as zeros.
+        """
+        for stat, key in zip(self.variant.stats, self.keys, strict=True):
+            values = self.inputs[stat.input_name]
+            if stat.counts_absence and len(values) < n_periods:
+                values = values + [0] * (n_periods - len(values))
+            if values:
+                stats[key] = self._accumulate(stat, values) if stat.cumulative else reduce_values(stat, values)
+        self.clear()
+
+    def copy_from(self, other: StatsSlot) -> None:
+        self.clear()
+        for name, values in other.inputs.items():
+            self.inputs[name].extend(values)
+        self.periods = other.periods
+        self.is_touched = other.is_touched
+        self._cumulative = dict(other._cumulative)
+
+    def _accumulate(self, stat: CompiledStat, values: list[Any]) -> Any:
+        fold = _FOLDS.get(stat.reduce_function) if stat.reduce_function is not None else None
+        if fold is None:
+            history = self._cumulative.setdefault(stat.position, [])
+            history.extend(values)
+            return reduce_values(stat, history)
+        combine, reduce_function = fold
+        value = reduce_function(values)
+        if stat.position in self._cumulative:
+            value = combine(self._cumulative[stat.position], value)
+        self._cumulative[stat.position] = value
+        return value
+
+
+def reduce_values(stat: CompiledStat, values: list[Any]) -> Any:
+    """Applies a statistic's reduce function; without one a single value passes as it is."""
+    if stat.reduce_function is None:
+        return values[0] if len(values) == 1 else PassedThrough(values)
+    result = stat.reduce_function(values)
+    # The list is used again: a function that returns its argument must not hand it out.
+    return list(values) if result is values else result

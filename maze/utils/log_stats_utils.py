@@ -1,0 +1,107 @@
+"""Setting up statistics logging."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+class SimpleStatsLoggingSetup:
+    """Prints the statistics of an environment when the ``with`` block ends.
+
+    The episode in progress is finished and counted. The block has a statistics context of its own.
+
+    :param env: The environment, wrapped in a ``LogStatsWrapper`` with a logging prefix.
+    :param log_dir: Directory for TensorBoard event files; ``None``: console only.
+    """
+
+    def __init__(self, env: LogStatsEnv, log_dir: str | Path | None = None) -> None:
+        self.env = env
+        self.log_dir = log_dir
+        self._context = StatsContext()
+
+    def __enter__(self) -> SimpleStatsLoggingSetup:
+        event_writers = LogEventsWriterRegistry.writers
+        self._context.__enter__()
+        self._context.event_writers.extend(event_writers)
+        register_log_stats_writer(LogStatsWriterConsole())
+        if self.log_dir is not None:
+            register_log_stats_writer(LogStatsWriterTensorboard(self.log_dir, tensorboard_render_figure=True))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            if exc_info[0] is None:
+                publish_episode = getattr(self.env, "publish_episode", None)
+                if publish_episode is not None:
+                    publish_episode()
+                self.env.write_epoch_stats()
+                self._context.finish_step()
+        finally:
+            self._context.__exit__(*exc_info)
+
+
+def setup_logging(
+    job_config: DictConfig | Mapping[str, Any] | str | None,
+    log_dir: str | Path = ".",
+    tensorboard_render_figure: bool = True,
+) -> None:
+    """Logs the active context's statistics on the console and for TensorBoard.
+
+    Called again in the same context it closes the writers that it had set up and starts at log step 1 again.
+
+    :param job_config: Shown in TensorBoard's TEXT tab together with the command line; a configuration or its YAML text.
+    :param log_dir: Directory of the event files.
+    :param tensorboard_render_figure: Whether to draw the figures of ``define_plot``.
+    """
+    context = StatsContext.active()
+    _remove_earlier_setup(context)
+    register_log_stats_writer(LogStatsWriterConsole())
+    tensorboard = LogStatsWriterTensorboard(log_dir, tensorboard_render_figure)
+    register_log_stats_writer(tensorboard)
+    if job_config is not None:
+        texts = {"job_config": _as_yaml(job_config), "command": shlex.join(sys.argv)}
+        for tag, text in texts.items():
+            context.guarded(tensorboard, partial(tensorboard.write_text, tag, _as_code_block(text)))
+        context.guarded(tensorboard, tensorboard.on_log_step_increment)
+
+
+def clear_global_state() -> None:
+    """Closes all writers of the active context, forgets its hooks and sets its log step back to 1."""
+    StatsContext.active().reset()
+
+
+def _remove_earlier_setup(context: StatsContext) -> None:
+    kinds = (LogStatsWriterConsole, LogStatsWriterTensorboard)
+    earlier: list[LogStatsWriter] = [writer for writer in context.writers if isinstance(writer, kinds)]
+    for writer in earlier:
+        context.writers.remove(writer)
+        context.guarded(writer, writer.close)
+    if earlier:
+        context.step = 1
+
+
+def _as_yaml(job_config: DictConfig | Mapping[str, Any] | str) -> str:
+    if isinstance(job_config, str):
+        return job_config
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(job_config if OmegaConf.is_config(job_config) else OmegaConf.create(dict(job_config)))
+
+
+def _as_code_block(text: str) -> str:
+    """Markdown that shows the text as it is."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
