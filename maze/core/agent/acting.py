@@ -1,0 +1,243 @@
+"""Acting: from a batch of observations to actions, without gradients and mostly without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.networks import as_float_tensors
+from maze.core.agent.compiled_network import CompiledNetwork, compile_network
+from maze.core.errors import ConfigError, NonFiniteError
+from maze.distributions.bernoulli import BernoulliProbabilityDistribution
+from maze.distributions.categorical import CategoricalProbabilityDistribution
+from maze.distributions.gaussian import MAX_LOG_STD, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
+from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.utils import require_valid_rows, sample_with
+
+if TYPE_CHECKING:
+    from maze.distributions.distribution_mapper import DistributionMapper
+
+Sampler = Callable[[np.ndarray, bool], np.ndarray]
+"""From logits ``[batch, ...]`` and ``deterministic`` to actions ``[batch, ...]``."""
+
+_TINY = np.finfo(np.float64).tiny
+
+
+class Actor:
+    """One network together with the samplers of its action heads.
+
+    The network runs in NumPy where that is possible, else in torch's inference mode. Actions of the default
+    distributions are drawn in NumPy from ``rng``; any other distribution is asked itself and draws from
+    ``torch_generator``.
+
+    :param network: Maps observations to logits.
+    :param distribution_mapper: Knows the heads.
+    :param rng: Generator for drawing in NumPy.
+    :param torch_generator: Generator (on the CPU) for drawing in torch.
+    :param device: Device of the network.
+    :param name: Name of the network in messages.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        distribution_mapper: DistributionMapper,
+        rng: np.random.Generator,
+        torch_generator: torch.Generator,
+        device: str,
+        name: str,
+    ) -> None:
+        self._network = network
+        self._device = device
+        self._name = name
+        self._compiled = self._compile()
+        self._samplers = {
+            head: _sampler_for(head, distribution_mapper, rng, torch_generator)
+            for head in distribution_mapper.action_heads
+        }
+        self._categorical_sizes = {
+            head: _categorical_sizes(head, distribution_mapper) for head in distribution_mapper.action_heads
+        }
+        self._zeros: dict[int, np.ndarray] = {}
+
+    @property
+    def runs_in_numpy(self) -> bool:
+        """Whether the network's forward pass is computed without torch."""
+        return self._compiled is not None
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        deterministic: bool = False,
+        out: dict[str, np.ndarray] | None = None,
+        logits_out: dict[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        all_logits = self._forward(observation)
+        actions: dict[str, np.ndarray] = {} if out is None else out
+        n_heads = 0
+        for head, sampler in self._samplers.items():
+            logits = all_logits.get(head)
+            if logits is None:
+                continue
+            n_heads += 1
+            self._check(head, logits)
+            if logits_out is not None:
+                np.copyto(logits_out[head], logits, casting="unsafe")
+            drawn = sampler(logits, deterministic)
+            if out is None:
+                actions[head] = drawn
+            else:
+                np.copyto(out[head], drawn, casting="unsafe")
+        if n_heads == 0:
+            raise ConfigError(
+                f"policy.networks[{self._name}] returned {sorted(map(str, all_logits))}, none of which is an action "
+                f"head. Expected some of: {', '.join(self._samplers)}."
+            )
+        return actions
+
+    def _compile(self) -> CompiledNetwork | None:
+        return compile_network(self._network) if self._device == "cpu" else None
+
+    def _forward(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        compiled = self._compiled
+        if compiled is not None and not compiled.is_current():
+            compiled = self._compiled = self._compile()
+        if compiled is not None:
+            return compiled(observation)
+        with torch.inference_mode():
+            outputs = self._network(as_float_tensors(observation, self._device))
+            logits = {head: outputs[head].cpu() for head in self._samplers if head in outputs}
+            for head, sizes in self._categorical_sizes.items():
+                if sizes and head in logits:
+                    for part in logits[head].split(sizes, dim=-1):
+                        require_valid_rows(part, head)
+        # half precision types that NumPy lacks become float32, which holds all of their values
+        return {
+            head: (value if value.dtype in (torch.float32, torch.float64) else value.float()).numpy()
+            for head, value in logits.items()
+        } or {key: value for key, value in outputs.items() if key not in self._samplers}
+
+    def _check(self, head: str, logits: np.ndarray) -> None:
+        """Finite logits times zero are zero; one dot product is the cheapest way to ask all of them."""
+        zeros = self._zeros.get(logits.size)
+        if zeros is None:
+            zeros = self._zeros[logits.size] = np.zeros(logits.size, np.float32)
+        if logits.reshape(-1).dot(zeros) == 0.0:
+            return
+        broken = np.isnan(logits) | (logits == np.inf)
+        if not self._categorical_sizes[head]:  # minus infinity masks a choice, and makes no sense elsewhere
+            broken |= np.isinf(logits)
+        if broken.any():
+            row = int(np.argwhere(broken)[0][0])
+            raise NonFiniteError(
+                f"policy.networks[{self._name}]: the logits of action head `{head}` are not finite in row {row} of "
+                f"{len(logits)}: {logits[row]}. Look for non-finite observations or diverged weights."
+            )
+
+
+def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:
+    """How a head's logits split into categorical choices; empty for other distributions."""
+    distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
+    if issubclass(distribution, CategoricalProbabilityDistribution) and isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if issubclass(distribution, MultiCategoricalProbabilityDistribution) and isinstance(space, spaces.MultiDiscrete):
+        return [int(size) for size in space.nvec.flatten()]
+    return []
+
+
+def _sampler_for(
+    head: str, mapper: DistributionMapper, rng: np.random.Generator, torch_generator: torch.Generator
+) -> Sampler:
+    """The NumPy sampler of exactly the default distributions; subclasses and all others are asked themselves."""
+    distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
+    if distribution is CategoricalProbabilityDistribution:
+        return _Categorical(rng)
+    if distribution is MultiCategoricalProbabilityDistribution and isinstance(space, spaces.MultiDiscrete):
+        return _MultiCategorical(rng, space)
+    if distribution is BernoulliProbabilityDistribution:
+        return _Bernoulli(rng)
+    if distribution is DiagonalGaussianProbabilityDistribution:
+        return _Gaussian(rng, space)
+    return _DistributionObject(head, mapper, torch_generator)
+
+
+class _Categorical:
+    """Exponential race: argmax of logit - log(exponential noise) follows the softmax of the logits."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._buffers: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        if deterministic:
+            return logits.argmax(-1)
+        noise = self._buffers.get(logits.shape)
+        if noise is None:
+            noise = self._buffers[logits.shape] = np.empty(logits.shape, np.float64)
+        self._rng.standard_exponential(out=noise)
+        np.add(noise, _TINY, noise)  # zero has no logarithm
+        np.log(noise, noise)
+        np.subtract(logits, noise, noise)
+        return noise.argmax(-1)
+
+
+class _MultiCategorical:
+    def __init__(self, rng: np.random.Generator, space: spaces.MultiDiscrete) -> None:
+        self._choose = _Categorical(rng)
+        self._shape = space.nvec.shape
+        ends = np.cumsum(space.nvec.flatten()).tolist()
+        self._slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        actions = np.empty((len(logits), len(self._slices)), np.int64)
+        for index, part in enumerate(self._slices):
+            actions[:, index] = self._choose(logits[:, part], deterministic)
+        return actions.reshape(len(logits), *self._shape)
+
+
+class _Bernoulli:
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        if deterministic:
+            return (logits > 0).astype(np.int8)
+        probability = 0.5 + 0.5 * np.tanh(0.5 * logits)
+        return (self._rng.random(logits.shape) < probability).astype(np.int8)
+
+
+class _Gaussian:
+    def __init__(self, rng: np.random.Generator, space: spaces.Space[Any]) -> None:
+        self._rng = rng
+        self._shape = space.shape or ()
+        self._dtype = space.dtype
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        n_components = logits.shape[-1] // 2
+        mean = logits[..., :n_components]
+        if deterministic:
+            actions = mean
+        else:
+            std = np.exp(np.clip(logits[..., n_components:], MIN_LOG_STD, MAX_LOG_STD))
+            actions = mean + std * self._rng.standard_normal(mean.shape, dtype=np.float32)
+        return actions.reshape(len(logits), *self._shape).astype(self._dtype)  # a copy: logits are a reused buffer
+
+
+class _DistributionObject:
+    def __init__(self, head: str, mapper: DistributionMapper, generator: torch.Generator) -> None:
+        self._head = head
+        self._mapper = mapper
+        self._generator = generator
+        self._dtype = mapper.action_space.spaces[head].dtype
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        with torch.inference_mode():
+            distribution = self._mapper.action_head_distribution(self._head, torch.from_numpy(logits), 1.0)
+            drawn = distribution.deterministic_sample() if deterministic else sample_with(distribution, self._generator)
+        return np.asarray(drawn.numpy().astype(self._dtype))

@@ -1,0 +1,76 @@
+"""Joins flat policies to a structured one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from maze.core.agent.flat_policy import FlatPolicy
+from maze.core.agent.networks import unknown_key_error
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+
+if TYPE_CHECKING:
+    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID
+    from maze.core.utils.factory import CollectionOfConfigType
+
+
+class DefaultPolicy(Policy):
+    """Asks the flat policy that belongs to the acting sub-step.
+
+    :param policies: Flat policies, or configurations of them, by step key (a list: keys 0, 1, ...).
+    """
+
+    def __init__(self, policies: CollectionOfConfigType) -> None:
+        self.policies: dict[Any, FlatPolicy] = dict(Factory(FlatPolicy).instantiate_collection(policies))
+        if not self.policies:
+            raise ConfigError("policy.policies: expected at least one flat policy, found none.")
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return False
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        for index, policy in enumerate(self.policies.values()):
+            seed_policy: Any = getattr(policy, "seed", None)
+            if seed_policy is not None:
+                seed_policy(seed + index)
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None = None,
+        env: BaseEnv | None = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        return self.policy_for(actor_id).compute_action(observation, deterministic=deterministic)
+
+    def policy_for(self, actor_id: ActorID | None) -> FlatPolicy:
+        """The flat policy of an actor (``None``: the only one there is)."""
+        if actor_id is None:
+            if len(self.policies) > 1:
+                raise ConfigError(f"There are policies for {list(self.policies)}; say which with `actor_id`.")
+            return next(iter(self.policies.values()))
+        if actor_id[0] not in self.policies:
+            raise unknown_key_error("policy.policies: step key", actor_id[0], self.policies)
+        return self.policies[actor_id[0]]
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        return self.policy_for(actor_id).compute_top_action_candidates(observation, num_candidates)

@@ -1,0 +1,58 @@
+"""A heuristic for CartPole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+
+if TYPE_CHECKING:
+    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID
+
+
+class DummyCartPolePolicy(Policy):
+    """Balances the pole by pushing towards the side to which it is about to fall, and drifts back to the centre."""
+
+    def __init__(self) -> None:
+        # of cart position, cart velocity, pole angle, pole angular velocity
+        self._gains = np.array([0.05, 0.25, 2.0, 1.0])
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        """Nothing is random here."""
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return False
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None = None,
+        env: BaseEnv | None = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        falls_to_the_right = float(self._gains @ observation["observation"]) > 0.0
+        return {"action": np.int64(falls_to_the_right)}
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        """The one action that the heuristic knows."""
+        return [self.compute_action(observation)], [1.0]

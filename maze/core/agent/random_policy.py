@@ -1,0 +1,124 @@
+"""Acts at random."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.agent.networks import unknown_key_error
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID
+
+Sampler = Callable[[np.random.Generator], Any]
+
+
+class RandomPolicy(Policy):
+    """Draws all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
+
+    :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
+    """
+
+    def __init__(self, action_spaces_dict: dict[str | int, spaces.Space[Any]]) -> None:
+        self.action_spaces_dict = action_spaces_dict
+        self._samplers = {key: _sampler_for(space) for key, space in action_spaces_dict.items()}
+        self._rng = np.random.default_rng()
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return False
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None = None,
+        env: BaseEnv | None = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        return self._sampler(actor_id)(self._rng)
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        """Random candidates (one, if their number is left open), all equally likely."""
+        n_candidates = 1 if num_candidates is None else num_candidates
+        sampler = self._sampler(actor_id)
+        return [sampler(self._rng) for _ in range(n_candidates)], [1.0 / n_candidates] * n_candidates
+
+    def _sampler(self, actor_id: ActorID | None) -> Sampler:
+        if actor_id is None:
+            if len(self._samplers) > 1:
+                raise ConfigError(f"There are action spaces for {list(self._samplers)}; say which with `actor_id`.")
+            return next(iter(self._samplers.values()))
+        sampler = self._samplers.get(actor_id[0])
+        if sampler is None:
+            raise unknown_key_error("action_spaces_dict: step key", actor_id[0], self._samplers)
+        return sampler
+
+
+class _DictSampler:
+    def __init__(self, subspaces: Mapping[str, spaces.Space[Any]]) -> None:
+        self._samplers = [(key, _sampler_for(space)) for key, space in subspaces.items()]
+
+    def __call__(self, rng: np.random.Generator) -> dict[str, Any]:
+        return {key: sampler(rng) for key, sampler in self._samplers}
+
+
+class _DiscreteSampler:
+    def __init__(self, space: spaces.Discrete) -> None:
+        self._low, self._high = int(space.start), int(space.start + space.n)
+
+    def __call__(self, rng: np.random.Generator) -> np.int64:
+        return np.int64(rng.integers(self._low, self._high))
+
+
+class _BoxSampler:
+    def __init__(self, space: spaces.Box) -> None:
+        self._low, self._high, self._dtype = space.low, space.high, space.dtype
+
+    def __call__(self, rng: np.random.Generator) -> np.ndarray:
+        return rng.uniform(self._low, self._high).astype(self._dtype)
+
+
+class _SpaceSampler:
+    """Samples a private copy of the space, seeded for each draw."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self._space = copy.deepcopy(space)
+
+    def __call__(self, rng: np.random.Generator) -> Any:
+        self._space.seed(int(rng.integers(2**31)))
+        return self._space.sample()
+
+
+def _sampler_for(space: spaces.Space[Any]) -> Sampler:
+    if isinstance(space, spaces.Dict):
+        return _DictSampler(space.spaces)
+    if isinstance(space, spaces.Discrete):
+        return _DiscreteSampler(space)
+    if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
+        return _BoxSampler(space)
+    return _SpaceSampler(space)

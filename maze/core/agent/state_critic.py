@@ -1,0 +1,25 @@
+"""What a state critic is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
+    from maze.core.env.observation_conversion import ObservationType
+
+
+class StateCritic(ABC):
+    """Predicts how much discounted reward is still to come from a state."""
+
+    @abstractmethod
+    def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
+        """Values of the observations of one environment step's sub-steps, with any leading batch dimensions."""
+
+    @abstractmethod
+    def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
+        """Value of the observations of a single sub-step.
+
+        :param critic_id: Which critic to ask: the step key.
+        """

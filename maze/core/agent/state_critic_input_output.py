@@ -1,0 +1,122 @@
+"""What state critics take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
+    from maze.core.env.structured_env import ActorID
+    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+
+@dataclass
+class StateCriticStepOutput:
+    """Values of the observations of one sub-step, in the shape of their batch."""
+
+    values: torch.Tensor
+    """Values with gradients."""
+    detached_values: torch.Tensor
+    """The same without gradients."""
+    actor_id: ActorID | None
+    """Who acted."""
+
+
+class StateCriticOutput:
+    """Values for the sub-steps of one environment step, in their order."""
+
+    def __init__(self) -> None:
+        self._step_outputs: list[StateCriticStepOutput] = []
+
+    def __getitem__(self, index: int) -> StateCriticStepOutput:
+        return self._step_outputs[index]
+
+    def __len__(self) -> int:
+        return len(self._step_outputs)
+
+    def append(self, value: StateCriticStepOutput) -> None:
+        """Adds the next sub-step."""
+        self._step_outputs.append(value)
+
+    @property
+    def actor_ids(self) -> list[ActorID | None]:
+        """Who acted in each sub-step."""
+        return [output.actor_id for output in self._step_outputs]
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """Values with gradients, for each sub-step."""
+        return [output.values for output in self._step_outputs]
+
+    @property
+    def detached_values(self) -> list[torch.Tensor]:
+        """Values without gradients, for each sub-step."""
+        return [output.detached_values for output in self._step_outputs]
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Gives all values another shape, in place."""
+        for output in self._step_outputs:
+            output.values = output.values.reshape(tuple(shape))
+            output.detached_values = output.detached_values.reshape(tuple(shape))
+
+
+@dataclass
+class StateCriticStepInput:
+    """Observations, and embeddings shared by the policy, of one sub-step."""
+
+    tensor_dict: dict[str, Any]
+    """Observations and shared embeddings by key."""
+    actor_id: ActorID | None
+    """Who acted."""
+
+    @classmethod
+    def build(cls, policy_step_output: PolicySubStepOutput, observation: dict[str, Any]) -> StateCriticStepInput:
+        """Joins the observation with the embeddings that the policy has already computed."""
+        embeddings = policy_step_output.embedding_logits
+        return cls({**observation, **embeddings} if embeddings else observation, policy_step_output.actor_id)
+
+
+class StateCriticInput:
+    """Inputs for the sub-steps of one environment step, in their order."""
+
+    def __init__(self) -> None:
+        self._step_inputs: list[StateCriticStepInput] = []
+
+    def __getitem__(self, index: int) -> StateCriticStepInput:
+        return self._step_inputs[index]
+
+    def __len__(self) -> int:
+        return len(self._step_inputs)
+
+    def append(self, item: StateCriticStepInput) -> None:
+        """Adds the next sub-step."""
+        self._step_inputs.append(item)
+
+    @property
+    def tensor_dict(self) -> list[dict[str, Any]]:
+        """Observations and shared embeddings, for each sub-step."""
+        return [step_input.tensor_dict for step_input in self._step_inputs]
+
+    @property
+    def actor_ids(self) -> list[ActorID | None]:
+        """Who acted in each sub-step."""
+        return [step_input.actor_id for step_input in self._step_inputs]
+
+    @property
+    def substep_inputs(self) -> list[StateCriticStepInput]:
+        """The inputs themselves."""
+        return self._step_inputs
+
+    @classmethod
+    def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
+        """Joins the observations of a record with the embeddings that the policy has already computed."""
+        critic_input = cls()
+        for step_output, substep in zip(policy_output.substep_outputs, record.substep_records, strict=True):
+            if substep.observation is None:
+                raise ValueError(f"The record of actor {substep.actor_id} has no observation.")
+            critic_input.append(StateCriticStepInput.build(step_output, substep.observation))
+        return critic_input

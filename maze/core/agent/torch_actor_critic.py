@@ -1,0 +1,115 @@
+"""A policy and a critic as one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+import torch
+
+from maze.core.agent.networks import as_float_tensors, check_network_weights
+from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
+from maze.core.agent.torch_model import TorchModel
+from maze.core.agent.torch_policy import STATE_GROUP as POLICIES
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_policy_output import PolicyOutput
+from maze.core.agent.torch_state_critic import TorchStateCritic
+from maze.core.annotations import override
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+    from maze.core.env.structured_env import ActorID
+    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+    Critic = Union[TorchStateCritic, TorchStateActionCritic]
+
+
+class TorchActorCritic(TorchModel):
+    """Joins a policy and a critic, which may share modules.
+
+    :param policy: The policy.
+    :param critic: Its critic.
+    :param device: Device of both.
+    """
+
+    def __init__(self, policy: TorchPolicy, critic: Critic, device: str) -> None:
+        super().__init__(device)
+        self.policy = policy
+        self.critic = critic
+        self._shares_embeddings: bool | None = None
+        self._move(self._device)
+
+    @override(TorchModel)
+    def parameters(self) -> list[torch.Tensor]:
+        unique = {id(parameter): parameter for parameter in [*self.policy.parameters(), *self.critic.parameters()]}
+        return list(unique.values())
+
+    @override(TorchModel)
+    def eval(self) -> None:
+        self.policy.eval()
+        self.critic.eval()
+
+    @override(TorchModel)
+    def train(self) -> None:
+        self.policy.train()
+        self.critic.train()
+
+    @override(TorchModel)
+    def to(self, device: str) -> None:
+        self.policy.to(device)
+        self._device = self.policy.device
+        self.critic.to(device)
+
+    def _move(self, device: str) -> None:
+        for part in (self.policy, self.critic):
+            if part.device != device:
+                part.to(device)
+
+    @property
+    @override(TorchModel)
+    def device(self) -> str:
+        return self._device
+
+    @override(TorchModel)
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the policy and of the critic, side by side."""
+        return {**self.policy.state_dict(), **self.critic.state_dict()}
+
+    @override(TorchModel)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_network_weights(self.policy.networks, state_dict, POLICIES)
+        self.critic.load_state_dict(state_dict)  # changes nothing unless it fits
+        self.policy.load_state_dict(state_dict)
+
+    def compute_actor_critic_output(
+        self, record: StructuredSpacesRecord, temperature: float = 1.0
+    ) -> tuple[PolicyOutput, StateCriticOutput]:
+        """Outputs of policy and critic for all sub-steps of a record; shared embeddings are computed once.
+
+        :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
+        :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
+        """
+        assert isinstance(self.critic, TorchStateCritic)
+        policy_output = self.policy.compute_policy_output(record, temperature=temperature)
+        self._shares_embeddings = any(embedding is not None for embedding in policy_output.embedding_logits)
+        return policy_output, self.critic.predict_values(StateCriticInput.build(policy_output, record))
+
+    def bootstrap_values(
+        self,
+        observation: Mapping[str, Any],
+        actor_id: ActorID,
+        known_substeps: Sequence[Mapping[str, Any]] | None = None,
+        position: int = 0,
+    ) -> torch.Tensor:
+        """Values, without gradients, of observations after which nothing is recorded.
+
+        See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
+        """
+        assert isinstance(self.critic, TorchStateCritic)
+        with torch.no_grad():
+            tensors = as_float_tensors(observation, self._device)
+            if self._shares_embeddings is not False:
+                embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
+                self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
+                tensors = {**tensors, **(embeddings or {})}
+            return self.critic.bootstrap_values(tensors, actor_id, known_substeps, position)

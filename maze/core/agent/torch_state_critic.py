@@ -1,0 +1,441 @@
+"""State critics made of torch networks.
+
+Values have the shape of the batch; networks may return them as ``[...]`` or ``[..., 1]`` under the key ``value``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.networks import (
+    as_float_tensors,
+    check_networks,
+    load_network_weights,
+    network_weights,
+    unknown_key_error,
+)
+from maze.core.agent.returns import gae, next_values_from
+from maze.core.agent.state_critic import StateCritic
+from maze.core.agent.state_critic_input_output import (
+    StateCriticInput,
+    StateCriticOutput,
+    StateCriticStepInput,
+    StateCriticStepOutput,
+)
+from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
+
+if TYPE_CHECKING:
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID, StepKeyType
+
+STATE_GROUP = "critics"
+TensorDict = dict[str, torch.Tensor]
+
+
+class TorchStateCritic(TorchModel, StateCritic):
+    """Base of the state critics.
+
+    :param networks: Value networks by step key (a shared critic has one).
+    :param obs_spaces_dict: Observation spaces of all sub-steps.
+    :param device: Device of the networks.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str | int, nn.Module],
+        obs_spaces_dict: dict[StepKeyType, spaces.Dict],
+        device: str,
+    ) -> None:
+        super().__init__(device)
+        self.networks = check_networks(networks, "critic.networks")
+        self.obs_spaces_dict = obs_spaces_dict
+        self._shapes = {
+            key: tuple(subspace.shape or ())
+            for space in obs_spaces_dict.values()
+            for key, subspace in space.spaces.items()
+        }
+        for network in self.networks.values():
+            network.to(self._device)
+
+    @property
+    @abstractmethod
+    def num_critics(self) -> int:
+        """How many streams of values :meth:`predict_values` returns at most: 1 for a shared critic."""
+
+    @override(StateCritic)
+    def predict_value(self, observation: ObservationType, critic_id: int | str) -> Any:
+        """Value of the observations of one sub-step.
+
+        :param critic_id: Key of the network.
+        :return: The network's outputs, ``value`` among them; a shared or delta critic returns the values themselves.
+        """
+        tensors = as_float_tensors(observation, self._device)
+        return {"value": self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)}
+
+    def bootstrap_values(
+        self,
+        observation: ObservationType,
+        actor_id: ActorID,
+        known_substeps: Sequence[Mapping[str, Any]] | None = None,
+        position: int = 0,
+    ) -> torch.Tensor:
+        """Values, without gradients, of observations after which no complete environment step is recorded.
+
+        :param observation: Observations ``[..., *shape]`` of the actor that would act next.
+        :param actor_id: Who would act.
+        :param known_substeps: Latest known observations of all sub-steps, in order. A critic that looks at all of
+            them takes those that are not there yet from here.
+        :param position: The sub-step (counted from 0) that the observation belongs to.
+        :return: Values in the shape of the batch.
+        """
+        with torch.no_grad():
+            tensors = as_float_tensors(observation, self._device)
+            known = [as_float_tensors(known_substep, self._device) for known_substep in known_substeps or []]
+            return self._bootstrap(tensors, actor_id, known, position)
+
+    def _bootstrap(
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+    ) -> torch.Tensor:
+        return self._value(self._network(actor_id[0]), tensors, self._batch_shape(tensors), actor_id[0])
+
+    @abstractmethod
+    def compute_structured_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: list[torch.Tensor],
+        values: list[torch.Tensor],
+        dones: torch.Tensor,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Targets of the values of a sequence of environment steps with the same sub-steps.
+
+        :param gamma: Discount for each environment step.
+        :param gae_lambda: 0: one-step targets, 1: discounted returns.
+        :param rewards: For each sub-step ``[n_steps, n_envs]``.
+        :param values: For each of :meth:`predict_values`' outputs, without gradients, ``[n_steps, n_envs]``.
+        :param dones: The episode terminated in this environment step, ``[n_steps, n_envs]``.
+        :param truncated: The episode was cut off after this environment step; ``None``: never.
+        :param next_values: Like ``values``, but of the observations after each step, see
+            :func:`maze.core.agent.returns.next_values_from`. ``None``: the next row's, and for the last step (whose
+            successor is not known then) its own.
+        :return: Targets for each sub-step.
+        """
+
+    def compute_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: torch.Tensor,
+        values: torch.Tensor,
+        dones: torch.Tensor,
+        deltas: torch.Tensor | None = None,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Targets of one stream of values: generalised advantages plus the values they are advantages over.
+
+        :param deltas: Predicted differences of a later sub-step's value from ``values``. They leave its target as it
+            is: all sub-steps of a step lead to the same next one.
+
+        The other arguments are those of :meth:`compute_structured_return`, for one stream.
+        """
+        del deltas
+        if truncated is None:
+            truncated = torch.zeros_like(dones)
+        if next_values is None:
+            next_values = next_values_from(values, values[-1])
+        return gae(rewards, values, next_values, dones, truncated, gamma, gae_lambda) + values.detach()
+
+    # -- networks -----------------------------------------------------------------------------------------------------
+
+    def _network(self, key: int | str) -> nn.Module:
+        if key not in self.networks:
+            raise unknown_key_error("critic.networks: step key", key, self.networks)
+        return self.networks[key]
+
+    def _batch_shape(self, tensors: TensorDict) -> tuple[int, ...]:
+        for key, tensor in tensors.items():
+            if key in self._shapes:
+                return tuple(tensor.shape[: tensor.dim() - len(self._shapes[key])])
+        raise ConfigError(f"critic: found the observations {sorted(tensors)}, expected some of {sorted(self._shapes)}.")
+
+    def _value(
+        self, network: nn.Module, tensors: TensorDict, batch_shape: tuple[int, ...], key: int | str
+    ) -> torch.Tensor:
+        outputs = network(tensors)
+        value = outputs.get("value")
+        if value is None:
+            raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `value`.")
+        if value.shape == batch_shape:
+            return value  # type: ignore[no-any-return]  # networks are untyped
+        if value.shape == (*batch_shape, 1):
+            return value.squeeze(-1)  # type: ignore[no-any-return]  # networks are untyped
+        raise ConfigError(
+            f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
+            f"{batch_shape}; expected {(*batch_shape, 1)}, one value for each observation."
+        )
+
+    @override(TorchModel)
+    def parameters(self) -> list[torch.Tensor]:
+        return unique_parameters(self.networks.values())
+
+    @override(TorchModel)
+    def eval(self) -> None:
+        for network in self.networks.values():
+            network.eval()
+
+    @override(TorchModel)
+    def train(self) -> None:
+        for network in self.networks.values():
+            network.train()
+
+    @override(TorchModel)
+    def to(self, device: str) -> None:
+        self._device = resolve_device(device)
+        for network in self.networks.values():
+            network.to(self._device)
+
+    @override(TorchModel)
+    def state_dict(self) -> dict[str, Any]:
+        return {STATE_GROUP: network_weights(self.networks)}
+
+    @override(TorchModel)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        load_network_weights(self.networks, state_dict, STATE_GROUP)
+
+
+class TorchSharedStateCritic(TorchStateCritic):
+    """One value for an environment step, shared by all of its sub-steps and agents.
+
+    The network sees the observations of all sub-steps of the step in one dictionary. Without ``stack_observations`` it
+    can also be asked about some of the sub-steps only; the observations of the others are zero then.
+
+    :param networks: The one value network, under any key.
+    :param obs_spaces_dict: Observation spaces of all sub-steps.
+    :param device: Device of the network.
+    :param stack_observations: Stack what several sub-steps or agents observe under the same key, see
+        :func:`~maze.perception.perception_utils.stack_and_flatten_spaces`; otherwise the first sub-step's item is used.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str | int, nn.Module],
+        obs_spaces_dict: dict[StepKeyType, spaces.Dict],
+        device: str,
+        stack_observations: bool,
+    ) -> None:
+        super().__init__(networks, obs_spaces_dict, device)
+        if len(self.networks) != 1:
+            raise ConfigError(f"critic.networks: a shared critic has one network, found {list(self.networks)}.")
+        self.stack_observations = stack_observations
+        self._key, self._shared_network = next(iter(self.networks.items()))
+
+    @property
+    @override(TorchStateCritic)
+    def num_critics(self) -> int:
+        return 1
+
+    @override(StateCritic)
+    def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
+        """One output for the whole environment step, under the first sub-step's actor."""
+        substeps = [as_float_tensors(item.tensor_dict, self._device) for item in critic_input.substep_inputs]
+        values = self._merged_value(substeps)
+        output = StateCriticOutput()
+        output.append(StateCriticStepOutput(values, values.detach(), critic_input.actor_ids[0]))
+        return output
+
+    @override(StateCritic)
+    def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
+        """Value of the observations of a single sub-step, in the shape of the batch."""
+        return self._merged_value([as_float_tensors(observation, self._device)])
+
+    @override(TorchStateCritic)
+    def _bootstrap(
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+    ) -> torch.Tensor:
+        return self._merged_value([*known_substeps[:position], tensors, *known_substeps[position + 1 :]])
+
+    def _merged_value(self, substeps: list[TensorDict]) -> torch.Tensor:
+        batch_shape = self._batch_shape(substeps[0])
+        if self.stack_observations:
+            merged = stack_and_flatten_spaces(substeps, self.obs_spaces_dict)
+        else:
+            merged = substeps[0] if len(substeps) == 1 else flatten_spaces(substeps)
+            if not self._shapes.keys() <= merged.keys():
+                like = next(iter(merged.values()))
+                absent = {key: shape for key, shape in self._shapes.items() if key not in merged}
+                merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
+        return self._value(self._shared_network, merged, batch_shape, self._key)
+
+    @override(TorchStateCritic)
+    def compute_structured_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: list[torch.Tensor],
+        values: list[torch.Tensor],
+        dones: torch.Tensor,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """All sub-steps earn the sum of their rewards."""
+        targets = self.compute_return(
+            gamma,
+            gae_lambda,
+            _sum_of(rewards),
+            values[0],
+            dones,
+            truncated=truncated,
+            next_values=None if next_values is None else next_values[0],
+        )
+        return [targets] * len(rewards)
+
+
+class TorchStepStateCritic(TorchStateCritic):
+    """A value for each sub-step, each by a network of its own."""
+
+    @property
+    @override(TorchStateCritic)
+    def num_critics(self) -> int:
+        return len(self.networks)
+
+    @override(StateCritic)
+    def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
+        output = StateCriticOutput()
+        for item in critic_input.substep_inputs:
+            tensors = as_float_tensors(item.tensor_dict, self._device)
+            key = _key_of(item, self.networks)
+            values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
+            output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
+        return output
+
+    @override(TorchStateCritic)
+    def compute_structured_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: list[torch.Tensor],
+        values: list[torch.Tensor],
+        dones: torch.Tensor,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Each sub-step earns the rewards that are attributed to it, as a stream of its own."""
+        return [
+            self.compute_return(
+                gamma,
+                gae_lambda,
+                reward,
+                value,
+                dones,
+                truncated=truncated,
+                next_values=None if next_values is None else next_values[index],
+            )
+            for index, (reward, value) in enumerate(zip(rewards, values, strict=True))
+        ]
+
+
+class TorchDeltaStateCritic(TorchStateCritic):
+    """The first sub-step's value, and for each later sub-step the difference from it.
+
+    The difference's error does not reach the first sub-step's network.
+    """
+
+    @property
+    @override(TorchStateCritic)
+    def num_critics(self) -> int:
+        return len(self.networks)
+
+    @override(StateCritic)
+    def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
+        output = StateCriticOutput()
+        first_key = _key_of(critic_input[0], self.networks)
+        for index, item in enumerate(critic_input.substep_inputs):
+            tensors = as_float_tensors(item.tensor_dict, self._device)
+            key = _key_of(item, self.networks)
+            if index and key == first_key:
+                raise ConfigError(
+                    f"critic.networks[{key!r}]: a delta critic needs sub-steps with keys of their own, but sub-steps 0 "
+                    f"and {index} are both {key!r}. Use a step or a shared critic."
+                )
+            values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
+            if index:
+                values = output[0].detached_values + values
+            output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
+        return output
+
+    @override(StateCritic)
+    def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
+        """The network's output: the first sub-step's value, or another one's difference from it."""
+        tensors = as_float_tensors(observation, self._device)
+        return self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)
+
+    @override(TorchStateCritic)
+    def _bootstrap(
+        self, tensors: TensorDict, actor_id: ActorID, known_substeps: list[TensorDict], position: int
+    ) -> torch.Tensor:
+        first_key = next(iter(self.networks))
+        predicted = self._value(self._network(actor_id[0]), tensors, self._batch_shape(tensors), actor_id[0])
+        if actor_id[0] == first_key:
+            return predicted
+        if not known_substeps or position < 1:
+            raise ConfigError(
+                f"A delta critic cannot value an observation of sub-step {actor_id[0]!r} without that of the first "
+                "sub-step. Use a step or a shared critic where episodes start or end within an environment step."
+            )
+        first = known_substeps[0]
+        return self._value(self._network(first_key), first, self._batch_shape(first), first_key) + predicted
+
+    @override(TorchStateCritic)
+    def compute_structured_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: list[torch.Tensor],
+        values: list[torch.Tensor],
+        dones: torch.Tensor,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """All sub-steps earn the sum of their rewards, and share the first sub-step's target."""
+        targets = self.compute_return(
+            gamma,
+            gae_lambda,
+            _sum_of(rewards),
+            values[0],
+            dones,
+            truncated=truncated,
+            next_values=None if next_values is None else next_values[0],
+        )
+        return [targets] * len(rewards)
+
+
+def _key_of(item: StateCriticStepInput, networks: Mapping[Any, nn.Module]) -> Any:
+    if item.actor_id is not None:
+        return item.actor_id[0]
+    if len(networks) > 1:
+        raise ConfigError(f"This critic has the networks {list(networks)}; say who acts with `actor_id`.")
+    return next(iter(networks))
+
+
+def _sum_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total

@@ -1,0 +1,83 @@
+"""Composes shared state critics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.torch_state_critic import TorchSharedStateCritic
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.models.critics.base_state_critic_composer import NETWORKS, BaseStateCriticComposer
+from maze.perception.models.network_factory import build
+
+if TYPE_CHECKING:
+    from maze.core.env.structured_env import StepKeyType
+    from maze.core.utils.factory import ConfigType
+
+
+class SharedStateCriticComposer(BaseStateCriticComposer):
+    """Builds a critic whose one network values all sub-steps and agents of an environment step together.
+
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param networks: The one network, or its configuration; also as the only item of a list or mapping.
+    :param stack_observations: Stack what several sub-steps or agents observe under the same key; the network then gets
+        the shape ``(number of observations, *shape)`` for it.
+    """
+
+    def __init__(
+        self,
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        networks: ConfigType,
+        stack_observations: bool,
+    ) -> None:
+        super().__init__(observation_spaces_dict, agent_counts_dict)
+        key, config = _only_network(networks)
+        network = build(nn.Module, config, f"{NETWORKS}[0]", obs_shapes=self._merged_shapes(stack_observations))
+        self._critic = TorchSharedStateCritic({key: network}, observation_spaces_dict, "cpu", stack_observations)
+
+    @property
+    @override(BaseStateCriticComposer)
+    def critic(self) -> TorchSharedStateCritic:
+        return self._critic
+
+    def _merged_shapes(self, stack_observations: bool) -> dict[str, Sequence[int]]:
+        shapes: dict[str, Sequence[int]] = {}
+        counts: dict[str, int] = {}
+        for step_key, step_shapes in self._obs_shapes.items():
+            n_agents = self._agent_counts_dict.get(step_key, 1)
+            if stack_observations and n_agents < 1:
+                raise ConfigError(
+                    f"model.critic.stack_observations: sub-step {step_key!r} has no fixed number of agents "
+                    f"(agent_counts_dict says {n_agents}), so their observations cannot be stacked. Use a step critic."
+                )
+            for key, shape in step_shapes.items():
+                if stack_observations and tuple(shapes.get(key, shape)) != tuple(shape):
+                    raise ConfigError(
+                        f"model.critic.stack_observations: observation `{key}` has the shape {tuple(shape)} in sub-step "
+                        f"{step_key!r}, but {tuple(shapes[key])} in another; they cannot be stacked."
+                    )
+                shapes.setdefault(key, shape)
+                counts[key] = counts.get(key, 0) + n_agents
+        if not stack_observations:
+            return shapes
+        return {key: (counts[key], *shape) if counts[key] > 1 else shape for key, shape in shapes.items()}
+
+
+def _only_network(networks: Any) -> tuple[Any, Any]:
+    if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
+        return 0, networks
+    if isinstance(networks, Mapping):
+        items = list(networks.items())
+    elif isinstance(networks, Iterable) and not isinstance(networks, str):
+        items = list(enumerate(networks))
+    else:
+        raise ConfigError(f"{NETWORKS}: expected one network, found {networks!r}.")
+    if len(items) != 1:
+        raise ConfigError(f"{NETWORKS}: a shared critic has one network, found {len(items)}.")
+    return items[0]

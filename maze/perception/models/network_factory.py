@@ -1,0 +1,57 @@
+"""Builds the networks of a configuration and says where one is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+
+T = TypeVar("T")
+
+
+def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict[Any, Any]:
+    """Network configurations (or networks) by step key; a list is in the order of the sub-steps.
+
+    :param where: Place in the configuration, for messages.
+    """
+    step_keys = list(step_keys)
+    if isinstance(networks, Mapping) and "_target_" not in networks:
+        by_key = dict(networks)
+    elif isinstance(networks, Iterable) and not isinstance(networks, str | Mapping | nn.Module):
+        listed = list(networks)
+        if len(listed) != len(step_keys):
+            raise ConfigError(
+                f"{where}: expected one network for each of the sub-steps {step_keys}, found {len(listed)} networks."
+            )
+        by_key = dict(zip(step_keys, listed, strict=True))
+    else:
+        raise ConfigError(f"{where}: expected a list of networks, or a mapping from step keys to them, got {networks!r}.")
+    missing = [key for key in step_keys if key not in by_key]
+    extra = [key for key in by_key if key not in step_keys]
+    if missing or extra:
+        raise ConfigError(
+            f"{where}: expected networks for the sub-steps {step_keys}; missing: {missing}, unknown: {extra}."
+        )
+    return {key: by_key[key] for key in step_keys}
+
+
+def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
+    """Instantiates a configuration, or passes an object through.
+
+    :param where: Place in the configuration, for messages.
+    :param arguments: Arguments that the configuration need not state; what it states has priority.
+    """
+    if config is None:
+        raise ConfigError(f"{where}: expected a mapping with `_target_`, or an object, found nothing.")
+    if isinstance(config, Mapping):
+        arguments = {key: value for key, value in arguments.items() if key not in config}
+        if "_target_" not in config:
+            raise ConfigError(f"{where}: `_target_` is missing; found the keys {sorted(map(str, config))}.")
+    try:
+        return Factory(base_type).instantiate(config, **arguments)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from error

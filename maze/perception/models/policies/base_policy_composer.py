@@ -1,0 +1,40 @@
+"""What a policy composer is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from gymnasium import spaces
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.structured_env import StepKeyType
+    from maze.distributions.distribution_mapper import DistributionMapper
+
+
+class BasePolicyComposer(ABC):
+    """Builds a policy for the spaces of an environment.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param distribution_mapper: Distributions of all action heads.
+    """
+
+    def __init__(
+        self,
+        action_spaces_dict: dict[StepKeyType, spaces.Dict],
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        distribution_mapper: DistributionMapper,
+    ) -> None:
+        self._action_spaces_dict = action_spaces_dict
+        self._observation_spaces_dict = observation_spaces_dict
+        self._agent_counts_dict = agent_counts_dict
+        self._distribution_mapper = distribution_mapper
+
+    @property
+    @abstractmethod
+    def policy(self) -> TorchPolicy:
+        """The policy (always the same object)."""

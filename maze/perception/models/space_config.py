@@ -1,0 +1,153 @@
+"""The spaces that a model was built for, as a file."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.files import atomic_write
+
+if TYPE_CHECKING:
+    from maze.core.env.structured_env import StepKeyType
+
+_FORMAT = "maze-spaces-1"
+
+
+class SpacesConfig:
+    """Action and observation spaces and agent counts of an environment: all that a model composer needs to know.
+
+    The file is a pickle of plain dictionaries, lists, numbers, strings and bytes. It names no types, so loading it
+    cannot execute anything.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    """
+
+    def __init__(
+        self,
+        action_spaces_dict: dict[StepKeyType, spaces.Dict],
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+    ) -> None:
+        self.action_spaces_dict = action_spaces_dict
+        self.observation_spaces_dict = observation_spaces_dict
+        self.agent_counts_dict = agent_counts_dict
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpacesConfig) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, as spaces are
+
+    def save(self, dump_file_path: str | Path) -> None:
+        """Writes the file; a crash leaves the previous one untouched.
+
+        :raises ConfigError: A space is of a type that cannot be described.
+        """
+        content = {
+            "format": _FORMAT,
+            "action_spaces": {key: _describe(space) for key, space in self.action_spaces_dict.items()},
+            "observation_spaces": {key: _describe(space) for key, space in self.observation_spaces_dict.items()},
+            "agent_counts": {key: int(count) for key, count in self.agent_counts_dict.items()},
+        }
+        atomic_write(Path(dump_file_path), pickle.dumps(content, protocol=4))
+
+    @classmethod
+    def load(cls, in_file_path: str | Path) -> SpacesConfig:
+        """Reads the file.
+
+        :raises CheckpointError: The file is missing, damaged, or something else.
+        """
+        path = Path(in_file_path)
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: there is no such file. A training writes `spaces_config.pkl` into its run directory."
+            )
+        try:
+            content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+            if not isinstance(content, dict) or content.get("format") != _FORMAT:
+                raise ValueError("it holds something else")
+            return cls(
+                action_spaces_dict={key: _dict_space(text) for key, text in content["action_spaces"].items()},
+                observation_spaces_dict={key: _dict_space(text) for key, text in content["observation_spaces"].items()},
+                agent_counts_dict=dict(content["agent_counts"]),
+            )
+        except Exception as error:  # a damaged pickle raises almost anything
+            raise CheckpointError(f"{path}: not a file of spaces written by Maze ({error}).") from error
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
+
+
+def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A description of the space in plain values."""
+    if type(space) is spaces.Dict:
+        return {"type": "Dict", "spaces": [[key, _describe(sub)] for key, sub in space.spaces.items()]}
+    if type(space) is spaces.Tuple:
+        return {"type": "Tuple", "spaces": [_describe(sub) for sub in space.spaces]}
+    if type(space) is spaces.Box:
+        return {"type": "Box", "low": _describe_array(space.low), "high": _describe_array(space.high)}
+    if type(space) is spaces.Discrete:
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype_name(space)}
+    if type(space) is spaces.MultiDiscrete:
+        start = _describe_array(space.start)
+        return {"type": "MultiDiscrete", "nvec": _describe_array(space.nvec), "start": start, "dtype": _dtype_name(space)}
+    if type(space) is spaces.MultiBinary:
+        return {"type": "MultiBinary", "shape": list(space.shape)}
+    raise ConfigError(f"The space {space} of type {type(space).__name__} cannot be saved. Use gymnasium's basic spaces.")
+
+
+def _dtype_name(space: spaces.Space[Any]) -> str:
+    return str(np.dtype(space.dtype).str)
+
+
+def _describe_array(array: Any) -> dict[str, Any]:
+    array = np.ascontiguousarray(array)
+    return {"dtype": array.dtype.str, "shape": list(np.shape(array)), "bytes": array.tobytes()}
+
+
+def _array(text: Mapping[str, Any]) -> np.ndarray:
+    return np.frombuffer(text["bytes"], dtype=np.dtype(text["dtype"])).reshape(text["shape"]).copy()
+
+
+def _box(text: Mapping[str, Any]) -> spaces.Box:
+    low, high = _array(text["low"]), _array(text["high"])
+    return spaces.Box(low=low, high=high, shape=low.shape, dtype=low.dtype.type)
+
+
+def _discrete(text: Mapping[str, Any]) -> spaces.Discrete:
+    return spaces.Discrete(text["n"], start=text["start"], dtype=np.dtype(text["dtype"]).type)
+
+
+def _multi_discrete(text: Mapping[str, Any]) -> spaces.MultiDiscrete:
+    return spaces.MultiDiscrete(_array(text["nvec"]), start=_array(text["start"]), dtype=np.dtype(text["dtype"]).type)
+
+
+_BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], spaces.Space[Any]]] = {
+    "Dict": lambda text: spaces.Dict({key: _space(sub) for key, sub in text["spaces"]}),
+    "Tuple": lambda text: spaces.Tuple([_space(sub) for sub in text["spaces"]]),
+    "Box": _box,
+    "Discrete": _discrete,
+    "MultiDiscrete": _multi_discrete,
+    "MultiBinary": lambda text: spaces.MultiBinary(tuple(text["shape"])),
+}
+
+
+def _space(text: Mapping[str, Any]) -> spaces.Space[Any]:
+    return _BUILDERS[text["type"]](text)
+
+
+def _dict_space(text: Mapping[str, Any]) -> spaces.Dict:
+    space = _space(text)
+    if not isinstance(space, spaces.Dict):
+        raise ValueError(f"expected a Dict space, found {space}")
+    return space
