@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ Shapes: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 NonLinearity: TypeAlias = str | type[nn.Module]
 """An activation class, or its import path."""
 TensorDict: TypeAlias = dict[str, torch.Tensor]
-NumpyProgram: TypeAlias = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+Array: TypeAlias = np.ndarray[Any, Any]
+NumpyProgram: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 # Two, so that a function that drops axes of size one does not drop the batch.
 _SHAPE_INFERENCE_BATCH = 2
@@ -45,7 +46,9 @@ class PerceptionBlock(ABC, nn.Module):
 
         for name, keys in (("in_keys", self.in_keys), ("out_keys", self.out_keys)):
             if len(set(keys)) != len(keys):
-                raise ConfigError(f"{self.block_name}: `{name}` {keys} holds a key twice; give each tensor its own key.")
+                raise ConfigError(
+                    f"{self.block_name}: `{name}` {keys} holds a key twice; give each tensor its own key."
+                )
         if not self.out_keys:
             raise ConfigError(f"{type(self).__name__}: `out_keys` is empty; name at least one output tensor.")
         if len(self.in_shapes) != len(self.in_keys):
@@ -53,6 +56,13 @@ class PerceptionBlock(ABC, nn.Module):
                 f"{self.block_name}: `in_shapes` must hold one shape for each of the {len(self.in_keys)} input keys "
                 f"{self.in_keys}, found {len(self.in_shapes)}: {self.in_shapes}."
             )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if ("forward" in own or "normalized_forward" in own) and "numpy_program" not in own:
+            # The inherited program computes what the replaced method did.
+            cls.numpy_program = PerceptionBlock.numpy_program  # type: ignore[method-assign]
 
     @abstractmethod
     def forward(self, block_input: TensorDict) -> TensorDict:
@@ -64,7 +74,7 @@ class PerceptionBlock(ABC, nn.Module):
         """
 
     def out_shapes(self) -> list[Sequence[int]]:
-        """Shapes of the outputs without batch dimension, in the order of ``out_keys``; inferred once by a forward pass."""
+        """Shapes of the outputs without batch, in the order of ``out_keys``; inferred once by a forward pass."""
         if self._out_shapes is None:
             self._out_shapes = self._infer_out_shapes()
         return list(self._out_shapes)
@@ -76,8 +86,9 @@ class PerceptionBlock(ABC, nn.Module):
     def numpy_program(self) -> NumpyProgram | None:
         """The forward pass in NumPy, for acting without the overhead of tensors; ``None``: there is none.
 
-        The program reads the memory of the parameters: it sees optimiser steps and loaded states, but has to be asked
-        for again after the block was moved to another device or data type.
+        It maps arrays with one batch dimension. The program reads the memory of the parameters: it sees optimiser steps
+        and loaded states, but has to be asked for again after the block was moved to another device or data type. A
+        class that replaces ``forward`` or ``normalized_forward`` has a program only where it defines this method too.
         """
         return None
 
@@ -103,7 +114,7 @@ class PerceptionBlock(ABC, nn.Module):
         )
 
     def __repr__(self) -> str:
-        """Text of this block in pictures of models: class, settings (``extra_repr``) and output shapes, line by line."""
+        """The text in pictures of models: class, settings (``extra_repr``) and output shapes, line by line."""
         lines = [type(self).__name__, *filter(None, [self.extra_repr()]), f"Out Shapes: {self.out_shapes()}"]
         return "\n".join(lines)
 
@@ -145,9 +156,9 @@ class PerceptionBlock(ABC, nn.Module):
 
 def _shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
     """One tuple of built-in integers per key, whether one shape or a sequence of shapes was given."""
-    shapes = list(in_shapes)
+    shapes: list[Any] = list(in_shapes)
     if not shapes:
         return [()] if n_keys == 1 else []  # the one shape of a scalar, or no shape at all
     if isinstance(shapes[0], Sequence | np.ndarray):
-        return [tuple(int(size) for size in shape) for shape in shapes]  # type: ignore[union-attr]
-    return [tuple(int(size) for size in shapes)]  # type: ignore[arg-type]
+        return [tuple(int(size) for size in shape) for shape in shapes]
+    return [tuple(int(size) for size in shapes)]

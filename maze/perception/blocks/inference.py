@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.base import Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
 
 
 class InferenceBlock(PerceptionBlock):
@@ -59,7 +58,7 @@ class InferenceBlock(PerceptionBlock):
         steps = [program for program in programs if program is not None]
         in_keys, out_keys = self._used_in_keys, self.out_keys
 
-        def run(inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
             arrays = {key: inputs[key] for key in in_keys}
             for step in steps:
                 arrays.update(step(arrays))
@@ -127,8 +126,8 @@ class InferenceBlock(PerceptionBlock):
         for name in _computable(blocks, self.in_keys):
             if clash := [key for key in blocks[name].out_keys if key in self.in_keys]:
                 raise ConfigError(
-                    f"{self.block_name}: {clash} {'is an input' if len(clash) == 1 else 'are inputs'} and also produced "
-                    f"by block {name!r}; give the block's output its own key, or leave the block out."
+                    f"{self.block_name}: {clash} {'is an input' if len(clash) == 1 else 'are inputs'} and also "
+                    f"produced by block {name!r}; give the block's output its own key, or leave the block out."
                 )
         return producers
 
@@ -177,7 +176,7 @@ def _computable(blocks: Mapping[str, PerceptionBlock], in_keys: Sequence[str]) -
 
 
 def _module_names(blocks: Mapping[str, PerceptionBlock]) -> dict[str, PerceptionBlock]:
-    """The blocks by names that PyTorch accepts for modules: no dots, no attribute of a module (``type``, ``values``)."""
+    """The blocks by names that PyTorch accepts for modules: no dots, no attribute of a module (``type``)."""
     reserved = set(dir(nn.ModuleDict()))
     taken = reserved | set(blocks)
     names: dict[str, PerceptionBlock] = {}
@@ -202,7 +201,9 @@ class InferenceGraph:
     :param backend: ``graphviz``, ``matplotlib``, or ``None`` for the best one there is.
     """
 
-    def __init__(self, inference_block: InferenceBlock, backend: Literal["graphviz", "matplotlib"] | None = None) -> None:
+    def __init__(
+        self, inference_block: InferenceBlock, backend: Literal["graphviz", "matplotlib"] | None = None
+    ) -> None:
         self.inference_block = inference_block
         self.backend = backend
 

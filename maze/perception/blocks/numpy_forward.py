@@ -7,15 +7,14 @@ built here calls NumPy directly, on the memory of the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
-from maze.perception.blocks.base import NumpyProgram
+from maze.perception.blocks.base import Array, NumpyProgram, PerceptionBlock
 
-Array: TypeAlias = np.ndarray[Any, Any]
 ArrayFunction: TypeAlias = Callable[[Array], Array]
 
 
@@ -33,6 +32,22 @@ def sequential_program(in_key: str, out_key: str, layers: Sequence[nn.Module]) -
         return {out_key: array}
 
     return program
+
+
+def chained_program(blocks: Sequence[PerceptionBlock]) -> NumpyProgram | None:
+    """The program of blocks that each process the output of the one before; ``None`` where one has none."""
+    programs = [block.numpy_program() for block in blocks]
+    if any(program is None for program in programs):
+        return None
+    steps = [program for program in programs if program is not None]
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        arrays = dict(inputs)
+        for step in steps:
+            arrays = step(arrays)
+        return arrays
+
+    return run
 
 
 def array_function(layer: nn.Module) -> ArrayFunction | None:
@@ -57,9 +72,10 @@ def _linear(layer: nn.Linear) -> ArrayFunction | None:
     if not is_shareable(layer.weight):
         return None
     weight = layer.weight.detach().numpy().T
-    if layer.bias is None:
+    parameter = layer._parameters["bias"]
+    if parameter is None:
         return lambda array: np.matmul(array, weight)
-    bias = layer.bias.detach().numpy()
+    bias = parameter.detach().numpy()
 
     def apply(array: Array) -> Array:
         result: Array = np.matmul(array, weight)

@@ -14,9 +14,7 @@ POOLING_FUNCTIONS = ("mean", "sum", "max", "min")
 def check_pooling_function(block_name: str, argument: str, name: str) -> None:
     """Raises an error that names what there is."""
     if name not in POOLING_FUNCTIONS:
-        raise ConfigError(
-            f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}."
-        )
+        raise ConfigError(f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}.")
 
 
 def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
@@ -46,4 +44,3 @@ def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Te
         else features.masked_fill(~valid, limits.max).amin(axes)
     )
     return extreme.masked_fill(valid.sum(axes) == 0, 0.0)
-

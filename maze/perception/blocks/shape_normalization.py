@@ -107,8 +107,8 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
             shape = block_input[key].shape
             if len(shape) < num_dims - 1:
                 raise ConfigError(
-                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} with "
-                    f"a batch dimension; found shape {tuple(shape)}."
+                    f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} "
+                    f"with a batch dimension; found shape {tuple(shape)}."
                 )
             batch_shapes[key] = shape[: len(shape) - (num_dims - 1)]
         first, *others = batch_shapes.values()
@@ -140,6 +140,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         num_dims = [value] * len(keys) if isinstance(value, int) else [int(entry) for entry in value]
         if len(num_dims) != len(keys) or any(entry < 1 for entry in num_dims):
             raise ConfigError(
-                f"{self.block_name}: `{name}` must be one positive number or one for each of {list(keys)}, found {value}."
+                f"{self.block_name}: `{name}` must be one positive number or one for each of {list(keys)}, "
+                f"found {value}."
             )
         return num_dims

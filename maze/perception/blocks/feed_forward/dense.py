@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -39,7 +40,7 @@ class DenseBlock(ShapeNormalizationBlock):
         """The layers in order, by name."""
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         widths = [self.input_units, *self.hidden_units]
-        for index, (n_in, n_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for index, (n_in, n_out) in enumerate(pairwise(widths)):
             layers[f"linear_{index}"] = nn.Linear(n_in, n_out)
             layers[f"{self.non_lin.__name__}_{index}"] = self.non_lin()
         return layers

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
+import numpy as np
 import torch
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
+from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, TensorDict
 
 
 class ActionMaskingBlock(PerceptionBlock):
     """Replaces the logits of invalid actions by the smallest finite number of their data type.
 
-    The first input holds the logits, the second the mask: positive where an action is valid, zero where it is not. Both
-    hold ``num_actors * num_of_actor_actions`` entries in their last dimension (``MultiDiscrete``: one actor for each of
-    its actions), or have the actors in a dimension of their own. A mask of the actions of one actor holds for all.
+    The first input holds the logits, the second the mask: positive where an action is valid, zero where it is not.
+    With several actors (``MultiDiscrete``: one for each of its actions) the logits of all of them lie one after the
+    other in the last dimension, or the actors have the dimension before it. The mask has the shape of the logits, or
+    that of one actor's actions, and then holds for all actors.
 
-    An actor without any valid action is an error: it would be offered all of them with equal probability. This costs
-    one reduction of the mask per forward pass; ``require_valid_action=False`` leaves it out, which ``MultiBinary``
-    needs, where all bits at zero is an action.
+    An actor without any valid action is an error: it would otherwise be offered all of them with equal probability.
+    The check costs one reduction of the mask per forward pass. ``MultiBinary`` needs ``require_valid_action=False``,
+    because all bits at zero is an action.
 
     :param in_keys: Keys of the logits and of the mask.
     :param in_shapes: Shapes of the logits and of the mask.
-    :param num_actors: Number of groups of logits, one action is chosen from each.
-    :param num_of_actor_actions: Number of actions of each actor, or one number for each actor; None: the logits are
+    :param num_actors: Number of actors, each of which takes one action.
+    :param num_of_actor_actions: Number of actions of each actor; a sequence where they differ; None: the logits are
         divided equally.
     :param require_valid_action: Whether an actor without any valid action is an error.
     """
@@ -34,7 +37,7 @@ class ActionMaskingBlock(PerceptionBlock):
         self,
         in_keys: list[str],
         out_keys: Keys,
-        in_shapes: list[Sequence[int]],
+        in_shapes: Sequence[Sequence[int]],
         num_actors: int,
         num_of_actor_actions: int | Sequence[int] | None,
         require_valid_action: bool = True,
@@ -45,18 +48,93 @@ class ActionMaskingBlock(PerceptionBlock):
                 f"{self.block_name}: expected two input keys (logits, mask) and one output key, "
                 f"found {self.in_keys} and {self.out_keys}."
             )
+        if num_actors < 1:
+            raise ConfigError(f"{self.block_name}: `num_actors` must be at least 1, found {num_actors}.")
         self.num_actors = num_actors
         self.num_of_actor_actions = num_of_actor_actions
         self.require_valid_action = require_valid_action
         logits_shape, mask_shape = (tuple(shape) for shape in self.in_shapes)
-        self._group_sizes = self._actions_per_actor(logits_shape)
-        self._repeat_mask = mask_shape != logits_shape
-        if self._repeat_mask and mask_shape != (*logits_shape[:-1], self._group_sizes[0]) and mask_shape != (
-            *logits_shape[:-2],
-            self._group_sizes[0],
-        ):
-            raise ConfigError(
-                f"{self.block_name}: the mask {self.in_keys[1]!r} must have the shape {logits_shape} of the logits "
-                f"{self.in_keys[0]!r}, or that of the actions of one actor, ({self._group_sizes[0]},); "
-                f"found {mask_shape}."
+        self._group_sizes = self._sizes_of_groups(logits_shape)
+        self._spread_mask = self._spreading(logits_shape, mask_shape)
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        logits, mask = self.gather_inputs(block_input)
+        valid = mask if mask.dtype is torch.bool else mask > 0
+        # A graph that is captured for export or compilation cannot branch on values.
+        if self.require_valid_action and not torch.compiler.is_compiling():
+            self._check_rows(valid)
+        if self._spread_mask == "repeat":
+            valid = torch.cat([valid] * self.num_actors, dim=-1)
+        elif self._spread_mask == "broadcast":
+            valid = valid.unsqueeze(-2)
+        return {self.out_keys[0]: logits.masked_fill(~valid, torch.finfo(logits.dtype).min)}
+
+    @override(PerceptionBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        if len(self._group_sizes) > 1 or self._spread_mask is not None:
+            return None
+        (logits_key, mask_key), out_key = self.in_keys, self.out_keys[0]
+
+        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            logits, valid = inputs[logits_key], inputs[mask_key] > 0
+            if self.require_valid_action and not valid.any(axis=-1).all():
+                self._check_rows(torch.from_numpy(valid))
+            return {out_key: np.where(valid, logits, np.finfo(logits.dtype).min)}
+
+        return program
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"num_actors: {self.num_actors}, actions: {self.num_of_actor_actions or self._group_sizes[0]}"
+
+    def _check_rows(self, valid: torch.Tensor) -> None:
+        if self._spread_mask is not None or len(self._group_sizes) == 1:
+            has_action = valid.any(dim=-1)
+        else:
+            has_action = torch.stack(
+                [group.any(dim=-1) for group in torch.split(valid, self._group_sizes, dim=-1)], dim=-1
             )
+        if not bool(has_action.all()):
+            rows = (~has_action).nonzero()
+            raise EnvironmentContractError(
+                f"{self.block_name}: the mask {self.in_keys[1]!r} for the logits {self.in_keys[0]!r} leaves no valid "
+                f"action in {len(rows)} of {has_action.numel()} rows, first at index {tuple(rows[0].tolist())}. "
+                "Each row must hold at least one positive entry: check the mask that the environment computes."
+            )
+
+    def _sizes_of_groups(self, logits_shape: tuple[int, ...]) -> list[int]:
+        """How the last dimension of the logits divides into actors."""
+        n_last = logits_shape[-1]
+        has_actor_dim = len(logits_shape) > 1 and self.num_actors > 1 and logits_shape[-2] == self.num_actors
+        n_actions = self.num_of_actor_actions
+        if isinstance(n_actions, Sequence):
+            sizes = [int(size) for size in n_actions]
+            fits = len(sizes) == self.num_actors and sum(sizes) == n_last
+        elif has_actor_dim and n_actions in (None, n_last):
+            return [n_last]
+        else:
+            sizes = [n_last // self.num_actors if n_actions is None else n_actions] * self.num_actors
+            fits = sum(sizes) == n_last
+        if not fits:
+            raise ConfigError(
+                f"{self.block_name}: logits {self.in_keys[0]!r} of shape {logits_shape} do not divide into "
+                f"`num_actors` = {self.num_actors} actors with `num_of_actor_actions` = {n_actions} actions each."
+            )
+        return sizes
+
+    def _spreading(
+        self, logits_shape: tuple[int, ...], mask_shape: tuple[int, ...]
+    ) -> Literal["repeat", "broadcast"] | None:
+        """How the mask of one actor becomes that of all; None: the mask has the shape of the logits."""
+        if mask_shape == logits_shape:
+            return None
+        equal = len(set(self._group_sizes)) == 1
+        if equal and len(self._group_sizes) > 1 and mask_shape == (*logits_shape[:-1], self._group_sizes[0]):
+            return "repeat"
+        if len(self._group_sizes) == 1 and self.num_actors > 1 and mask_shape == (*logits_shape[:-2], logits_shape[-1]):
+            return "broadcast"
+        raise ConfigError(
+            f"{self.block_name}: the mask {self.in_keys[1]!r} must have the shape {logits_shape} of the logits "
+            f"{self.in_keys[0]!r}, or that of the {self._group_sizes[0]} actions of one actor; found {mask_shape}."
+        )

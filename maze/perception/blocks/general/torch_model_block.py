@@ -33,7 +33,7 @@ class TorchModelBlock(ShapeNormalizationBlock):
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        outputs: TensorDict = self.net(block_input)
+        outputs: TensorDict | torch.Tensor = self.net(block_input)
         if isinstance(outputs, torch.Tensor):
             raise ConfigError(
                 f"{self.block_name}: {type(self.net).__name__} returned a tensor; return a dictionary with the keys "

@@ -1,0 +1,113 @@
+"""Graph convolutions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.feed_forward.graph_adjacency import GraphAdjacencyMethods
+from maze.perception.blocks.feed_forward.layer_settings import check_graph_shapes, one_per_layer
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+class GraphConvLayer(nn.Module):
+    """One graph convolution: a linear map of each node, then a weighted sum over its neighbours."""
+
+    def __init__(self, n_in: int, n_out: int, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(n_in, n_out, bias=False)
+        self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
+
+    def forward(self, features: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        """
+        :param features: ``(batch, nodes, n_in)``.
+        :param adjacency: Weights of the neighbours, ``(batch, nodes, nodes)``.
+        :return: ``(batch, nodes, n_out)``.
+        """
+        result = torch.bmm(adjacency, self.linear(features))
+        return result if self.bias is None else result + self.bias
+
+
+class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
+    """Stack of graph convolutions (Kipf and Welling 2017), each followed by its activation.
+
+    Inputs node features ``(batch, nodes, features)`` and adjacency matrix ``(batch, nodes, nodes)``, output
+    ``(batch, nodes, hidden_features[-1])``.
+
+    :param in_keys: Keys of the node features and of the adjacency matrix.
+    :param hidden_features: Number of features of each layer.
+    :param bias: Whether layers have a bias; one value, or one per layer.
+    :param non_lins: The activation after each layer; one, or one per layer.
+    :param node_self_importance: Weight of each node's connection to itself.
+    :param trainable_node_self_importance: Whether this weight is learned.
+    :param preprocess_adj: Whether self connections are added and the matrix is normalised; otherwise it is used as
+        it is.
+    """
+
+    node_self_importance: torch.Tensor
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_features: Sequence[int],
+        bias: bool | Sequence[bool],
+        non_lins: NonLinearity | Sequence[NonLinearity],
+        node_self_importance: float,
+        trainable_node_self_importance: bool,
+        preprocess_adj: bool,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
+        check_graph_shapes(self)
+        if trainable_node_self_importance and not preprocess_adj:
+            raise ConfigError(
+                f"{self.block_name}: `trainable_node_self_importance` has no effect without `preprocess_adj`, which "
+                "adds the self connections; set one of the two."
+            )
+        self.input_features = self.in_shapes[0][-1]
+        self.hidden_features = list(hidden_features)
+        n_layers = len(self.hidden_features)
+        self.bias = one_per_layer(self.block_name, "bias", bias, n_layers)
+        self.non_lins = [
+            Factory(nn.Module).type_from_name(non_lin)
+            for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
+        ]
+        self.preprocess_adj = preprocess_adj
+        importance = torch.tensor(float(node_self_importance))
+        if trainable_node_self_importance:
+            self.node_self_importance = nn.Parameter(importance)
+        else:
+            self.register_buffer("node_self_importance", importance, persistent=False)
+        self.net = nn.ModuleDict(self.build_layer_dict())
+
+    def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
+        """The layers in order, by name."""
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        n_in = self.input_features
+        for index, n_out in enumerate(self.hidden_features):
+            layers[f"graph_conv_{index}"] = GraphConvLayer(n_in, n_out, self.bias[index])
+            layers[f"{self.non_lins[index].__name__}_{index}"] = self.non_lins[index]()
+            n_in = n_out
+        return layers
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        features, adjacency = (block_input[key] for key in self.in_keys)
+        if self.preprocess_adj:
+            adjacency = self.normalise(self.add_self_connections(adjacency, self.node_self_importance))
+        for layer in self.net.values():
+            features = layer(features, adjacency) if isinstance(layer, GraphConvLayer) else layer(features)
+        return {self.out_keys[0]: features}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        widths = "->".join(map(str, [self.input_features, *self.hidden_features]))
+        return f"({widths}), {', '.join(dict.fromkeys(non_lin.__name__ for non_lin in self.non_lins))}"

@@ -1,0 +1,102 @@
+"""Multi-head attention."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.attention import masked_attention
+from maze.perception.blocks.base import Keys, Shapes, TensorDict
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+class MultiHeadAttentionBlock(ShapeNormalizationBlock):
+    """PyTorch's multi-head attention as a block.
+
+    Inputs query ``(batch, queries, features)``, key ``(batch, keys, kdim)``, value ``(batch, keys, vdim)`` and
+    optionally a mask, positive where a key counts: ``(batch, queries, keys)``, or ``(batch, keys)`` with
+    ``use_key_padding_mask``. Output ``(batch, queries, features)``; an optional second output holds the attention
+    weights averaged over the heads, ``(batch, queries, keys)``. A query without any valid key gets zeros.
+
+    :param in_keys: Keys of query, key, value and, optionally, mask.
+    :param out_keys: Key of the output and, optionally, of the attention weights.
+    :param num_heads: Number of heads; divides the number of features.
+    :param dropout: Share of attention weights dropped in training; None: none.
+    :param add_input_to_output: Whether the query is added to the output.
+    :param bias: Whether the projections have a bias.
+    :param add_bias_kv: Whether a learned key and value are appended.
+    :param add_zero_attn: Whether a key and value of zeros are appended.
+    :param kdim: Number of features of the key; None: as ``in_shapes`` says.
+    :param vdim: Number of features of the value; None: as ``in_shapes`` says.
+    :param use_key_padding_mask: Whether the mask holds for all queries alike.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        num_heads: int,
+        dropout: float | None,
+        add_input_to_output: bool,
+        bias: bool,
+        add_bias_kv: bool,
+        add_zero_attn: bool,
+        kdim: int | None,
+        vdim: int | None,
+        use_key_padding_mask: bool,
+    ) -> None:
+        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
+        if n_inputs not in (3, 4):
+            raise ConfigError(
+                f"MultiHeadAttentionBlock ({out_keys}): expected the keys of query, key, value and, optionally, mask; "
+                f"found {in_keys}."
+            )
+        in_num_dims = [3, 3, 3, 2 if use_key_padding_mask else 3][:n_inputs]
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=in_num_dims, out_num_dims=3)
+        if use_key_padding_mask and n_inputs == 3:
+            raise ConfigError(f"{self.block_name}: `use_key_padding_mask` needs a fourth input key, the mask.")
+        embed_dim = self.in_shapes[0][-1]
+        for name, size, in_shape in (("kdim", kdim, self.in_shapes[1]), ("vdim", vdim, self.in_shapes[2])):
+            if size is not None and size != in_shape[-1]:
+                raise ConfigError(
+                    f"{self.block_name}: `{name}` is {size}, but the input has {in_shape[-1]} features; "
+                    "None takes it from the input."
+                )
+        if embed_dim % num_heads:
+            raise ConfigError(
+                f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
+                f"{self.in_keys[0]!r}."
+            )
+        self.num_heads = num_heads
+        self.add_input_to_output = add_input_to_output
+        self.self_attn = nn.MultiheadAttention(
+            embed_dim,
+            num_heads,
+            dropout=dropout or 0.0,
+            bias=bias,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            kdim=self.in_shapes[1][-1],
+            vdim=self.in_shapes[2][-1],
+            batch_first=True,
+        )
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        query, key, value, *masks = (block_input[in_key] for in_key in self.in_keys)
+        valid = masks[0] if masks else None
+        output, weights = masked_attention(
+            self.self_attn, query, key, value, valid=valid, need_weights=len(self.out_keys) == 2
+        )
+        if self.add_input_to_output:
+            output = output + query
+        outputs = {self.out_keys[0]: output}
+        if weights is not None:
+            outputs[self.out_keys[1]] = weights
+        return outputs
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        return f"num_heads: {self.num_heads}" + (", plus input" if self.add_input_to_output else "")

@@ -1,0 +1,132 @@
+"""Features of point sets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.pooling import check_pooling_function, pool
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+_POINT_FEATURES = 64
+
+
+class PointwiseLayers(nn.Module):
+    """Linear layers applied to each point alike, with optional batch normalisation.
+
+    :param widths: Number of features of the input and after each layer.
+    :param activate_last: Whether the activation also follows the last layer.
+    """
+
+    def __init__(self, widths: list[int], non_lin: type[nn.Module], use_batch_norm: bool, activate_last: bool) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for index, (n_in, n_out) in enumerate(pairwise(widths)):
+            layers.append(nn.Linear(n_in, n_out, bias=not use_batch_norm))
+            if use_batch_norm:
+                layers.append(nn.BatchNorm1d(n_out))
+            if activate_last or index < len(widths) - 2:
+                layers.append(non_lin())
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        """
+        :param points: ``(..., widths[0])``.
+        :return: ``(..., widths[-1])``.
+        """
+        features: torch.Tensor = self.net(points.flatten(end_dim=-2))
+        return features.reshape(points.shape[:-1] + features.shape[-1:])
+
+
+class AlignmentNet(nn.Module):
+    """Predicts from a point set the matrix that aligns its points (Qi et al. 2017, section 4.2)."""
+
+    def __init__(self, n_features: int, embedding_dim: int, non_lin: type[nn.Module], use_batch_norm: bool) -> None:
+        super().__init__()
+        self.n_features = n_features
+        self.points = PointwiseLayers([n_features, 64, embedding_dim], non_lin, use_batch_norm, activate_last=True)
+        hidden = max(embedding_dim // 2, 16)
+        self.matrix = nn.Sequential(
+            nn.Linear(embedding_dim, hidden), non_lin(), nn.Linear(hidden, n_features * n_features)
+        )
+
+    def forward(self, points: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+        """
+        :param points: ``(batch, points, n_features)``.
+        :param valid: Which points count, boolean ``(batch, points, 1)``; None: all.
+        :return: The aligned points.
+        """
+        pooled = pool(self.points(points), "max", [-2], valid)
+        # The matrix is predicted as a difference from the identity.
+        deviation = self.matrix(pooled).unflatten(-1, (self.n_features, self.n_features))
+        return points + torch.bmm(points, deviation)
+
+
+class PointNetFeatureBlock(ShapeNormalizationBlock):
+    """Embeds sets of points of any size into a vector that does not depend on their order (PointNet).
+
+    Input ``(batch, points, features)`` and optionally a mask ``(batch, points)``, positive where a point counts; output
+    ``(batch, embedding_dim)``.
+
+    :param in_keys: Key of the points and, optionally, of the mask.
+    :param embedding_dim: Number of features of the output.
+    :param pooling_func_name: How points are joined: ``max``, ``mean``, ``sum`` or ``min``.
+    :param use_feature_transform: Whether intermediate features are aligned by a predicted matrix, as the points are.
+    :param use_batch_norm: Whether layers that are applied to each point are followed by batch normalisation.
+    :param non_lin: The activation between layers.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        embedding_dim: int,
+        pooling_func_name: str,
+        use_feature_transform: bool,
+        use_batch_norm: bool,
+        non_lin: NonLinearity,
+    ) -> None:
+        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
+        if n_inputs not in (1, 2):
+            raise ConfigError(
+                f"PointNetFeatureBlock ({out_keys}): expected the key of the points and, optionally, of a mask; "
+                f"found {in_keys}."
+            )
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
+        check_pooling_function(self.block_name, "pooling_func_name", pooling_func_name)
+        self.embedding_dim = embedding_dim
+        self.pooling_func_name = pooling_func_name
+        self.use_feature_transform = use_feature_transform
+        activation = Factory(nn.Module).type_from_name(non_lin)
+        n_features = self.in_shapes[0][-1]
+        self.point_transform = AlignmentNet(n_features, embedding_dim, activation, use_batch_norm)
+        self.point_features = PointwiseLayers(
+            [n_features, _POINT_FEATURES, _POINT_FEATURES], activation, use_batch_norm, activate_last=True
+        )
+        if use_feature_transform:
+            self.feature_transform = AlignmentNet(_POINT_FEATURES, embedding_dim, activation, use_batch_norm)
+        self.embedding = PointwiseLayers(
+            [_POINT_FEATURES, 2 * _POINT_FEATURES, embedding_dim], activation, use_batch_norm, activate_last=False
+        )
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        points, *masks = (block_input[key] for key in self.in_keys)
+        valid = (masks[0] > 0).unsqueeze(-1) if masks else None
+        features = self.point_features(self.point_transform(points, valid))
+        if self.use_feature_transform:
+            features = self.feature_transform(features, valid)
+        return {self.out_keys[0]: pool(self.embedding(features), self.pooling_func_name, [-2], valid)}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        return f"embedding_dim: {self.embedding_dim}, {self.pooling_func_name}" + (
+            ", feature transform" if self.use_feature_transform else ""
+        )

@@ -1,0 +1,130 @@
+"""Strided convolutions in one to three dimensions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+Size: TypeAlias = int | tuple[int, ...]
+"""One number for all spatial dimensions, or one each."""
+
+_CONVOLUTIONS: dict[int, type[nn.Conv1d | nn.Conv2d | nn.Conv3d]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+class StridedConvolutionBlock(ShapeNormalizationBlock):
+    """Stack of convolutions, each followed by ``non_lin``.
+
+    Input ``(batch, channels, *spatial)``, output ``(batch, hidden_channels[-1], *spatial)`` with the spatial sizes that
+    kernels, strides, dilations and paddings give.
+
+    :param hidden_channels: Number of channels of each layer.
+    :param hidden_kernels: Kernel size of each layer.
+    :param non_lin: The activation after each layer.
+    :param convolution_dimension: Number of spatial dimensions, 1 to 3.
+    :param hidden_strides: Stride of each layer; None: 1.
+    :param hidden_dilations: Distance of the kernel's elements in each layer; None: 1.
+    :param hidden_padding: Padding on both sides in each layer; None: 0.
+    :param padding_mode: ``zeros``, ``reflect``, ``replicate`` or ``circular``; None: ``zeros``.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_channels: Sequence[int],
+        hidden_kernels: Sequence[Size],
+        non_lin: NonLinearity,
+        convolution_dimension: int,
+        hidden_strides: Sequence[Size] | None,
+        hidden_dilations: Sequence[Size] | None,
+        hidden_padding: Sequence[Size] | None,
+        padding_mode: str | None,
+    ) -> None:
+        if convolution_dimension not in _CONVOLUTIONS:
+            raise ConfigError(
+                f"StridedConvolutionBlock ({out_keys}): `convolution_dimension` must be 1, 2 or 3, "
+                f"found {convolution_dimension}."
+            )
+        n_dims = convolution_dimension + 2
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=n_dims, out_num_dims=n_dims)
+        self.input_channels = self.in_shapes[0][-convolution_dimension - 1]
+        self.hidden_channels = list(hidden_channels)
+        self.convolution_dimension = convolution_dimension
+        self.non_lin = Factory(nn.Module).type_from_name(non_lin)
+        self.hidden_kernels = self._sizes("hidden_kernels", hidden_kernels, default=1)
+        self.hidden_strides = self._sizes("hidden_strides", hidden_strides, default=1)
+        self.hidden_dilations = self._sizes("hidden_dilations", hidden_dilations, default=1)
+        self.hidden_padding = self._sizes("hidden_padding", hidden_padding, default=0)
+        self.padding_mode = "zeros" if padding_mode is None else padding_mode
+        if self.padding_mode not in _PADDING_MODES:
+            raise ConfigError(
+                f"{self.block_name}: `padding_mode` must be one of {', '.join(_PADDING_MODES)}, found {padding_mode!r}."
+            )
+        self._check_spatial_sizes()
+        self.net = nn.Sequential(self.build_layer_dict())
+
+    def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
+        """The layers in order, by name."""
+        convolution: Any = _CONVOLUTIONS[self.convolution_dimension]
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        n_in = self.input_channels
+        for index, n_out in enumerate(self.hidden_channels):
+            layers[f"conv_{index}"] = convolution(
+                n_in,
+                n_out,
+                kernel_size=self.hidden_kernels[index],
+                stride=self.hidden_strides[index],
+                padding=self.hidden_padding[index],
+                dilation=self.hidden_dilations[index],
+                padding_mode=self.padding_mode,
+            )
+            layers[f"{self.non_lin.__name__}_{index}"] = self.non_lin()
+            n_in = n_out
+        return layers
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        channels = "->".join(map(str, [self.input_channels, *self.hidden_channels]))
+        kernels = ", ".join("x".join(map(str, kernel)) for kernel in self.hidden_kernels)
+        return f"{self.convolution_dimension}D ({channels}), kernels: {kernels}, {self.non_lin.__name__}"
+
+    def _sizes(self, name: str, sizes: Sequence[Size] | None, default: int) -> list[tuple[int, ...]]:
+        """One tuple with the size in each spatial dimension for each layer."""
+        per_layer = [default] * len(self.hidden_channels) if sizes is None else list(sizes)
+        n_dims = self.convolution_dimension
+        tuples = [(size,) * n_dims if isinstance(size, int) else tuple(size) for size in per_layer]
+        if not tuples or len(tuples) != len(self.hidden_channels) or any(len(size) != n_dims for size in tuples):
+            raise ConfigError(
+                f"{self.block_name}: `{name}` must hold one number, or one tuple of {n_dims} numbers, for each of the "
+                f"{len(self.hidden_channels)} layers in `hidden_channels`; found {sizes}."
+            )
+        return tuples
+
+    def _check_spatial_sizes(self) -> None:
+        sizes = list(self.in_shapes[0][-self.convolution_dimension :])
+        layers = zip(self.hidden_kernels, self.hidden_strides, self.hidden_dilations, self.hidden_padding, strict=True)
+        for index, layer in enumerate(layers):
+            before = list(sizes)
+            for axis, (kernel, stride, dilation, padding) in enumerate(zip(*layer, strict=True)):
+                sizes[axis] = (before[axis] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            if min(sizes) < 1:
+                raise ConfigError(
+                    f"{self.block_name}: layer {index} (kernel {layer[0]}, dilation {layer[2]}, padding {layer[3]}) is "
+                    f"larger than its input with spatial size {tuple(before)}; input {self.in_keys[0]!r} has the shape "
+                    f"{tuple(self.in_shapes[0])} (channels first)."
+                )

@@ -1,0 +1,56 @@
+"""Concatenation of features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.axes import axis_from_end
+from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+
+
+class ConcatenationBlock(PerceptionBlock):
+    """Concatenates its inputs in the order of ``in_keys``; one input passes through unchanged.
+
+    :param concat_dim: The axis to join; negative, or counted with one batch dimension at 0.
+    """
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, concat_dim: int) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        self.concat_dim = axis_from_end(self.block_name, "concat_dim", concat_dim, len(self.in_shapes[0]))
+        rests = {
+            key: _without_axis(shape, self.concat_dim) for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
+        }
+        if len(set(rests.values())) > 1:
+            raise ConfigError(
+                f"{self.block_name}: all inputs must have the same shape except along `concat_dim` ({concat_dim}), "
+                f"found {dict(zip(self.in_keys, self.in_shapes, strict=True))}."
+            )
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        tensors = self.gather_inputs(block_input)
+        return {self.out_keys[0]: tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=self.concat_dim)}
+
+    @override(PerceptionBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        in_keys, out_key, axis = self.in_keys, self.out_keys[0], self.concat_dim
+
+        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            return {out_key: np.concatenate([inputs[key] for key in in_keys], axis=axis)}
+
+        return program
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"concat_dim: {self.concat_dim}"
+
+
+def _without_axis(shape: Shapes, axis: int) -> tuple[object, ...]:
+    sizes = list(shape)
+    del sizes[axis : len(sizes) + axis + 1]
+    return tuple(sizes)

@@ -1,0 +1,51 @@
+"""Flattening."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+
+
+class FlattenBlock(PerceptionBlock):
+    """Joins the last ``num_flatten_dims`` dimensions to one.
+
+    :param num_flatten_dims: Number of dimensions to join; 0 gives a scalar a dimension of size one.
+    """
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, num_flatten_dims: int) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        if not 0 <= num_flatten_dims <= len(self.in_shapes[0]):
+            raise ConfigError(
+                f"{self.block_name}: `num_flatten_dims` must lie in [0, {len(self.in_shapes[0])}] for input "
+                f"{self.in_keys[0]!r} of shape {self.in_shapes[0]}, found {num_flatten_dims}."
+            )
+        self.num_flatten_dims = num_flatten_dims
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (tensor,) = self.gather_inputs(block_input)
+        if self.num_flatten_dims == 0:
+            tensor = tensor.unsqueeze(-1)
+        elif self.num_flatten_dims > 1:
+            tensor = tensor.flatten(start_dim=-self.num_flatten_dims)
+        return {self.out_keys[0]: tensor}
+
+    @override(PerceptionBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        in_key, out_key, n_dims = self.in_keys[0], self.out_keys[0], self.num_flatten_dims
+
+        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            array = inputs[in_key]
+            kept = array.shape[: array.ndim - n_dims]
+            return {out_key: array.reshape(*kept, int(np.prod(array.shape[len(kept) :])))}
+
+        return program
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"num_flatten_dims: {self.num_flatten_dims}"

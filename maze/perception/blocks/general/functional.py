@@ -1,0 +1,62 @@
+"""Functions as blocks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+
+
+class FunctionalBlock(PerceptionBlock):
+    """Applies a function.
+
+    A block that is to be pickled needs a function of a module, not a lambda.
+
+    :param func: Takes the input tensor, or with several ``in_keys`` the list of tensors; a function that cannot be
+        called with one argument gets one argument per tensor. Returns one tensor per output key.
+    """
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, func: Callable[..., Any]) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        if not callable(func):
+            raise ConfigError(f"{self.block_name}: `func` must be callable, found {func!r}.")
+        self.func = func
+        self._one_argument_each = len(self.in_keys) == 1 or _takes_one_argument_each(func, len(self.in_keys))
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        tensors = self.gather_inputs(block_input)
+        result = self.func(*tensors) if self._one_argument_each else self.func(tensors)
+        outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+        if len(outputs) != len(self.out_keys):
+            raise ConfigError(
+                f"{self.block_name}: `func` must return one tensor for each of {self.out_keys}, found {len(outputs)}."
+            )
+        return dict(zip(self.out_keys, outputs, strict=True))
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return getattr(self.func, "__name__", type(self.func).__name__)
+
+
+def _takes_one_argument_each(func: Callable[..., Any], n_tensors: int) -> bool:
+    try:
+        signature = inspect.signature(func)
+    except ValueError:  # a built-in that does not tell
+        return False
+    is_variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    return (is_variadic or not _binds(signature, 1)) and _binds(signature, n_tensors)
+
+
+def _binds(signature: inspect.Signature, n_arguments: int) -> bool:
+    try:
+        signature.bind(*[None] * n_arguments)
+    except TypeError:
+        return False
+    return True

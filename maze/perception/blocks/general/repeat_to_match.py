@@ -1,0 +1,50 @@
+"""Repetition of features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.axes import axis_from_end
+from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
+
+
+class RepeatToMatchBlock(PerceptionBlock):
+    """Repeats its first input along one axis as often as the second input is long there.
+
+    An input with one dimension less than the second gets the axis first; otherwise its size there must be 1. Features
+    ``(f,)`` next to ``(n, g)`` become ``(n, f)`` with ``repeat_at_idx=1``, ready to be concatenated.
+
+    :param in_keys: Key of the input to repeat, and key of the input to match.
+    :param repeat_at_idx: The axis in the output; negative, or counted with one batch dimension at 0.
+    """
+
+    def __init__(
+        self, in_keys: list[str], out_keys: Keys, in_shapes: Sequence[Sequence[int]], repeat_at_idx: int
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        if len(self.in_keys) != 2:
+            raise ConfigError(f"{self.block_name}: expected two input keys (repeat, match), found {self.in_keys}.")
+        shape, reference = self.in_shapes
+        self.repeat_at_idx = axis_from_end(self.block_name, "repeat_at_idx", repeat_at_idx, len(reference))
+        self._adds_axis = len(shape) == len(reference) - 1
+        if not self._adds_axis and (len(shape) != len(reference) or shape[self.repeat_at_idx] != 1):
+            raise ConfigError(
+                f"{self.block_name}: input {self.in_keys[0]!r} must have one dimension less than {self.in_keys[1]!r} "
+                f"(shape {tuple(reference)}), or as many and size 1 at `repeat_at_idx` = {repeat_at_idx}; "
+                f"found shape {tuple(shape)}."
+            )
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        tensor, reference = self.gather_inputs(block_input)
+        if self._adds_axis:
+            tensor = tensor.unsqueeze(self.repeat_at_idx)
+        sizes = list(tensor.shape)
+        sizes[self.repeat_at_idx] = reference.shape[self.repeat_at_idx]
+        return {self.out_keys[0]: tensor.expand(sizes)}
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"repeat_at_idx: {self.repeat_at_idx}"

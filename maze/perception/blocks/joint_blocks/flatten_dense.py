@@ -1,0 +1,44 @@
+"""Flattening and dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from maze.core.annotations import override
+from maze.perception.blocks.base import Keys, NonLinearity, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.feed_forward.dense import DenseBlock
+from maze.perception.blocks.general.flatten import FlattenBlock
+from maze.perception.blocks.numpy_forward import chained_program
+
+
+class FlattenDenseBlock(PerceptionBlock):
+    """A :class:`FlattenBlock` followed by a :class:`DenseBlock`; their arguments are described there."""
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        num_flatten_dims: int,
+        hidden_units: Sequence[int],
+        non_lin: NonLinearity,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        out_key = self.out_keys[0]
+        self.flatten_block = FlattenBlock(self.in_keys, f"{out_key}_flat", self.in_shapes, num_flatten_dims)
+        self.dense_block = DenseBlock(
+            f"{out_key}_flat", out_key, self.flatten_block.out_shapes(), hidden_units=hidden_units, non_lin=non_lin
+        )
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        output: TensorDict = self.dense_block(self.flatten_block(block_input))
+        return output
+
+    @override(PerceptionBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        return chained_program([self.flatten_block, self.dense_block])
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"{self.flatten_block.extra_repr()}\n{self.dense_block.extra_repr()}"

@@ -1,0 +1,49 @@
+"""Recurrent layers of which the last time step counts."""
+
+from __future__ import annotations
+
+from maze.core.annotations import override
+from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.general.slice import SliceBlock
+from maze.perception.blocks.recurrent.lstm import LSTMBlock
+
+
+class LSTMLastStepBlock(PerceptionBlock):
+    """The last time step of an :class:`LSTMBlock`, where the arguments are described.
+
+    Input ``(..., time, features)``, output ``(..., hidden_size)``.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_size: int,
+        num_layers: int,
+        bidirectional: bool,
+        non_lin: NonLinearity,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        out_key = self.out_keys[0]
+        self.lstm_block = LSTMBlock(
+            self.in_keys,
+            f"{out_key}_lstm",
+            self.in_shapes,
+            hidden_size=hidden_size,
+            num_layers=num_layers,
+            bidirectional=bidirectional,
+            non_lin=non_lin,
+        )
+        self.slice_block = SliceBlock(
+            f"{out_key}_lstm", out_key, self.lstm_block.out_shapes(), slice_dim=-2, slice_idx=-1
+        )
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        output: TensorDict = self.slice_block(self.lstm_block(block_input))
+        return output
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return self.lstm_block.extra_repr()
