@@ -1,0 +1,298 @@
+"""Rollouts in several processes at once."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+import cloudpickle
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.rollout.progress import Progress
+from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, whole_number
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+
+__all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds a worker gets to leave before it is killed."""
+
+
+class ReportingQueue(Protocol):
+    """Takes the reports of a worker."""
+
+    def put(self, item: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """The exception that ended a worker, in a form that survives the way between processes."""
+
+    description: str
+    maze_error: MazeError | None
+    """The exception itself, where it is an error of ours that says all there is to say."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> WorkerFailure:
+        lines = "".join(traceback.format_exception(error)).rstrip()
+        is_plain = isinstance(error, MazeError) and error.args == (str(error),)
+        return cls(lines, type(error)(str(error)) if is_plain else None)  # type: ignore[arg-type]
+
+
+class ParallelRolloutWorker:
+    """What runs in each worker process."""
+
+    @staticmethod
+    def run(
+        env_config: ConfigType,
+        wrapper_config: CollectionOfConfigType,
+        agent_config: ConfigType,
+        n_episodes: int,
+        max_episode_steps: int,
+        record_trajectory: bool,
+        input_directory: str,
+        reporting_queue: ReportingQueue,
+        env_instance_seed: int | None,
+        agent_instance_seed: int | None,
+        record_event_logs: bool = True,
+        deterministic: bool = False,
+        episode_seeds: EpisodeSeeds | None = None,
+    ) -> None:
+        """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
+
+        :param episode_seeds: Seeds of each episode, instead of one pair of seeds for all of them.
+        """
+        try:
+            env, agent = RolloutRunner.init_env_and_agent(
+                env_config,
+                wrapper_config,
+                max_episode_steps,
+                agent_config,
+                input_directory,
+                env_instance_seed,
+                agent_instance_seed,
+            )
+            with recorded(env, record_trajectory, record_event_logs) as (recorded_env, recorder):
+                RolloutRunner.run_interaction_loop(
+                    recorded_env,
+                    agent,
+                    n_episodes,
+                    episode_end_callback=lambda: reporting_queue.put(recorder.get_last_episode_data()),
+                    episode_seeds=episode_seeds,
+                    deterministic=deterministic,
+                )
+        except Exception as error:
+            reporting_queue.put(WorkerFailure.of(error))
+
+
+@dataclass
+class _Worker:
+    """The parent's view of a worker process."""
+
+    index: int
+    process: BaseProcess
+    connection: Connection
+    episodes: Sequence[int]
+    """Numbers of the episodes it runs, in their order."""
+    n_reported: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.n_reported == len(self.episodes)
+
+    def receive(self) -> tuple[int, EpisodeStatsReport]:
+        """The next report and the number of its episode; a worker that failed or died raises."""
+        try:
+            report = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+        if isinstance(report, WorkerFailure):
+            if report.maze_error is not None:
+                raise report.maze_error
+            raise WorkerError(f"{self._name()} failed in {self._place()}:\n{report.description}")
+        episode = self.episodes[self.n_reported]
+        self.n_reported += 1
+        return episode, report
+
+    def _death(self) -> WorkerError:
+        self.process.join(CLOSE_TIMEOUT)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+            hint = " The operating system may have run out of memory; try fewer runner.n_processes." if code == -9 else ""
+        else:
+            how, hint = f"ended with exit code {code}", ""
+        return WorkerError(f"{self._name()} {how} in {self._place()}.{hint}")
+
+    def _name(self) -> str:
+        return f"Rollout worker {self.index} (pid {self.process.pid})"
+
+    def _place(self) -> str:
+        episode = self.episodes[min(self.n_reported, len(self.episodes) - 1)]
+        return f"episode {episode} ({self.n_reported} of its {len(self.episodes)} episodes were finished)"
+
+
+class ParallelRolloutRunner(RolloutRunner):
+    """Distributes the episodes over several processes of this machine.
+
+    :param n_processes: Number of processes.
+    """
+
+    def __init__(
+        self,
+        n_episodes: int,
+        max_episode_steps: int,
+        n_processes: int,
+        record_trajectory: bool,
+        record_event_logs: bool,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic)
+        self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
+
+    @override(RolloutRunner)
+    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
+        report = RolloutReport(self.record_event_logs, self._cfg)
+        workers = self._start_workers(env, wrappers, agent)
+        try:
+            with Progress(self.n_episodes, f"Rollouts in {len(workers)} processes") as progress:
+                self._collect(workers, report, progress)
+        finally:
+            _close(workers)
+        self.stats = report.publish()
+
+    def _start_workers(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> list[_Worker]:
+        seeds = self.draw_episode_seeds()
+        context = _start_context(env, wrappers, agent)
+        n_workers = min(self.n_processes, self.n_episodes)
+        workers: list[_Worker] = []
+        try:
+            for index in range(n_workers):
+                episodes = range(index, self.n_episodes, n_workers)
+                arguments = {
+                    "env_config": env,
+                    "wrapper_config": wrappers,
+                    "agent_config": agent,
+                    "n_episodes": len(episodes),
+                    "max_episode_steps": self.max_episode_steps,
+                    "record_trajectory": self.record_trajectory,
+                    "input_directory": self.input_dir,
+                    "env_instance_seed": None,
+                    "agent_instance_seed": None,
+                    "record_event_logs": self.record_event_logs,
+                    "deterministic": self.deterministic,
+                    "episode_seeds": [seeds[episode] for episode in episodes],
+                }
+                workers.append(_start(context, index, episodes, arguments))
+        except BaseException:
+            _close(workers)
+            raise
+        return workers
+
+    @staticmethod
+    def _collect(workers: list[_Worker], report: RolloutReport, progress: Progress) -> None:
+        """Hands the episodes on in their order, whichever worker is faster."""
+        by_connection = {worker.connection: worker for worker in workers}
+        waiting: dict[int, EpisodeStatsReport] = {}
+        next_episode = 0
+        while by_connection:
+            for connection in wait(list(by_connection)):
+                worker = by_connection[connection]  # type: ignore[index]
+                episode, episode_report = worker.receive()
+                waiting[episode] = episode_report
+                progress.update()
+                if worker.is_done:
+                    del by_connection[worker.connection]
+            while next_episode in waiting:
+                report.add(waiting.pop(next_episode))
+                next_episode += 1
+
+
+class _PipeQueue:
+    """A pipe that looks like a queue. Unlike a shared queue, it cannot be left locked by a dying neighbour."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.put = connection.send
+
+
+def _start_context(*configs: Any) -> BaseContext:
+    """Forking is a matter of milliseconds and takes any object along, but it is not safe beside other threads."""
+    can_fork = sys.platform == "linux" and threading.active_count() == 1
+    if not can_fork:
+        return multiprocessing.get_context("spawn")
+    for module in {module for config in configs for module in _modules_of(config)}:
+        try:
+            importlib.import_module(module)  # once for all workers
+        except Exception:  # noqa: S112, PERF203 - the worker reports it, with the place where it is needed
+            continue
+    return multiprocessing.get_context("fork")
+
+
+def _modules_of(config: Any) -> set[str]:
+    target = config.get("_target_") if isinstance(config, Mapping) else None
+    return {target.rpartition(".")[0]} if isinstance(target, str) and "." in target else set()
+
+
+def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments: dict[str, Any]) -> _Worker:
+    receiver, sender = context.Pipe(duplex=False)
+    if context.get_start_method() == "fork":
+        payload: Any = arguments
+    else:
+        try:
+            payload = cloudpickle.dumps(arguments)
+        except Exception as error:
+            raise ConfigError(
+                f"Environment or agent cannot be sent to worker processes ({type(error).__name__}: {error}). Pass "
+                f"their configuration or a function that creates them, or use SequentialRolloutRunner."
+            ) from error
+    process = context.Process(target=_work, args=(payload, sender))  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        # Python counts the idle threads of numerical libraries, which survive a fork well.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+        process.start()
+    sender.close()
+    return _Worker(index, process, receiver, episodes)
+
+
+def _work(payload: Any, sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    arguments = cloudpickle.loads(payload) if isinstance(payload, bytes) else payload
+    ParallelRolloutWorker.run(reporting_queue=_PipeQueue(sender), **arguments)
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _close(workers: list[_Worker]) -> None:
+    """Ends all workers, whatever state they are in."""
+    for worker in workers:
+        if not worker.is_done:
+            worker.process.terminate()
+    for worker in workers:
+        worker.process.join(CLOSE_TIMEOUT)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.connection.close()

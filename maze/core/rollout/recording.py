@@ -1,0 +1,121 @@
+"""What rollouts leave behind: statistics, event logs and trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.log_events_writer import LogEventsWriter
+from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_events.log_events_writer_tsv import LogEventsWriterTSV
+from maze.core.log_stats.log_stats import (
+    LogStats,
+    LogStatsAggregator,
+    LogStatsConsumer,
+    LogStatsLevel,
+    StatsContext,
+    get_stats_logger,
+    increment_log_step,
+    register_log_stats_writer,
+)
+from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+STATS_PATH = "rollout_stats"
+TRAJECTORY_DIR = Path("trajectory_data")
+EVENT_LOG_DIR = Path("event_logs")
+
+
+class EpisodeStatsReport(NamedTuple):
+    """What is reported of a finished episode."""
+
+    stats: LogStats
+    event_log: EpisodeEventLog | None
+    """None where events are not recorded."""
+
+
+class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
+    """Keeps statistics and event log of the last episode until they are fetched."""
+
+    def __init__(self) -> None:
+        self.last_stats: LogStats | None = None
+        self.last_event_log: EpisodeEventLog | None = None
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self.last_stats = stat
+
+    @override(LogEventsWriter)
+    def write(self, episode_event_log: EpisodeEventLog) -> None:
+        self.last_event_log = episode_event_log
+
+    def get_last_episode_data(self) -> EpisodeStatsReport:
+        """Statistics and event log of the last finished episode."""
+        assert self.last_stats is not None, "no episode has finished"
+        return EpisodeStatsReport(self.last_stats, self.last_event_log)
+
+
+@contextmanager
+def recorded(
+    env: MazeEnv[Any], record_trajectory: bool, record_event_logs: bool
+) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
+    """Wraps an environment so that its episodes are recorded; trajectories are written as episodes end.
+
+    :return: The environment, and where statistics and event log of each episode are found after it.
+    """
+    recorder = EpisodeRecorder()
+    with ExitStack() as stack:
+        stack.enter_context(StatsContext())
+        if not isinstance(env, LogStatsWrapper):
+            env = LogStatsWrapper.wrap(env)
+        aggregator = env.get_stats(LogStatsLevel.EPISODE)
+        aggregator.register_consumer(recorder)
+        stack.callback(aggregator.remove_consumer, recorder)
+        if record_event_logs:
+            LogEventsWriterRegistry.register_writer(recorder)
+        if record_trajectory:
+            writer = TrajectoryWriterFile(log_dir=TRAJECTORY_DIR)
+            TrajectoryWriterRegistry.register_writer(writer)
+            stack.callback(TrajectoryWriterRegistry.writers.remove, writer)
+            if not isinstance(env, TrajectoryRecordingWrapper):
+                env = TrajectoryRecordingWrapper.wrap(env)
+        yield env, recorder
+
+
+class RolloutReport:
+    """Collects the reports of all episodes, in their order; prints the statistics once, at the end.
+
+    :param record_event_logs: Write the event logs.
+    :param cfg: Configuration of the job, written to the logs with the statistics.
+    """
+
+    def __init__(self, record_event_logs: bool, cfg: DictConfig | None = None) -> None:
+        self._cfg = cfg
+        self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
+        self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
+
+    def add(self, report: EpisodeStatsReport) -> None:
+        """Takes over a finished episode."""
+        self._aggregator.receive(report.stats)
+        if self._event_log_writer is not None and report.event_log is not None:
+            self._event_log_writer.write(report.event_log)
+
+    def publish(self) -> LogStats:
+        """Prints the statistics over all episodes, and returns them."""
+        stats = self._aggregator.reduce()
+        with StatsContext():
+            register_log_stats_writer(LogStatsWriterConsole())
+            get_stats_logger(STATS_PATH).receive(stats)
+            increment_log_step()
+        return stats

@@ -1,0 +1,389 @@
+"""A rollout as columns: arrays allocated once from the spaces, filled row by row, seen by the trainer as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import NonFiniteError
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+
+LogitsShapes = Mapping[StepKeyType, Mapping[str, Sequence[int]]]
+Row = dict[str, np.ndarray]
+
+
+class FinalObservationEntry(NamedTuple):
+    """The last observation of an episode that ended within the rollout.
+
+    :param tick: The tick with which it ended.
+    :param env_index: The environment.
+    :param actor_id: Who would have acted next.
+    :param observation: What it would have seen.
+    """
+
+    tick: int
+    env_index: int
+    actor_id: ActorID
+    observation: Row
+
+
+class SubstepColumns:
+    """What the actors with one sub-step key saw and did.
+
+    :param step_key: The sub-step key.
+    :param capacity: Most rows that can be filled.
+    :param n_envs: Number of environments.
+    :param observation_space: Observation space of the sub-step.
+    :param action_space: Action space of the sub-step.
+    :param logits_shapes: Shapes of the logits by action key; None: logits are not recorded.
+    """
+
+    def __init__(
+        self,
+        step_key: StepKeyType,
+        capacity: int,
+        n_envs: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Dict,
+        logits_shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.step_key = step_key
+        self.capacity = capacity
+        self.n_rows = 0
+        """Rows filled."""
+        self._all_observations = _allocate(observation_space, (capacity + 1, n_envs))
+        self._all_actions = _allocate(action_space, (capacity, n_envs))
+        self._all_logits: Row | None = None
+        if logits_shapes is not None:
+            self._all_logits = {
+                key: np.zeros((capacity, n_envs, *shape), np.float32) for key, shape in logits_shapes.items()
+            }
+        self._all_agent_ids = np.zeros((capacity, n_envs), np.int64)
+        self._all_ticks = np.arange(capacity, dtype=np.int64)
+        self._all_valid = np.ones((capacity, n_envs), np.bool_)
+
+        # views, made once: filling the columns makes no arrays
+        self.observation_rows: list[Row] = _rows(self._all_observations, capacity + 1)
+        self.action_rows: list[Row] = _rows(self._all_actions, capacity)
+        self.logits_rows: list[Row | None] = [None] * capacity
+        if self._all_logits is not None:
+            self.logits_rows = list(_rows(self._all_logits, capacity))
+
+        self.observations = self._all_observations
+        """`[n_rows + 1, n_envs, ...]`; the last row is what is seen after the rollout."""
+        self.actions = self._all_actions
+        """`[n_rows, n_envs, ...]`"""
+        self.logits = self._all_logits
+        """`[n_rows, n_envs, ...]`; None if they are not recorded."""
+        self.agent_ids = self._all_agent_ids
+        """int64 `[n_rows, n_envs]`"""
+        self.ticks = self._all_ticks
+        """int64 `[n_rows]`: the tick that each row belongs to."""
+        self.valid: np.ndarray | None = None
+        """bool `[n_rows, n_envs]`; None if every entry is valid."""
+
+    def add_row(self, tick: int, env_indices: Sequence[int] | None, agent_ids: Sequence[int]) -> int:
+        """Take the next row, whose observations are already written.
+
+        :param tick: The tick it belongs to.
+        :param env_indices: Environments that stand at this sub-step; None: all.
+        :param agent_ids: The agents acting in them.
+        :return: Index of the row.
+        """
+        row = self.n_rows
+        self.n_rows += 1
+        self._all_ticks[row] = tick
+        if env_indices is None:
+            self._all_valid[row] = True
+            self._all_agent_ids[row] = agent_ids
+        else:
+            self._all_valid[row] = False
+            self._all_valid[row, env_indices] = True
+            self._all_agent_ids[row, env_indices] = agent_ids
+        return row
+
+    def finish(self, is_dense: bool) -> None:
+        """Show the rows that were filled.
+
+        :param is_dense: Whether every entry is valid.
+        """
+        n_rows = self.n_rows
+        self.observations = _head(self._all_observations, n_rows + 1, self.capacity + 1)
+        self.actions = _head(self._all_actions, n_rows, self.capacity)
+        self.logits = None if self._all_logits is None else _head(self._all_logits, n_rows, self.capacity)
+        self.agent_ids = self._all_agent_ids[:n_rows]
+        self.ticks = self._all_ticks[:n_rows]
+        self.valid = None if is_dense else self._all_valid[:n_rows]
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row and environment index of all valid entries, in the order of time: `arrays[key][rows, env_indices]`."""
+        n_envs = self.agent_ids.shape[1]
+        valid = self.valid if self.valid is not None else np.ones((self.n_rows, n_envs), np.bool_)
+        rows, env_indices = np.nonzero(valid)
+        return rows, env_indices
+
+
+class RolloutColumns:
+    """Columns of a rollout of all environments of a vector environment.
+
+    :param observation_spaces_dict: Observation spaces by sub-step key.
+    :param action_spaces_dict: Action spaces by sub-step key.
+    :param n_envs: Number of environments.
+    :param n_ticks: Number of sub-step ticks: environment steps times sub-steps of a step.
+    :param logits_shapes: Shapes of the logits by sub-step key and action key; None: logits are not recorded.
+    """
+
+    def __init__(
+        self,
+        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        n_envs: int,
+        n_ticks: int,
+        logits_shapes: LogitsShapes | None = None,
+    ) -> None:
+        if n_ticks < 1:
+            raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
+        self.n_ticks = n_ticks
+        self.n_envs = n_envs
+        self.substeps = {
+            key: SubstepColumns(
+                key, n_ticks, n_envs, space, action_spaces_dict[key], logits_shapes[key] if logits_shapes else None
+            )
+            for key, space in observation_spaces_dict.items()
+        }
+        self.rewards = np.zeros((n_ticks, n_envs), np.float32)
+        self.terminated = np.zeros((n_ticks, n_envs), np.bool_)
+        self.truncated = np.zeros((n_ticks, n_envs), np.bool_)
+        self.step_complete = np.ones((n_ticks, n_envs), np.bool_)
+        self.actor_rewards: np.ndarray | None = None
+        """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments tell it."""
+        self.final_observations: list[FinalObservationEntry] = []
+        """Last observations of truncated episodes."""
+        self.terminal_observations: list[FinalObservationEntry] = []
+        """Last observations of terminated episodes, if the vector environment keeps them."""
+        self.last_actor_ids: list[ActorID] = []
+        """Who acts after the last tick, by environment."""
+        self.last_observations: dict[StepKeyType, Row] = {}
+        """What they see: rows `[n_envs, ...]` by sub-step key."""
+        self.actor_sequence: list[ActorID] | None = None
+        """The actors of every environment step, in order; None if environments or steps differ in them."""
+        self.infos: list[list[dict[Any, Any]]] = []
+        """Per tick the infos, if recorded."""
+
+    @classmethod
+    def for_env(cls, env: Any, n_steps: int, logits_shapes: LogitsShapes | None = None) -> RolloutColumns:
+        """Columns for rollouts in a vector environment.
+
+        :param env: The vector environment.
+        :param n_steps: Number of environment steps.
+        :param logits_shapes: Shapes of the logits; None: logits are not recorded.
+        """
+        n_ticks = n_steps * substeps_per_step(env.agent_counts_dict)
+        return cls(env.observation_spaces_dict, env.action_spaces_dict, env.n_envs, n_ticks, logits_shapes)
+
+    def next_rows(self) -> dict[StepKeyType, Row]:
+        """The rows that the next observations are written into, by sub-step key."""
+        return {key: columns.observation_rows[columns.n_rows] for key, columns in self.substeps.items()}
+
+    def clear(self) -> None:
+        """Begin again with the first row."""
+        for columns in self.substeps.values():
+            columns.n_rows = 0
+        self.actor_rewards = None
+        self.final_observations = []
+        self.terminal_observations = []
+        self.infos = []
+
+    def finish(self, last_actor_ids: list[ActorID], actors: Sequence[ActorID | None]) -> None:
+        """Complete the rollout after its last tick.
+
+        :param last_actor_ids: Who acts next, by environment.
+        :param actors: Per tick the actor of all environments, None where they differed.
+        """
+        self.actor_sequence = self._find_actor_sequence(actors)
+        is_dense = self.actor_sequence is not None
+        for columns in self.substeps.values():
+            columns.finish(is_dense)
+        self.last_actor_ids = last_actor_ids
+        self.last_observations = self.next_rows()
+
+    def _find_actor_sequence(self, actors: Sequence[ActorID | None]) -> list[ActorID] | None:
+        complete = self.step_complete
+        length = next((tick + 1 for tick in range(self.n_ticks) if complete[tick].all()), 0)
+        if length == 0 or self.n_ticks % length:
+            return None
+        sequence = list(actors[:length])
+        if any(actor is None or actor != sequence[tick % length] for tick, actor in enumerate(actors)):
+            return None
+        expected = np.arange(1, self.n_ticks + 1) % length == 0
+        if not np.array_equal(complete, np.broadcast_to(expected[:, None], complete.shape)):
+            return None
+        return [actor for actor in sequence if actor is not None]
+
+    def is_dense(self) -> bool:
+        """Whether in all environments the same actors act in the same fixed order."""
+        return self.actor_sequence is not None
+
+    def structured_record(self) -> StructuredSpacesRecord:
+        """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns."""
+        if self.actor_sequence is None:
+            raise ValueError(
+                "The actors of this rollout differ between environments or steps, so it is no batch of structured steps. "
+                "Use `substeps` with their `entries()`, or `to_record()`."
+            )
+        n_actors = len(self.actor_sequence)
+        record = StructuredSpacesRecord()
+        for position, actor in enumerate(self.actor_sequence):
+            columns = self.substeps[actor.step_key]
+            stride = sum(other.step_key == actor.step_key for other in self.actor_sequence)
+            first = sum(other.step_key == actor.step_key for other in self.actor_sequence[:position])
+            rows = slice(first, columns.n_rows, stride)
+            ticks = slice(position, self.n_ticks, n_actors)
+            record.append(self._spaces_record(actor, columns, rows, ticks, [self.n_ticks // n_actors, self.n_envs]))
+        return record
+
+    def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
+        """The documented record: one batched structured record per environment step, with views of the columns.
+
+        Where actors differ between environments there is one structured record per tick, with one spaces record for
+        each actor, whose `info` names its environments (`env_indices`).
+
+        :param with_next_observations: Whether to fill in `next_observation` (these are copies).
+        :param id: Id of the trajectory.
+        """
+        trajectory = SpacesTrajectoryRecord(id)
+        next_row = dict.fromkeys(self.substeps, 0)
+        length = len(self.actor_sequence) if self.actor_sequence else 1
+        step_record = StructuredSpacesRecord()
+        for tick in range(self.n_ticks):
+            if tick % length == 0:
+                step_record = StructuredSpacesRecord()
+                trajectory.append(step_record)
+            for key, columns in self.substeps.items():
+                row = next_row[key]
+                if row < columns.n_rows and columns.ticks[row] == tick:
+                    next_row[key] += 1
+                    for record in self._records_of_row(columns, row, tick):
+                        step_record.append(record)
+        if with_next_observations:
+            self._add_next_observations(trajectory)
+        return trajectory
+
+    def _records_of_row(self, columns: SubstepColumns, row: int, tick: int) -> list[SpacesRecord]:
+        if self.actor_sequence is not None:
+            actor = self.actor_sequence[tick % len(self.actor_sequence)]
+            record = self._spaces_record(actor, columns, row, tick, [self.n_envs])
+            record.info = self.infos[tick] if self.infos else None
+            return [record]
+        assert columns.valid is not None
+        records = []
+        for agent_id in np.unique(columns.agent_ids[row][columns.valid[row]]):
+            env_indices = np.flatnonzero(columns.valid[row] & (columns.agent_ids[row] == agent_id))
+            actor = ActorID(columns.step_key, int(agent_id))
+            record = self._spaces_record(actor, columns, (row, env_indices), (tick, env_indices), [len(env_indices)])
+            record.info = {"env_indices": env_indices}
+            records.append(record)
+        return records
+
+    def _spaces_record(
+        self, actor: ActorID, columns: SubstepColumns, rows: Any, ticks: Any, batch_shape: list[int]
+    ) -> SpacesRecord:
+        return SpacesRecord(
+            actor_id=actor,
+            observation={key: array[rows] for key, array in columns.observations.items()},
+            action={key: array[rows] for key, array in columns.actions.items()},
+            reward=self.rewards[ticks],
+            done=self.terminated[ticks] | self.truncated[ticks],
+            logits=None if columns.logits is None else {key: array[rows] for key, array in columns.logits.items()},
+            batch_shape=batch_shape,
+        )
+
+    def _add_next_observations(self, trajectory: SpacesTrajectoryRecord) -> None:
+        if self.actor_sequence is None:
+            raise ValueError("Next observations can only be recorded where all environments are at the same actor.")
+        records = [record for step in trajectory.step_records for record in step.substep_records]
+        ends = {
+            (entry.tick, entry.env_index): entry for entry in (*self.final_observations, *self.terminal_observations)
+        }
+        for tick, record in enumerate(records):
+            following = records[tick + 1] if tick + 1 < self.n_ticks else None
+            actor = following.actor_id if following is not None else self.last_actor_ids[0]
+            source: Any = following.observation if following is not None else self.last_observations[actor.step_key]
+            record.next_observation = {key: array.copy() for key, array in source.items()}
+            for env_index in range(self.n_envs):
+                entry = ends.get((tick, env_index))
+                if entry is not None and entry.actor_id.step_key == actor.step_key:
+                    for key, value in entry.observation.items():
+                        record.next_observation[key][env_index] = value
+
+    def check_finite(self) -> None:
+        """Raise :class:`NonFiniteError` naming the first number in the rollout that is NaN or infinite, if any."""
+        for name, array in (("reward", self.rewards), ("actor reward", self.actor_rewards)):
+            if array is not None and not np.isfinite(array).all():
+                tick, env_index = np.argwhere(~np.isfinite(array))[0]
+                raise NonFiniteError(self._place(name, int(tick), int(env_index), array[tick, env_index]))
+        for columns in self.substeps.values():
+            self._check_columns("observation", columns, columns.observations)
+            self._check_columns("logits of action", columns, columns.logits or {})
+        for entry in self.final_observations:
+            for key, value in entry.observation.items():
+                if not np.isfinite(value).all():
+                    name = f"final observation `{key}` (sub-step {entry.actor_id.step_key!r})"
+                    raise NonFiniteError(self._place(name, entry.tick, entry.env_index, value[~np.isfinite(value)][0]))
+
+    def _check_columns(self, name: str, columns: SubstepColumns, arrays: Row) -> None:
+        for key, array in arrays.items():
+            if array.dtype.kind != "f" or np.isfinite(array).all():
+                continue
+            for row, env_index, *rest in np.argwhere(~np.isfinite(array)):
+                if self._is_used(columns, int(row), int(env_index)):
+                    tick = int(columns.ticks[row]) if row < columns.n_rows else self.n_ticks
+                    where = f"{name} `{key}` (sub-step {columns.step_key!r}, index {[int(index) for index in rest]})"
+                    raise NonFiniteError(self._place(where, tick, int(env_index), array[(row, env_index, *rest)]))
+
+    def _is_used(self, columns: SubstepColumns, row: int, env_index: int) -> bool:
+        if row < columns.n_rows:
+            return columns.valid is None or bool(columns.valid[row, env_index])
+        return self.last_actor_ids[env_index].step_key == columns.step_key
+
+    def _place(self, name: str, tick: int, env_index: int, value: Any) -> str:
+        at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
+        step = int(self.step_complete[: min(tick, self.n_ticks), env_index].sum())
+        return (
+            f"environment {env_index}, {at} of the rollout (its environment step {step}): {name} is {value}. "
+            "Training stops before any parameter changes; look at what the environment and its wrappers compute there."
+        )
+
+
+def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
+    """Number of sub-steps of an environment step, as far as it is fixed; 1 where numbers of agents vary (-1).
+
+    :param agent_counts_dict: Number of agents by sub-step key.
+    """
+    counts = list(agent_counts_dict.values())
+    return sum(counts) if all(count > 0 for count in counts) else 1
+
+
+def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:
+    arrays: Row = {}
+    for key, sub in space.items():
+        if sub.shape is None or sub.dtype is None:
+            raise ValueError(
+                f"`{key}`: values of {type(sub).__name__} spaces have no fixed shape; no array can hold them."
+            )
+        arrays[key] = np.zeros((*leading, *sub.shape), sub.dtype)
+    return arrays
+
+
+def _rows(arrays: Row, n_rows: int) -> list[Row]:
+    return [{key: array[row] for key, array in arrays.items()} for row in range(n_rows)]
+
+
+def _head(arrays: Row, n_rows: int, capacity: int) -> Row:
+    return arrays if n_rows == capacity else {key: array[:n_rows] for key, array in arrays.items()}

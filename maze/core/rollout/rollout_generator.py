@@ -1,0 +1,289 @@
+"""Generating rollouts: letting a policy act and recording what happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.env.structured_env import ActorID
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
+from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.rollout.batched_acting import acting_function, logits_shapes_of
+from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns, SubstepColumns
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+
+if TYPE_CHECKING:
+    from maze.core.agent.policy import Policy
+    from maze.core.env.maze_env import MazeEnv
+
+
+class RolloutGenerator:
+    """Rolls out policies in an environment or vector environment.
+
+    Rollouts follow one another: each continues where the one before stopped. Episodes that end are followed by the
+    next one at once.
+
+    :param env: Environment, or vector environment.
+    :param record_logits: Whether to record the logits of the policy.
+    :param record_step_stats: Whether to record the statistics of each step (not with vector environments).
+    :param record_episode_stats: Whether to record the statistics of an episode with its last step (likewise).
+    :param record_next_observations: Whether to record the observation that followed each action.
+    :param terminate_on_done: Whether a rollout ends when the episode does (not with vector environments).
+    """
+
+    def __init__(
+        self,
+        env: MazeEnv[Any] | Any,
+        record_logits: bool = False,
+        record_step_stats: bool = False,
+        record_episode_stats: bool = False,
+        record_next_observations: bool = False,
+        terminate_on_done: bool = False,
+    ) -> None:
+        self.is_vectorized = hasattr(env, "n_envs")
+        if self.is_vectorized and (record_step_stats or record_episode_stats or terminate_on_done):
+            raise ValueError(
+                "`record_step_stats`, `record_episode_stats` and `terminate_on_done` belong to a single environment; "
+                "the environments of a vector environment start their episodes independently of one another."
+            )
+        self.env: Any = env
+        if not self.is_vectorized and not isinstance(env, LogStatsEnv):
+            self.env = LogStatsWrapper.wrap(env)
+        self.record_logits = record_logits
+        self.record_step_stats = record_step_stats
+        self.record_episode_stats = record_episode_stats
+        self.record_next_observations = record_next_observations
+        self.terminate_on_done = terminate_on_done
+        if self.is_vectorized and record_next_observations:
+            self.env.keep_terminal_observations = True
+        self._last_observation: Any = None
+        """What the next action answers to: an observation, or arrays by sub-step key; None before the first reset."""
+
+    def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
+        """The epoch statistics of the environment."""
+        aggregator: LogStatsAggregator = self.env.get_stats(LogStatsLevel.EPOCH)
+        return aggregator
+
+    def get_stats_value(
+        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
+    ) -> LogStatsValue:
+        """One value of the last statistics of the environment.
+
+        :param event: Interface method of the event.
+        :param level: Level of the statistics.
+        :param name: Output name of the statistic.
+        """
+        value: LogStatsValue = self.env.get_stats_value(event, level, name)
+        return value
+
+    def reset(self) -> None:
+        """Begin the next rollout with fresh episodes (needed when somebody else has reset or stepped the environment)."""
+        self._last_observation = None
+
+    def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
+        """Roll out a policy.
+
+        :param policy: The policy.
+        :param n_steps: Number of environment steps; None: to the end of the episode (with `terminate_on_done`).
+        :param trajectory_id: Id of the record; by default the episode id, with vector environments None.
+        :return: One structured record per environment step; with vector environments batched ones.
+        """
+        if n_steps is None and not self.terminate_on_done:
+            raise ValueError("Without `terminate_on_done` a rollout has no end of its own; give `n_steps`.")
+        if not self.is_vectorized:
+            return self._rollout_single(policy, n_steps, trajectory_id)
+        assert n_steps is not None
+        columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
+        self.collect(policy, columns)
+        return columns.to_record(with_next_observations=self.record_next_observations, id=trajectory_id)
+
+    def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
+        """Columns for :meth:`collect`.
+
+        :param n_steps: Number of environment steps.
+        :param policy: The policy, needed to know the shapes of logits where they are recorded.
+        """
+        return RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
+
+    def collect(self, policy: Policy, columns: RolloutColumns) -> RolloutColumns:
+        """Fill columns with a rollout in a vector environment; what they held before is overwritten.
+
+        :param policy: The policy; asked once per tick and actor for all environments where it can (`compute_actions`).
+        :param columns: Columns made for this environment.
+        :return: The same columns.
+        """
+        columns.clear()
+        rows = columns.next_rows()
+        if self._last_observation is None:
+            self.env.reset(out=rows)
+        else:
+            _copy(self._last_observation, rows)
+        act = acting_function(policy, self.env)
+        actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
+        columns.finish(self.env.actor_ids(), actors)
+        # A copy: what is done to the columns must not change where the next rollout starts.
+        self._last_observation = {
+            key: {name: array.copy() for name, array in row.items()} for key, row in columns.last_observations.items()
+        }
+        return columns
+
+    def _collect_flat(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
+        """The common case: always the same actor, one row per tick."""
+        env = self.env
+        actor = env.actor_ids()[0]
+        substep = columns.substeps[actor.step_key]
+        observation_rows, action_rows, logits_rows = substep.observation_rows, substep.action_rows, substep.logits_rows
+        rewards, terminated, truncated = columns.rewards, columns.terminated, columns.truncated
+        step = env.step
+        out = {actor.step_key: observation_rows[0]}
+        for tick in range(columns.n_ticks):
+            actions = action_rows[tick]
+            act(observation_rows[tick], actor, actions, logits_rows[tick], None)
+            out[actor.step_key] = observation_rows[tick + 1]
+            step(actions, out)
+            rewards[tick] = env.rewards
+            terminated[tick] = env.terminated
+            truncated[tick] = env.truncated
+            if env.final_observations:
+                self._note_final_observations(tick, columns)
+        columns.step_complete[:] = True
+        substep.n_rows = columns.n_ticks
+        return [actor] * columns.n_ticks
+
+    def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
+        env = self.env
+        common_actors: list[ActorID | None] = []
+        for tick in range(columns.n_ticks):
+            actors = env.actor_ids()
+            is_common = all(actor == actors[0] for actor in actors)
+            common_actors.append(actors[0] if is_common else None)
+            actions = {
+                step_key: self._act_at(act, columns.substeps[step_key], tick, actors)
+                for step_key in dict.fromkeys(actor.step_key for actor in actors)
+            }
+            env.step(actions, columns.next_rows())
+            columns.rewards[tick] = env.rewards
+            columns.terminated[tick] = env.terminated
+            columns.truncated[tick] = env.truncated
+            columns.step_complete[tick] = env.step_complete
+            if env.final_observations:
+                self._note_final_observations(tick, columns)
+            if env.actor_rewards is not None:
+                _spread_actor_rewards(env.actor_rewards, tick, columns)
+        return common_actors
+
+    def _act_at(self, act: Any, substep: SubstepColumns, tick: int, actors: list[ActorID]) -> dict[str, np.ndarray]:
+        """Have the policy act in all environments at one sub-step; take the row that holds their observations."""
+        here = [index for index, actor in enumerate(actors) if actor.step_key == substep.step_key]
+        is_everywhere = len(here) == len(actors)
+        row = substep.add_row(tick, None if is_everywhere else here, [actors[index].agent_id for index in here])
+        observation, actions, logits = substep.observation_rows[row], substep.action_rows[row], substep.logits_rows[row]
+        groups: dict[ActorID, list[int]] = {}
+        for index in here:
+            groups.setdefault(actors[index], []).append(index)
+        for actor, env_indices in groups.items():
+            if len(env_indices) == len(actors):
+                act(observation, actor, actions, logits, None)
+                continue
+            part = {key: array[env_indices] for key, array in observation.items()}
+            part_actions = {key: array[env_indices] for key, array in actions.items()}
+            part_logits = None if logits is None else {key: array[env_indices] for key, array in logits.items()}
+            act(part, actor, part_actions, part_logits, env_indices)
+            for target, source in ((actions, part_actions), (logits, part_logits)):
+                for key, array in (source or {}).items():
+                    target[key][env_indices] = array  # type: ignore[index]
+        return actions
+
+    def _note_final_observations(self, tick: int, columns: RolloutColumns) -> None:
+        for env_index, (actor, observation) in self.env.final_observations.items():
+            entry = FinalObservationEntry(tick, env_index, actor, observation)
+            is_truncated = self.env.truncated[env_index]
+            (columns.final_observations if is_truncated else columns.terminal_observations).append(entry)
+
+    def _logits_shapes(self, policy: Policy | None) -> LogitsShapes | None:
+        return logits_shapes_of(policy, self.env.action_spaces_dict) if self.record_logits else None
+
+    def _rollout_single(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None) -> SpacesTrajectoryRecord:
+        env = self.env
+        if self._last_observation is None:
+            self._last_observation = env.reset()
+        trajectory = SpacesTrajectoryRecord(env.get_episode_id() if trajectory_id is None else trajectory_id)
+        logits_shapes = self._logits_shapes(policy)
+        while n_steps is None or len(trajectory) < n_steps:
+            step_record = StructuredSpacesRecord()
+            trajectory.append(step_record)
+            if self._take_step(policy, step_record, logits_shapes) and self.terminate_on_done:
+                break
+        return trajectory
+
+    def _take_step(
+        self, policy: Policy, step_record: StructuredSpacesRecord, logits_shapes: LogitsShapes | None
+    ) -> bool:
+        """One environment step of a single environment: sub-steps until it is complete.
+
+        :return: Whether the episode is over; the next one has then begun.
+        """
+        env = self.env
+        done = False
+        while not (done or (step_record.substep_records and env.context.is_step_complete)):
+            actor, observation = env.actor_id(), self._last_observation
+            record = SpacesRecord(actor, observation=_copied(observation))
+            action = self._single_action(policy, observation, actor, record, logits_shapes)
+            record.action = _copied(action)
+            self._last_observation, record.reward, done, record.info = env.step(action)
+            record.done = done
+            if self.record_next_observations:
+                record.next_observation = _copied(self._last_observation)
+            step_record.append(record)
+        if self.record_step_stats:
+            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).reduce())
+        if done:
+            self._last_observation = env.reset()  # publishes the statistics of the episode
+            if self.record_episode_stats:
+                step_record.episode_stats = dict(env.get_stats(LogStatsLevel.EPISODE).last_stats)
+        return done
+
+    def _single_action(
+        self, policy: Policy, observation: Any, actor: ActorID, record: SpacesRecord, logits_shapes: LogitsShapes | None
+    ) -> Any:
+        env = self.env
+        if logits_shapes is None:
+            return policy.compute_action(
+                observation,
+                maze_state=env.get_maze_state() if policy.needs_state() else None,
+                env=env if policy.needs_env() else None,
+                actor_id=actor,
+                deterministic=False,
+            )
+        shapes = logits_shapes[actor.step_key]
+        logits = {key: np.zeros((1, *shape), np.float32) for key, shape in shapes.items()}
+        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+        actions = policy.compute_actions(batch, actor, logits_out=logits)  # type: ignore[attr-defined]
+        record.logits = {key: value[0] for key, value in logits.items()}
+        return {key: value[0] for key, value in actions.items()}
+
+
+def _copied(values: Any) -> Any:
+    """Environments may reuse their arrays."""
+    return {key: np.array(value) if isinstance(value, np.ndarray) else value for key, value in values.items()}
+
+
+def _copy(source: Any, target: Any) -> None:
+    for step_key, arrays in source.items():
+        for key, array in arrays.items():
+            target[step_key][key][...] = array
+
+
+def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
+    """Give the actors of a completed step their rewards: those of the last ticks, as far as the rollout has them."""
+    if columns.actor_rewards is None:
+        columns.actor_rewards = np.zeros_like(columns.rewards)
+    for env_index, of_actors in enumerate(rewards):
+        if of_actors is not None:
+            n_ticks = min(len(of_actors), tick + 1)
+            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] = of_actors[len(of_actors) - n_ticks :]

@@ -1,0 +1,210 @@
+"""Rollouts: an agent acts in an environment for a number of episodes, nothing is learned."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import StructuredEnv
+from maze.core.errors import ConfigError
+from maze.core.rollout.rendering import StepRenderer
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.targets import locate
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.wrapper_factory import WrapperFactory
+from maze.runner import Runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.core.log_stats.log_stats import LogStats
+
+EpisodeSeeds = Sequence[tuple[int, int]]
+"""One pair per episode: seed of the environment, seed of the agent."""
+
+
+
+class RolloutRunner(Runner, ABC):
+    """Runs rollouts of any agent in any environment; where and how the episodes run is up to subclasses.
+
+    Each episode has seeds of its own. Results depend on them only, not on the process an episode happens to run in.
+
+    :param n_episodes: Number of episodes in total.
+    :param max_episode_steps: Steps after which an episode is cut off; 0: never.
+    :param record_trajectory: Store each episode's trajectory in ``trajectory_data``.
+    :param record_event_logs: Store all events in ``event_logs``.
+    :param deterministic: Take the policy's most probable action instead of sampling one.
+    """
+
+    def __init__(
+        self,
+        n_episodes: int,
+        max_episode_steps: int,
+        record_trajectory: bool,
+        record_event_logs: bool,
+        deterministic: bool = False,
+    ) -> None:
+        self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
+        self.max_episode_steps = whole_number("runner.max_episode_steps", max_episode_steps or 0, at_least=0)
+        self.record_trajectory = record_trajectory
+        self.record_event_logs = record_event_logs
+        self.deterministic = deterministic
+        self.input_dir = ""
+        self.maze_seeding = MazeSeeding(None, None, False)
+        self.stats: LogStats | None = None
+        """Statistics over all episodes, once they have run."""
+        self._cfg: DictConfig | None = None
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        self._cfg = cfg
+        self.input_dir = cfg.get("input_dir") or ""
+        seeding = cfg.get("seeding")
+        if seeding is not None:
+            self.maze_seeding = MazeSeeding(
+                seeding.env_base_seed, seeding.agent_base_seed, seeding.cudnn_determinism_flag
+            )
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        if self._cfg is None:
+            raise ConfigError("The rollout runner was not set up: call setup(cfg) before run(), or use run_with(...).")
+        self.run_with(
+            env=plain_container(self._cfg.env, "env"),
+            wrappers=plain_container(self._cfg.get("wrappers") or {}, "wrappers"),
+            agent=plain_container(self._cfg.policy, "policy"),
+        )
+
+    @abstractmethod
+    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
+        """Runs the episodes, writes what is to be recorded, and prints the statistics.
+
+        :param env: Environment, or configuration of one.
+        :param wrappers: Wrappers to put around it, innermost first.
+        :param agent: Policy, or configuration of one.
+        """
+
+    @staticmethod
+    def init_env_and_agent(
+        env_config: DictConfig,
+        wrappers_config: CollectionOfConfigType,
+        max_episode_steps: int,
+        agent_config: DictConfig,
+        input_dir: str = "",
+        env_instance_seed: int | None = None,
+        agent_instance_seed: int | None = None,
+    ) -> tuple[MazeEnv[Any], Policy]:
+        """Builds environment and agent. Relative file names in their configurations refer to ``input_dir``."""
+        with _working_directory(input_dir):
+            env = _build_env(env_config)
+            env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
+            agent = _build_agent(agent_config, env)
+        if max_episode_steps:
+            env = TimeLimitWrapper.wrap(env, max_episode_steps=max_episode_steps)
+        if env_instance_seed is not None:
+            env.seed(env_instance_seed)
+        if agent_instance_seed is not None:
+            agent.seed(agent_instance_seed)
+        return env, agent
+
+    @staticmethod
+    def run_interaction_loop(
+        env: StructuredEnv,
+        agent: Policy,
+        n_episodes: int,
+        render: bool = False,
+        episode_end_callback: Callable[[], None] | None = None,
+        episode_seeds: EpisodeSeeds | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """Runs a number of episodes.
+
+        An episode's statistics, event log and trajectory are complete when the environment is reset after it.
+
+        :param render: Show each step with the environment's renderer.
+        :param episode_end_callback: Called after each episode, when its records are complete.
+        :param episode_seeds: Seeds of each episode; without them, the generators of the first go on.
+        :param deterministic: Take the most probable actions.
+        """
+        show = StepRenderer(env) if render else None
+        needs_state, needs_env = agent.needs_state(), agent.needs_env()
+        for episode in range(n_episodes):
+            if episode_seeds is not None:
+                env.seed(episode_seeds[episode][0])
+                agent.seed(episode_seeds[episode][1])
+            observation = env.reset()
+            if episode and episode_end_callback is not None:
+                episode_end_callback()
+            done = False
+            while not done:
+                if show is not None:
+                    show(env)
+                action = agent.compute_action(
+                    observation,
+                    maze_state=env.get_maze_state() if needs_state else None,  # type: ignore[attr-defined]
+                    env=env if needs_env else None,
+                    actor_id=env.actor_id(),
+                    deterministic=deterministic,
+                )
+                observation, _, done, _ = env.step(action)
+            if show is not None:
+                show(env)
+        env.reset()
+        if episode_end_callback is not None:
+            episode_end_callback()
+
+    def draw_episode_seeds(self) -> list[tuple[int, int]]:
+        """The seeds of all episodes, in their order."""
+        seeding = self.maze_seeding
+        return [
+            (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
+            for _ in range(self.n_episodes)
+        ]
+
+
+def whole_number(key: str, value: Any, at_least: int) -> int:
+    """Checks a count that comes from a configuration."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
+    return value
+
+
+def _build_env(config: Any) -> MazeEnv[Any]:
+    is_factory = callable(config) and not isinstance(config, MazeEnv | Mapping)
+    return Factory(MazeEnv).instantiate(config() if is_factory else config, config_path="env")
+
+
+def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
+    """Builds the agent; one that asks for the action spaces (as the random policy does) gets those of the environment."""
+    config = plain_container(config, "policy")
+    spaces: dict[str, Any] = {}
+    if isinstance(config, Mapping) and TARGET_KEY in config:
+        target = locate(config[TARGET_KEY], "policy")
+        if "action_spaces_dict" in inspect.signature(target).parameters:
+            spaces["action_spaces_dict"] = env.action_spaces_dict
+    return Factory(Policy).instantiate(config, config_path="policy", **spaces)  # type: ignore[type-abstract]
+
+
+@contextmanager
+def _working_directory(directory: str) -> Iterator[None]:
+    if not directory:
+        yield
+        return
+    previous = Path.cwd()
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise ConfigError(f"input_dir: cannot enter {directory}: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        os.chdir(previous)

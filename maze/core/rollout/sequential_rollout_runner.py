@@ -1,0 +1,58 @@
+"""Rollouts one after the other in this process."""
+
+from __future__ import annotations
+
+from maze.core.annotations import override
+from maze.core.rollout.progress import Progress
+from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, recorded
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+
+
+class SequentialRolloutRunner(RolloutRunner):
+    """Runs all episodes in this process, which makes rendering and debugging possible.
+
+    :param render: Show the environment after each step.
+    """
+
+    def __init__(
+        self,
+        n_episodes: int,
+        max_episode_steps: int,
+        record_trajectory: bool,
+        record_event_logs: bool,
+        render: bool,
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic)
+        self.render = render
+        self._recorder: EpisodeRecorder | None = None
+        self._report: RolloutReport | None = None
+        self._progress: Progress | None = None
+
+    @override(RolloutRunner)
+    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
+        maze_env, policy = self.init_env_and_agent(env, wrappers, self.max_episode_steps, agent, self.input_dir)
+        self._report = RolloutReport(self.record_event_logs, self._cfg)
+        with (
+            recorded(maze_env, self.record_trajectory, self.record_event_logs) as (recorded_env, self._recorder),
+            Progress(self.n_episodes, "Rollouts") as self._progress,
+        ):
+            self.run_interaction_loop(
+                recorded_env,
+                policy,
+                self.n_episodes,
+                render=self.render,
+                episode_end_callback=self.update_progress,
+                episode_seeds=self.draw_episode_seeds(),
+                deterministic=self.deterministic,
+            )
+        self.stats = self._report.publish()
+
+    def update_progress(self) -> None:
+        """Takes over what the finished episode recorded, and moves the progress bar."""
+        assert self._recorder is not None
+        assert self._report is not None
+        assert self._progress is not None
+        self._report.add(self._recorder.get_last_episode_data())
+        self._progress.update()

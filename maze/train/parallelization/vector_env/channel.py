@@ -1,0 +1,122 @@
+"""What a vector environment and a worker process say to one another over their pipe.
+
+A message is one byte, followed by a payload for those codes that carry one. The common step is one byte each way.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+# to the worker
+STEP = b"S"
+RESET = b"R"
+CALL = b"A"  # payload: method name, arguments
+CLOSE = b"C"
+# to the vector environment
+DONE = b"d"
+RESULT = b"r"  # payload: whatever the call gives
+FAILED = b"f"  # payload: Failure
+
+_WITH_PAYLOAD = frozenset({CALL, RESULT, FAILED})
+
+
+class Failure(NamedTuple):
+    """An exception on its way to another process.
+
+    :param text: Type and message.
+    :param traceback: The formatted original traceback.
+    :param pickled: The exception itself, if it survives pickling.
+    :param env_index: The environment that was being worked on, if known.
+    """
+
+    text: str
+    traceback: str
+    pickled: bytes | None
+    env_index: int | None
+
+
+class Channel:
+    """One end of the pipe between a vector environment and a worker.
+
+    :param connection: End of a duplex pipe.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.fd = connection.fileno()
+
+    def send(self, code: bytes, payload: Any = None) -> None:
+        """Send a message.
+
+        :param code: What it is.
+        :param payload: What belongs to it.
+        """
+        content = dumps(payload) if code in _WITH_PAYLOAD else None  # may fail, and must do so before anything is sent
+        os.write(self.fd, code)
+        if content is not None:
+            self.connection.send_bytes(content)
+
+    def receive(self) -> tuple[bytes, Any]:
+        """Wait for a message; EOFError when the other side is gone.
+
+        :return: Code and payload.
+        """
+        try:
+            code = os.read(self.fd, 1)
+        except ConnectionResetError as error:
+            raise EOFError from error
+        if not code:
+            raise EOFError
+        return code, pickle.loads(self.connection.recv_bytes()) if code in _WITH_PAYLOAD else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self.connection.close()
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle by reference where that works (fast), by value where it does not (classes of scripts and notebooks)."""
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # pickling runs code of the objects, which may raise anything
+        return bytes(cloudpickle.dumps(value))
+
+
+def failure_of(error: BaseException, env_index: int | None) -> Failure:
+    """Prepare an exception for the trip; what cannot be pickled survives as type name and text.
+
+    :param error: The exception.
+    :param env_index: The environment that was being worked on, if known.
+    """
+    formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(_text_of(error), formatted, _pickled(error), env_index)
+
+
+def exception_of(failure: Failure) -> BaseException | None:
+    """The exception that came from the other process, where it can be restored here."""
+    try:
+        return pickle.loads(failure.pickled) if failure.pickled is not None else None
+    except Exception:  # unpickling runs code of the exception, which may raise anything
+        return None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        message = str(error)
+    except Exception as second:  # a user's __str__
+        message = f"<its message cannot be shown: {type(second).__name__}>"
+    return f"{type(error).__name__}: {message}"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        pickled = pickle.dumps(error)
+        return pickled if isinstance(pickle.loads(pickled), type(error)) else None
+    except Exception:  # pickling runs code of the exception, which may raise anything
+        return None

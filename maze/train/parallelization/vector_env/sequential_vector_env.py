@@ -1,0 +1,102 @@
+"""Environments stepped one after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
+from maze.train.parallelization.vector_env.env_batch import EnvBatch
+from maze.train.parallelization.vector_env.space_arrays import zeros
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
+
+
+class SequentialVectorEnv(StructuredVectorEnv):
+    """Steps its environments one after another in this process: the fastest choice for environments that are cheap.
+
+    :param env_factories: Each makes one environment. Statistics are added to those that have none.
+    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    """
+
+    def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], logging_prefix: str | None = None) -> None:
+        if not env_factories:
+            raise ValueError("A vector environment needs at least one environment factory.")
+        relay = _EpisodeStatsRelay()
+        self._batch = batch = EnvBatch(env_factories, relay)
+        super().__init__(
+            n_envs=len(env_factories),
+            action_spaces_dict=batch.action_spaces_dict,
+            observation_spaces_dict=batch.observation_spaces_dict,
+            agent_counts_dict=batch.agent_counts_dict,
+            logging_prefix=logging_prefix,
+        )
+        self.is_flat = batch.is_flat
+        relay.target = self.epoch_stats
+        self.envs = batch.envs
+        batch.attach(self.rewards, self.terminated, self.truncated, self.step_complete)
+
+    @override(StructuredVectorEnv)
+    def step(
+        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
+    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+        batch = self._batch
+        batch.keep_terminal_observations = self.keep_terminal_observations
+        observations: Any = out if out is not None else self._new_arrays()
+        infos = batch.step(actions, observations)
+        self.actor_rewards = batch.actor_rewards
+        self.final_observations = batch.final_observations
+        if out is None:
+            return self._returned(observations, infos)
+        return out, self.rewards, self.terminated | self.truncated, infos
+
+    @override(StructuredVectorEnv)
+    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+        observations: Any = out if out is not None else self._new_arrays()
+        self._batch.reset(observations)
+        self.actor_rewards = None
+        self.final_observations = self._batch.final_observations
+        return out if out is not None else self._fresh(observations)
+
+    @override(StructuredVectorEnv)
+    def seed(self, seeds: Sequence[Any]) -> None:
+        self._batch.seed(checked_seeds(seeds, self.n_envs))
+
+    @override(StructuredVectorEnv)
+    def close(self) -> None:
+        self._batch.close()
+
+    @override(StructuredVectorEnv)
+    def actor_ids(self) -> list[ActorID]:
+        return list(self._batch.actor_ids) or [env.actor_id() for env in self.envs]
+
+    @override(StructuredVectorEnv)
+    def is_actor_done(self) -> np.ndarray:
+        return np.array([env.is_actor_done() for env in self.envs], dtype=np.bool_)
+
+    @override(StructuredVectorEnv)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        return self._actor_rewards_array()
+
+    @override(StructuredVectorEnv)
+    def get_env_time(self) -> np.ndarray:
+        return np.array([env.get_env_time() for env in self.envs], dtype=np.int64)
+
+    def _new_arrays(self) -> Any:
+        return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+
+
+class _EpisodeStatsRelay(LogStatsConsumer):
+    """Passes on statistics to a consumer that exists only after the environments do."""
+
+    target: LogStatsConsumer
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self.target.receive(stat)

@@ -1,0 +1,99 @@
+"""Arrays that hold a batch of values of gymnasium spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import EnvironmentContractError
+
+SpacesDict = Mapping[StepKeyType, spaces.Dict]
+Arrays = dict[StepKeyType, dict[str, np.ndarray]]
+"""Step key -> observation or action key -> array."""
+
+ArraySpec = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+def array_spec(space: spaces.Space[Any], place: str) -> ArraySpec:
+    """Shape and dtype of the values of a space.
+
+    :param space: A space with values of one fixed shape.
+    :param place: Where the space belongs, for the error message.
+    """
+    if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
+        raise EnvironmentContractError(
+            f"{place}: values of {type(space).__name__} spaces have no fixed numeric shape and cannot be batched. "
+            "Expected Box, Discrete, MultiDiscrete or MultiBinary; convert the value in the environment's observation "
+            "or action conversion, or with a wrapper."
+        )
+    return tuple(space.shape), np.dtype(space.dtype)
+
+
+def array_specs(spaces_dict: SpacesDict, kind: str) -> dict[StepKeyType, dict[str, ArraySpec]]:
+    """Shapes and dtypes for all step keys, in the spaces' own key order.
+
+    :param spaces_dict: Spaces by step key.
+    :param kind: `observation` or `action`, for error messages.
+    """
+    return {
+        step_key: {key: array_spec(sub, f"{kind} `{key}` of sub-step {step_key!r}") for key, sub in space.items()}
+        for step_key, space in spaces_dict.items()
+    }
+
+
+def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:
+    """Arrays `[*leading, ...]` for all values of the spaces.
+
+    :param spaces_dict: Spaces by step key.
+    :param leading: Leading dimensions.
+    :param kind: `observation` or `action`, for error messages.
+    """
+    return {
+        step_key: {key: np.zeros((*leading, *shape), dtype) for key, (shape, dtype) in specs.items()}
+        for step_key, specs in array_specs(spaces_dict, kind).items()
+    }
+
+
+def copy_rows(source: Arrays, target: Mapping[StepKeyType, Mapping[str, np.ndarray]], actors: list[ActorID]) -> None:
+    """Copy each environment's current observation between two sets of arrays `[n_envs, ...]`.
+
+    :param source: Arrays by step key and observation key.
+    :param target: The same structure.
+    :param actors: Who acts next, by environment: tells in which arrays its row is.
+    """
+    step_keys = {actor.step_key for actor in actors}
+    for step_key in step_keys:
+        rows: Any = slice(None)
+        if len(step_keys) > 1:
+            rows = [index for index, actor in enumerate(actors) if actor.step_key == step_key]
+        for key, array in source[step_key].items():
+            target[step_key][key][rows] = array[rows]
+
+
+def check_observation(
+    observation: Any, actor: ActorID, specs: Mapping[StepKeyType, Mapping[str, ArraySpec]], env_index: int
+) -> None:
+    """Raise an error that names environment, sub-step and key if an observation does not fit its space."""
+    place = f"environment {env_index}, sub-step {actor.step_key!r}"
+    expected = specs.get(actor.step_key)
+    if expected is None:
+        raise EnvironmentContractError(
+            f"{place}: the environment's actor_id() names a sub-step without an observation space. "
+            f"Sub-steps with one: {list(specs)}."
+        )
+    if not isinstance(observation, Mapping) or set(observation) != set(expected):
+        found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
+        raise EnvironmentContractError(
+            f"{place}: expected an observation with the keys {list(expected)}, found {found}."
+        )
+    for key, (shape, dtype) in expected.items():
+        value = np.asarray(observation[key])
+        if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
+            raise EnvironmentContractError(
+                f"{place}, observation `{key}`: expected shape {shape} and dtype {dtype} as its space says, found "
+                f"shape {value.shape} and dtype {value.dtype}."
+            )

@@ -1,0 +1,218 @@
+"""Vector environments of structured environments."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
+from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.errors import EnvironmentContractError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.train.parallelization.vector_env.vector_env import VectorEnv
+
+if TYPE_CHECKING:
+    from maze.train.parallelization.vector_env.space_arrays import Arrays
+
+
+class FinalObservation(NamedTuple):
+    """The last observation of an episode that is over.
+
+    :param actor_id: The actor who would have acted next.
+    :param observation: What it would have seen.
+    """
+
+    actor_id: ActorID
+    observation: dict[str, np.ndarray]
+
+
+class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ABC):
+    """Environments stepped together, whose actors may differ; an episode that ends is followed by the next at once.
+
+    Besides what :meth:`step` returns, the attributes below describe the sub-step just taken. They are overwritten by
+    the next call.
+
+    :param n_envs: Number of environments.
+    :param action_spaces_dict: Action spaces by sub-step key, the same for all environments.
+    :param observation_spaces_dict: Observation spaces by sub-step key.
+    :param agent_counts_dict: Number of agents by sub-step key.
+    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    """
+
+    rewards: np.ndarray
+    """float32 `[n_envs]`"""
+
+    terminated: np.ndarray
+    """bool `[n_envs]`: the episode ended by itself"""
+
+    truncated: np.ndarray
+    """bool `[n_envs]`: the episode was cut off; never together with `terminated`"""
+
+    step_complete: np.ndarray
+    """bool `[n_envs]`: the sub-step completed an environment step"""
+
+    actor_rewards: list[np.ndarray | None] | None
+    """By environment the rewards of the actors of a completed step; None where no environment tells them."""
+
+    final_observations: dict[int, FinalObservation]
+    """Environment index -> last observation, of episodes that were truncated."""
+
+    keep_terminal_observations: bool
+    """Whether `final_observations` shall also hold the last observations of terminated episodes."""
+
+    is_flat: bool
+    """Whether always the same actor acts, and each of its actions completes an environment step."""
+
+    def __init__(
+        self,
+        n_envs: int,
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        agent_counts_dict: Mapping[StepKeyType, int],
+        logging_prefix: str | None = None,
+    ) -> None:
+        super().__init__(n_envs)
+        self._action_spaces_dict = dict(action_spaces_dict)
+        self._observation_spaces_dict = dict(observation_spaces_dict)
+        self._agent_counts_dict = dict(agent_counts_dict)
+        self.rewards = np.zeros(n_envs, np.float32)
+        self.terminated = np.zeros(n_envs, np.bool_)
+        self.truncated = np.zeros(n_envs, np.bool_)
+        self.step_complete = np.ones(n_envs, np.bool_)
+        self.actor_rewards = None
+        self.final_observations = {}
+        self.keep_terminal_observations = False
+        self.is_flat = False
+        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
+        if logging_prefix is not None:
+            self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
+
+    @abstractmethod
+    def step(  # type: ignore[override]
+        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
+    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+        """Step all environments.
+
+        :param actions: Arrays `[n_envs, ...]` by action key if all environments stand at the same sub-step key.
+            Otherwise such dictionaries by sub-step key, of which only the rows of the environments at that key count.
+        :param out: Arrays `[n_envs, ...]` by sub-step key and observation key. Every environment writes its
+            observation into its row of the arrays of the actor that acts next. By default fresh arrays are returned.
+        :return: Observations (by observation key if all environments stand at the same sub-step key, else by sub-step
+            key first; `out` itself if it was given), rewards, dones, infos.
+        """
+
+    @abstractmethod
+    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+        """Reset all environments.
+
+        :param out: See :meth:`step`.
+        :return: Observations, as :meth:`step` gives them.
+        """
+
+    @abstractmethod
+    def actor_ids(self) -> list[ActorID]:
+        """Who acts next, by environment."""
+
+    @override(StructuredEnv)
+    def actor_id(self) -> ActorID:
+        """The actor that acts next in all environments; an error if they differ."""
+        actors = self.actor_ids()
+        for index, actor in enumerate(actors):
+            if actor != actors[0]:
+                raise EnvironmentContractError(
+                    f"The environments are not at the same actor: {actors[0]} acts next in environment 0, {actor} in "
+                    f"environment {index}. Use `actor_ids()` where actors may differ."
+                )
+        return actors[0]
+
+    @property
+    @override(StructuredEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return self._agent_counts_dict
+
+    @abstractmethod
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
+        """Whether the actor that acted last is done; bool `[n_envs]`."""
+
+    @abstractmethod
+    def get_actor_rewards(self) -> np.ndarray | None:
+        """Rewards of the actors of the step just completed, `[n_envs, n_actors]`; None if there are none."""
+
+    @abstractmethod
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
+        """Completed environment steps of the current episodes; int `[n_envs]`."""
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def action_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        return self._action_spaces_dict
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def observation_spaces_dict(self) -> dict[StepKeyType, spaces.Dict]:
+        return self._observation_spaces_dict
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def action_space(self) -> spaces.Dict:
+        return self._action_spaces_dict[self.actor_id().step_key]
+
+    @property
+    @override(StructuredEnvSpacesMixin)
+    def observation_space(self) -> spaces.Dict:
+        return self._observation_spaces_dict[self.actor_id().step_key]
+
+    @override(LogStatsEnv)
+    def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
+        if level is not LogStatsLevel.EPOCH:
+            raise ValueError(f"A vector environment keeps statistics of epochs only, not on the level {level.name}.")
+        return self.epoch_stats
+
+    @override(LogStatsEnv)
+    def write_epoch_stats(self) -> None:
+        self.epoch_stats.reduce()
+
+    @override(LogStatsEnv)
+    def clear_epoch_stats(self) -> None:
+        self.epoch_stats.clear_inputs()
+
+    @override(LogStatsEnv)
+    def get_stats_value(
+        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
+    ) -> LogStatsValue:
+        return self.get_stats(level).last_stats[(event, name, None)]
+
+    def _actor_rewards_array(self) -> np.ndarray | None:
+        if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
+            return None
+        return np.stack([np.asarray(rewards) for rewards in self.actor_rewards])
+
+    def _returned(
+        self, observations: Arrays, infos: list[dict[Any, Any]]
+    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+        """The documented return values of a step without `out`: nothing in them is overwritten later."""
+        return self._fresh(observations), self.rewards.copy(), self.terminated | self.truncated, infos
+
+    def _fresh(self, observations: Arrays) -> Any:
+        step_keys = dict.fromkeys(actor.step_key for actor in self.actor_ids())
+        if len(step_keys) == 1:
+            return observations[next(iter(step_keys))]
+        return {step_key: observations[step_key] for step_key in step_keys}
+
+
+def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
+    """One seed per environment, or an error.
+
+    :param seeds: Seeds.
+    :param n_envs: Number of environments.
+    """
+    if isinstance(seeds, (int, np.integer, str)) or len(seeds) != n_envs:
+        raise ValueError(f"Expected one seed for each of the {n_envs} environments, found {seeds!r}.")
+    return list(seeds)

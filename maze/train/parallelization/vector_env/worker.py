@@ -1,0 +1,144 @@
+"""The worker process of :class:`~maze.train.parallelization.vector_env.subproc_vector_env.SubprocVectorEnv`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+
+from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
+from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.channel import Channel, failure_of
+from maze.train.parallelization.vector_env.env_batch import EnvBatch
+from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, rows_of
+from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+
+_GRACE_SECONDS = 2.0
+"""How long a worker whose parent is gone may take to notice it by itself."""
+
+
+def run_worker(connection: Any, factories: bytes, first_index: int, inherited: list[Any]) -> None:
+    """Build environments and serve them until told to close or until the other side is gone.
+
+    :param connection: End of the pipe to the vector environment.
+    :param factories: The pickled list of environment factories.
+    :param first_index: Index of the first environment among all of the vector environment.
+    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    for other in inherited:
+        other.close()
+    channel = Channel(connection)
+    threading.Thread(target=_leave_with_parent, args=(channel.fd,), daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        worker = _Worker(channel, first_index)
+        try:
+            worker.build(factories)
+            worker.serve()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
+            channel.send(messages.FAILED, failure_of(error, worker.current_env()))
+            if isinstance(error, SystemExit):
+                raise
+
+
+def _leave_with_parent(fd: int) -> None:
+    """End the process soon after the other side of the pipe is closed, even if an environment hangs."""
+    poll = select.poll()
+    poll.register(fd, 0)  # only asks for the hang-up
+    poll.poll()
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)
+
+
+class _Worker(LogStatsConsumer):
+    """State of a worker process.
+
+    :param channel: Channel to the vector environment.
+    :param first_index: Index of its first environment among all.
+    """
+
+    def __init__(self, channel: Channel, first_index: int) -> None:
+        self._channel = channel
+        self._first_index = first_index
+        self._batch: EnvBatch | None = None
+        self._encoder = StatsEncoder()
+        self._finished: list[EncodedStats] = []
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self._finished.append(self._encoder.encode(stat))
+
+    def current_env(self) -> int | None:
+        """Index of the environment that was being stepped or reset, if any."""
+        return self._first_index + self._batch.current_index if self._batch is not None else None
+
+    def build(self, factories: bytes) -> None:
+        """Make the environments, tell their spaces and take the shared memory."""
+        self._batch = batch = EnvBatch(cloudpickle.loads(factories), self, self._first_index)
+        if "torch" in sys.modules:  # several processes with several threads each get in one another's way
+            sys.modules["torch"].set_num_threads(1)
+        spaces = (batch.observation_spaces_dict, batch.action_spaces_dict, batch.agent_counts_dict, batch.is_flat)
+        self._channel.send(messages.RESULT, spaces)
+        _, (n_envs, start, stop) = self._channel.receive()
+        rows = self._rows = slice(start, stop)
+        shared = self._shared = SharedArrays.receive(
+            self._channel.connection, n_envs, batch.observation_spaces_dict, batch.action_spaces_dict
+        )
+        self._observations = rows_of(shared.observations, rows)
+        self._actions = rows_of(shared.actions, rows)
+        batch.attach(shared.rewards[rows], shared.terminated[rows], shared.truncated[rows], shared.step_complete[rows])
+        self._channel.send(messages.DONE)
+
+    def serve(self) -> None:
+        """Do what the vector environment asks for, until it asks to close."""
+        assert self._batch is not None
+        batch, channel = self._batch, self._channel
+        while True:
+            code, payload = channel.receive()
+            if code == messages.STEP:
+                infos = batch.step(self._actions, self._observations)
+                self._report(infos)
+            elif code == messages.RESET:
+                batch.reset(self._observations)
+                self._report([])
+            elif code == messages.CALL:
+                name, argument = payload
+                channel.send(messages.RESULT, getattr(self, f"_call_{name}")(argument))
+            else:
+                batch.close()
+                return
+
+    def _report(self, infos: list[dict[Any, Any]]) -> None:
+        batch = self._batch
+        assert batch is not None
+        if not batch.is_flat or not infos:
+            self._shared.write_actors(self._rows, batch.actor_ids)
+        told = {index: info for index, info in enumerate(infos, self._first_index) if info}
+        if not (told or self._finished or batch.final_observations or batch.actor_rewards):
+            self._channel.send(messages.DONE)
+            return
+        finals = {index: tuple(final) for index, final in batch.final_observations.items()}
+        self._channel.send(messages.RESULT, (self._finished, told, finals, batch.actor_rewards))
+        self._finished = []
+
+    def _call_seed(self, seeds: list[Any]) -> None:
+        assert self._batch is not None
+        self._batch.seed(seeds)
+
+    def _call_keep_terminal_observations(self, value: bool) -> None:
+        assert self._batch is not None
+        self._batch.keep_terminal_observations = value
+
+    def _call_each(self, method: str) -> list[Any]:
+        assert self._batch is not None
+        return [getattr(env, method)() for env in self._batch.envs]
