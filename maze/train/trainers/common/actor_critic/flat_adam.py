@@ -1,0 +1,110 @@
+"""Adam over networks whose parameters lie one after the other in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatAdam:
+    """Adam with the gradient norms that come for free when a network is one long tensor.
+
+    For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
+    small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
+    views of another, so that a step, a norm or clearing all gradients is a single operation.
+
+    :param networks: Networks by name, in order; parameters shared between them count for the first one.
+    :param lr: Learning rate.
+    :param eps: Adam's epsilon.
+    """
+
+    def __init__(self, networks: Mapping[str, nn.Module], lr: float, eps: float) -> None:
+        self._parameters: dict[str, list[nn.Parameter]] = {}
+        seen: set[int] = set()
+        for name, network in networks.items():
+            own = [p for p in network.parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(map(id, own))
+            if own:
+                self._parameters[name] = own
+        self._flat = {name: _flatten(parameters) for name, parameters in self._parameters.items()}
+        self._gradients = {name: torch.zeros_like(flat) for name, flat in self._flat.items()}
+        self._optimizer = torch.optim.Adam(list(self._flat.values()), lr=lr, eps=eps, fused=True)
+        self.tie()
+
+    @property
+    def names(self) -> list[str]:
+        """The networks that have parameters of their own."""
+        return list(self._flat)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = value
+
+    def tie(self) -> None:
+        """Makes parameters and gradients views of the long tensors (again, if somebody has moved or replaced them)."""
+        for name, parameters in self._parameters.items():
+            offset = 0
+            flat, gradient = self._flat[name], self._gradients[name]
+            for parameter in parameters:
+                rows = slice(offset, offset + parameter.numel())
+                offset += parameter.numel()
+                view = flat.data[rows].view_as(parameter)
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter.data)
+                    parameter.data = view
+                parameter.grad = gradient[rows].view_as(parameter)
+
+    def zero_grad(self) -> None:
+        """Clears all gradients."""
+        for gradient in self._gradients.values():
+            gradient.zero_()
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Euclidean norm of the gradient of each network."""
+        return {name: torch.linalg.vector_norm(gradient) for name, gradient in self._gradients.items()}
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all gradients."""
+        for gradient in self._gradients.values():
+            gradient.mul_(factor)
+
+    def step(self, frozen: Iterable[str] = ()) -> None:
+        """Takes a step with the current gradients.
+
+        :param frozen: Networks that stay exactly as they are.
+        """
+        frozen = set(frozen)
+        for name, flat in self._flat.items():
+            flat.grad = None if name in frozen else self._gradients[name]
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and step counts; loads with ``weights_only=True``."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from a state that :meth:`state_dict` returned, with the current learning rate."""
+        lr = self.lr
+        self._optimizer.load_state_dict(state_dict)
+        self.lr = lr
+
+
+def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """A parameter with room for all of the given ones."""
+    first = parameters[0]
+    for parameter in parameters:
+        if (parameter.dtype, parameter.device) != (first.dtype, first.device):
+            raise ValueError(
+                f"The parameters of a network have to be of one type on one device; found {first.dtype} on "
+                f"{first.device} and {parameter.dtype} on {parameter.device}."
+            )
+    size = sum(parameter.numel() for parameter in parameters)
+    return nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))

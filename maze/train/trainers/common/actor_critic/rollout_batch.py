@@ -1,0 +1,112 @@
+"""A rollout as tensors to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+Rows = Tensor | slice
+
+
+@dataclass
+class AlignedSubsteps:
+    """Sub-steps of the same environment steps: row i of everything belongs to the same environment step.
+
+    Where all environments take the same sub-steps, one of these holds the whole rollout; otherwise there is one of a
+    single sub-step for each policy.
+    """
+
+    record: StructuredSpacesRecord
+    """Observations and actions of each sub-step, ``[n_rows, ...]``."""
+
+    advantages: list[Tensor]
+    """For each sub-step ``[n_rows]``."""
+
+    old_log_probs: list[Tensor]
+    """For each sub-step ``[n_rows]``: joint log-probability of the action under the policy that sampled it."""
+
+    targets: list[Tensor]
+    """For each output of the critic ``[n_rows]``: the returns it should have predicted."""
+
+    old_values: list[Tensor]
+    """For each output of the critic ``[n_rows]``: what it predicted when the rollout was valued."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of environment steps (of one policy's actions, where there is a single sub-step)."""
+        return len(self.advantages[0])
+
+    @property
+    def actions(self) -> list[dict[str, Tensor]]:
+        """Actions of each sub-step."""
+        return self.record.actions
+
+    def rows(self, rows: Rows) -> AlignedSubsteps:
+        """A selection: views for a slice, copies for a tensor of indices."""
+        return AlignedSubsteps(
+            record=StructuredSpacesRecord(
+                [
+                    replace(
+                        substep,
+                        observation=_rows_of_dict(substep.observation, rows),
+                        action=_rows_of_dict(substep.action, rows),
+                    )
+                    for substep in self.record.substep_records
+                ]
+            ),
+            advantages=_rows_of_list(self.advantages, rows),
+            old_log_probs=_rows_of_list(self.old_log_probs, rows),
+            targets=_rows_of_list(self.targets, rows),
+            old_values=_rows_of_list(self.old_values, rows),
+        )
+
+
+@dataclass
+class RolloutBatch:
+    """All that was collected in a rollout, with the targets to learn."""
+
+    parts: list[AlignedSubsteps]
+    n_steps: int
+    """Number of environment steps, over all environments."""
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
+        """The whole batch in random order, divided evenly into minibatches.
+
+        :param batch_size: Largest number of environment steps in a minibatch.
+        :param generator: Source of the order.
+        """
+        n_minibatches = -(-self.n_steps // batch_size)
+        permuted = [part.rows(_permutation(part, generator)) for part in self.parts]
+        for index in range(n_minibatches):
+            selected = []
+            for part in permuted:
+                start, stop = (part.n_rows * i // n_minibatches for i in (index, index + 1))
+                if stop > start:
+                    selected.append(part.rows(slice(start, stop)))
+            yield RolloutBatch(selected, self.n_steps // n_minibatches)
+
+
+def substep_record(
+    actor_id: object, observation: dict[str, Tensor], action: dict[str, Tensor] | None = None
+) -> SpacesRecord:
+    """A record of one sub-step, with leading dimensions flattened into one."""
+    return SpacesRecord(actor_id=actor_id, observation=observation, action=action)  # type: ignore[arg-type]
+
+
+def _permutation(part: AlignedSubsteps, generator: torch.Generator) -> Tensor:
+    permutation = torch.randperm(part.n_rows, generator=generator)
+    return permutation.to(part.advantages[0].device)
+
+
+def _rows_of_dict(tensors: dict[str, Tensor] | None, rows: Rows) -> dict[str, Tensor] | None:
+    return None if tensors is None else {key: tensor[rows] for key, tensor in tensors.items()}
+
+
+def _rows_of_list(tensors: list[Tensor], rows: Rows) -> list[Tensor]:
+    return [tensor[rows] for tensor in tensors]

@@ -1,0 +1,44 @@
+"""Numbers of the updates of an epoch, kept as tensors until the epoch is written."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents, SubstepKey
+
+
+class _Row(NamedTuple):
+    event: str
+    group: SubstepKey | None
+
+
+class UpdateStats:
+    """Collects values of :class:`ActorCriticEvents` and fires their means, in the order of the interface."""
+
+    def __init__(self) -> None:
+        self._values: dict[_Row, list[Tensor]] = {}
+
+    def add(self, event: str, value: Tensor | float, group: SubstepKey | None = None) -> None:
+        """Adds a value.
+
+        :param event: Name of the event.
+        :param value: A scalar.
+        :param group: Sub-step or critic, for events that are grouped by one.
+        """
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        self._values.setdefault(_Row(event, group), []).append(tensor)
+
+    def publish(self, events: ActorCriticEvents) -> None:
+        """Fires the mean of each event and group, and starts over; this is the only place that waits for the device."""
+        rows = sorted(self._values, key=lambda row: _EVENT_ORDER[row.event])
+        means = torch.stack([torch.stack([v.float() for v in self._values[row]]).mean().cpu() for row in rows])
+        for row, mean in zip(rows, means.tolist(), strict=True):
+            arguments = (mean,) if row.group is None else (row.group, mean)
+            getattr(events, row.event)(*arguments)
+        self._values.clear()
+
+
+_EVENT_ORDER = {name: index for index, name in enumerate(vars(ActorCriticEvents)) if not name.startswith("_")}
