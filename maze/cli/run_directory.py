@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +22,71 @@ WORTHLESS = (
     "hydra_config.yaml",
     "command.txt",
     "versions.json",
+    "multirun.yaml",
     "spaces_config.pkl",
     "*.pdf",
-    "*.tmp",
+    ".maze-unfinished-*",
     "events.out.tfevents.*",
 )
 """What a run writes before it has achieved anything."""
 
-_claimed: ContextVar[list[Path] | None] = ContextVar("maze_claimed_directories", default=None)
+_claimed: ContextVar[list[ClaimedDirectory] | None] = ContextVar("maze_claimed_directories", default=None)
 
 
-def claim_directory(requested: Path) -> Path:
-    """Creates a directory that no other run uses or has used, and returns it.
+@dataclass(frozen=True)
+class ClaimedDirectory:
+    """A directory that belongs to one run."""
+
+    path: Path
+    created: tuple[Path, ...] = ()
+    """The directory and its parents, as far as the claim created them; innermost first."""
+    foreign: frozenset[str] = frozenset()
+    """Names of what lay in the directory before."""
+
+    def remove_if_worthless(self) -> bool:
+        """Removes it, unless it holds something that its run achieved; what is not the run's own is left alone.
+
+        :return: Whether it was removed.
+        """
+        if not self.path.is_dir():
+            return False
+        files = [path for path in self._own_paths() if not path.is_dir()]
+        if not all(_is_worthless(path) for path in files):
+            return False
+        for path in files:
+            path.unlink(missing_ok=True)
+        # The claim goes last: as long as it is there, nobody else moves in.
+        claim = self.path / CLAIM
+        for path in sorted(self._own_paths(), key=lambda path: (path == claim, -len(path.parts))):
+            path.rmdir()
+        for path in self.created:
+            try:
+                path.rmdir()
+            except OSError:
+                break  # somebody else's files are in it
+        return True
+
+    def _own_paths(self) -> Iterator[Path]:
+        for entry in self.path.iterdir():
+            if entry.name not in self.foreign:
+                yield entry
+                if entry.is_dir() and not entry.is_symlink():
+                    yield from entry.rglob("*")
+
+
+def _is_worthless(path: Path) -> bool:
+    return path.parent.name == CLAIM or any(path.match(pattern) for pattern in WORTHLESS)
+
+
+def claim_directory(requested: Path) -> ClaimedDirectory:
+    """Creates a directory that no other run uses or has used.
 
     :param requested: Taken if it is free; else ``_02``, ``_03``, ... is appended, which keeps names sorted by time.
     """
     requested = requested.absolute()
     for number in itertools.count(1):
         directory = requested if number == 1 else requested.with_name(f"{requested.name}_{number:02d}")
+        created = tuple(path for path in (directory, *directory.parents) if not path.exists())
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / CLAIM).mkdir()
@@ -45,9 +94,9 @@ def claim_directory(requested: Path) -> Path:
             # A failing run removed the directory in between; the same name is free now.
             return claim_directory(requested)
         except FileExistsError:
-            if Path.cwd().is_relative_to(requested):
+            if Path.cwd().is_relative_to(directory):
                 raise ConfigError(
-                    f"hydra.run.dir: {requested} holds an earlier run already (its {CLAIM} exists). "
+                    f"hydra.run.dir: {directory} holds an earlier run already (its {CLAIM} exists). "
                     f"Name another directory, or leave hydra.run.dir out."
                 ) from None
             if not directory.is_dir():
@@ -58,46 +107,16 @@ def claim_directory(requested: Path) -> Path:
                 f"Choose another place with log_base_dir=<directory>."
             ) from error
         else:
-            return directory
+            foreign = frozenset(path.name for path in directory.iterdir()) - {CLAIM}
+            return ClaimedDirectory(directory, created, foreign)
     raise AssertionError("unreachable")
-
-
-def remove_if_worthless(directory: Path) -> bool:
-    """Removes a run directory, and parents it leaves empty, unless it holds something that its run achieved.
-
-    :return: Whether it was removed.
-    """
-    if not directory.is_dir():
-        return False
-    own = directory / CLAIM
-    files = [path for path in directory.rglob("*") if not path.is_dir() and own not in path.parents]
-    if any(not _is_worthless(path, directory) for path in files):
-        return False
-    for path in files:
-        path.unlink(missing_ok=True)
-    # The claim goes last: as long as it is there, nobody else moves in.
-    for path in sorted(directory.rglob("*"), key=lambda path: (own == path, -len(path.parts))):
-        path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-    for path in (directory, directory.parent, directory.parent.parent):
-        try:
-            path.rmdir()
-        except OSError:
-            break  # somebody else's files are in it
-    return True
-
-
-def _is_worthless(path: Path, directory: Path) -> bool:
-    # In the directory itself or, for the jobs of a sweep, in one of its numbered subdirectories.
-    return len(path.relative_to(directory).parts) <= 3 and (
-        any(path.match(pattern) for pattern in WORTHLESS) or path.parent.name == CLAIM
-    )
 
 
 class ClaimedDirectories:
     """Context that knows which directories were claimed in it."""
 
     def __init__(self) -> None:
-        self.directories: list[Path] = []
+        self.directories: list[ClaimedDirectory] = []
 
     def __enter__(self) -> ClaimedDirectories:
         self._token = _claimed.set(self.directories)
@@ -109,7 +128,7 @@ class ClaimedDirectories:
     def remove_worthless(self) -> None:
         """Removes those in which nothing was achieved."""
         for directory in self.directories:
-            remove_if_worthless(directory)
+            directory.remove_if_worthless()
 
 
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
@@ -131,7 +150,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         finally:
             hydra_config.cfg = previous
         with read_write(config.hydra), open_dict(config.hydra):
-            OmegaConf.update(config, key, str(directory))
+            OmegaConf.update(config, key, str(directory.path))
         directories = _claimed.get()
         if directories is not None:
             directories.append(directory)

@@ -84,5 +84,5 @@ def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: S
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
-        with atomic_write(directory / name) as file:
-            file.write(text.encode())
+        content = text.encode()
+        atomic_write(directory / name, lambda file, content=content: file.write(content))

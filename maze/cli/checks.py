@@ -1,0 +1,163 @@
+"""Checks of a composed configuration that come before anything is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from maze.cli.errors import UsageError
+from maze.core.errors import ConfigError
+
+TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
+"""Sections whose values keep the type of their default; the arguments of environments and models are their own."""
+
+
+def complete(cfg: DictConfig, project: Path) -> None:
+    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes.
+
+    :param project: Directory that relative paths refer to.
+    """
+    with open_dict(cfg):
+        if cfg.get("input_dir"):
+            cfg.input_dir = str(project / str(cfg.input_dir))
+        model = cfg.get("model")
+        if isinstance(model, DictConfig):
+            brings_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
+            if brings_none:
+                model.critic = "${critic}" if "critic" in cfg else None
+        _draw_seeds(cfg)
+
+
+def _draw_seeds(cfg: DictConfig) -> None:
+    import secrets
+
+    seeding = cfg.get("seeding")
+    if seeding is None:
+        return
+    for key in ("env_base_seed", "agent_base_seed"):
+        if seeding.get(key) is None:
+            seeding[key] = secrets.randbits(31)
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises a :class:`ConfigError` for what is missing or cannot be right."""
+    overrides = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    is_training = "algorithm" in cfg
+    if is_training and cfg.get("model") is None:
+        raise UsageError("model: training needs a model. Choose one, for instance model=flatten_concat.")
+    if "runner" not in cfg or cfg.runner is None or "_target_" not in cfg.runner:
+        raise UsageError(
+            "runner: the chosen one cannot run this. Training (-cn conf_train) takes runner=dev or runner=local, "
+            "rollouts take runner=parallel or runner=sequential."
+        )
+    _check_own_critic(cfg, overrides)
+    _check_value_types(cfg, overrides)
+    _check_input_dir(cfg, is_training)
+
+
+def _check_own_critic(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    model = cfg.get("model")
+    chosen = next((override for override in overrides if override.startswith("critic=")), None)
+    if chosen and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
+        raise UsageError(
+            f"{chosen} has no effect: the chosen model brings its own critic (model.critic). Leave critic= out, or "
+            f"write `critic: ${{critic}}` in the model's configuration."
+        )
+
+
+def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Compares the types of overridden values with those of the defaults they replace."""
+    suspects: dict[str, Any] = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if not key.startswith(TYPED_SECTIONS) or override.is_delete() or override.is_add():
+            continue
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            suspects[key] = value
+    if not suspects or not GlobalHydra.instance().is_initialized():
+        return
+    defaults = _defaults(overrides, exclude=set(suspects))
+    for key, value in suspects.items():
+        expected = _expected_type(OmegaConf.select(defaults, key), value)
+        if expected:
+            raise ConfigError(f"{key}: expected {expected}, got {value!r} ({type(value).__name__}).")
+
+
+def _defaults(overrides: Sequence[str], exclude: set[str]) -> DictConfig:
+    kept = [text for text in overrides if text.partition("=")[0].strip("+~") not in exclude]
+    return GlobalHydra.instance().config_loader().load_configuration(
+        config_name=HydraConfig.get().job.config_name, overrides=kept, run_mode=RunMode.RUN
+    )
+
+
+def _expected_type(default: Any, value: Any) -> str | None:
+    """What a value in place of this default has to be; None: the value is fine."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if default is None or value is None:
+        return None
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(default, int):
+        whole = number and (isinstance(value, int) or (math.isfinite(value) and value == int(value)))
+        return None if whole else "a whole number"
+    if isinstance(default, float):
+        return None if number else "a number"
+    if isinstance(default, str):
+        return None if isinstance(value, str) else "a text"
+    if isinstance(default, DictConfig):
+        return None if isinstance(value, DictConfig) else "a mapping"
+    return None
+
+
+def _check_input_dir(cfg: DictConfig, is_training: bool) -> None:
+    input_dir = cfg.get("input_dir")
+    policy = cfg.get("policy")
+    if is_training:
+        wanted = [str(cfg.runner.get("state_dict_dump_file", "state_dict.pt")), "latest.pt"]
+        way_out = "Runs of maze-run -cn conf_train write it."
+    elif isinstance(policy, DictConfig) and "state_dict_file" in policy:
+        wanted = [str(policy.state_dict_file)]
+        way_out = f"Train first: maze-run -cn conf_train{_env_override(cfg)}"
+        if not input_dir:
+            raise UsageError(
+                f"input_dir: {policy._target_} needs the directory of a training run: "
+                f"input_dir=outputs/<name>/<time>. {way_out}"
+            )
+    else:
+        return
+    if not input_dir:
+        return
+    directory = Path(str(input_dir))
+    if not directory.is_dir():
+        raise UsageError(f"input_dir: {directory} is not a directory. {_newest_run_hint(directory.parent)}{way_out}")
+    if not any((directory / name).is_file() for name in wanted):
+        raise UsageError(
+            f"input_dir: {directory} is not the directory of a training run: there is no {' or '.join(wanted)} in it. "
+            f"{_newest_run_hint(directory)}{way_out}"
+        )
+
+
+def _env_override(cfg: DictConfig) -> str:
+    name = OmegaConf.select(cfg, "env.name")
+    return f" env.name={name}" if name else ""
+
+
+def _newest_run_hint(directory: Path) -> str:
+    """Names the newest training run in or below a directory, if there is one."""
+    patterns = ("*/state_dict.pt", "*/*/state_dict.pt")
+    if not directory.is_dir() or directory == Path(directory.anchor):
+        return ""
+    runs = [path for pattern in patterns for path in directory.glob(pattern)]
+    if not runs:
+        return ""
+    newest = max(runs, key=lambda path: path.stat().st_mtime).parent
+    return f"Did you mean {newest}? "

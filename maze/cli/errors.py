@@ -1,0 +1,119 @@
+"""Turns what Hydra and OmegaConf say about a command into messages that name the place and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib import resources
+from typing import Any
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+
+from maze.core.errors import ConfigError
+
+
+class UsageError(ConfigError):
+    """The command itself is wrong; nothing was started."""
+
+
+def translated(error: BaseException) -> ConfigError | None:
+    """The error as one message for the user of the command line; None: it is none of Hydra's."""
+    if isinstance(error, MissingConfigException):
+        return UsageError(_missing_config(error))
+    if isinstance(error, OverrideParseException):
+        return UsageError(
+            f"Cannot read the argument {error.override!r}. Arguments are <group>=<option> or <key>=<value>; put values "
+            f"with blanks, brackets or commas in quotes, for instance 'key=\"a, b\"'; null stands for nothing."
+        )
+    if isinstance(error, ConfigCompositionException):
+        return UsageError(_composition(error))
+    if isinstance(error, InterpolationKeyError):
+        return UsageError(f"{_first_line(error)}. A value or group that others refer to is missing.")
+    if isinstance(error, OmegaConfBaseException):
+        key = getattr(error, "full_key", None)
+        return UsageError(f"{key}: {_first_line(error)}" if key else _first_line(error))
+    if isinstance(error, HydraException):
+        return UsageError(str(error).strip())
+    return None
+
+
+def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") -> str:
+    """A sentence with what was probably meant, and another with all there is."""
+    names = sorted(set(known))
+    close = get_close_matches(wrong, names, n=1, cutoff=0.6)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{meant} {introduction}: {', '.join(names)}." if names else meant
+
+
+def root_configs() -> list[str]:
+    """The root configurations that Maze ships."""
+    return sorted(
+        entry.name.removesuffix(".yaml") for entry in resources.files("maze.conf").iterdir() if ".yaml" in entry.name
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    missing = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, option = missing.rpartition("/")
+    options = list(error.options or ())
+    if not group:
+        return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
+    if group == "algorithm_runner":
+        algorithm, _, runner = option.rpartition("-")
+        fitting = [name.rpartition("-")[2] for name in options if name.rpartition("-")[0] == algorithm]
+        return f"runner={runner} does not fit algorithm={algorithm}." + suggestion(runner, fitting, "Runners that do")
+    if not options:
+        return f"{group}={option}: there is no group {group!r}, or nothing in it."
+    return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
+
+
+def _composition(error: ConfigCompositionException) -> str:
+    cause = error.__cause__
+    if isinstance(cause, ConfigKeyError | AttributeError) and getattr(cause, "full_key", None):
+        return _unknown_key(cause)
+    message = str(error).strip()
+    prefix = "Could not override '"
+    if message.startswith(prefix) and "No match in the defaults list" in message:
+        group = message[len(prefix) :].partition("'")[0]
+        return f"{group}: this group is not used by default; write +{group}=<option> to add it."
+    if isinstance(cause, OmegaConfBaseException):
+        message = f"{message.splitlines()[0].rstrip('.')}: {_first_line(cause)}"
+    return message
+
+
+def _unknown_key(cause: Any) -> str:
+    full_key, parent = str(cause.full_key), cause.parent_node
+    wrong = str(cause.key)
+    siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
+    prefix = full_key.removesuffix(wrong)
+    elsewhere = _paths_ending_in(parent._get_root(), wrong) if isinstance(parent, DictConfig) else []
+    if wrong not in siblings and elsewhere and not get_close_matches(wrong, siblings, n=1, cutoff=0.8):
+        hint = f" Did you mean {elsewhere[0]!r}?" + suggestion("", siblings, "Known here")
+    else:
+        close = get_close_matches(wrong, siblings, n=1, cutoff=0.6)
+        meant = f" Did you mean {prefix + close[0]!r}?" if close else ""
+        hint = meant + suggestion("", siblings, "Known here")
+    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
+
+
+def _paths_ending_in(node: Any, name: str) -> list[str]:
+    """Paths of the values with this name anywhere in the configuration, those nearest to its root first."""
+
+    def walk(node: Any, path: str) -> Iterator[str]:
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
+            for key in node:
+                child = f"{path}.{key}" if path else str(key)
+                if key == name:
+                    yield child
+                if child != "hydra":
+                    yield from walk(node._get_node(key), child)
+        elif isinstance(node, ListConfig):
+            return
+
+    return sorted(walk(node, ""), key=lambda path: (path.count("."), path))

@@ -1,0 +1,133 @@
+"""``maze-run``: the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+from maze.cli.errors import UsageError, translated
+from maze.cli.run_directory import ClaimedDirectories
+from maze.core.errors import MazeError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+EXIT_ERROR, EXIT_USAGE = 1, 2
+NOTHING = ("null", "~", "None", "", str(Path.home()))
+"""Ways to write that a group is left empty; shells turn ``~`` into the home directory."""
+OPTIONAL_GROUPS = ("critic", "wrappers")
+REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
+
+
+def maze_run(cfg: DictConfig) -> float | None:
+    """Builds and runs the runner that a composed configuration describes.
+
+    :param cfg: The whole configuration; ``cfg.runner`` says what is run.
+    :return: The best score where the runner has one (hyper-parameter sweeps maximise it), else None.
+    """
+    from maze.cli.checks import check, complete
+    from maze.cli.run_info import config_as_yaml, write_run_info
+    from maze.core.utils.factory import Factory
+    from maze.runner import Runner
+
+    started_by_hydra = HydraConfig.initialized()
+    project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
+    complete(cfg, project)
+    check(cfg)
+    print(config_as_yaml(cfg), flush=True)
+    if started_by_hydra:
+        write_run_info(Path.cwd(), cfg, project)
+    runner = Factory(Runner).instantiate(cfg.runner)
+    runner.setup(cfg)
+    runner.run()
+    score = getattr(runner, "best_score", None)
+    return None if score is None else float(score)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``maze-run`` with these arguments (those of the process by default) and returns its exit status."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    if command == ["--version"]:
+        from maze.cli.run_info import installed_versions
+
+        print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
+        return 0
+    full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
+    with ClaimedDirectories() as claimed:
+        try:
+            with _as_command_of_this_process(list(map(_readable_to_hydra, command))):
+                _run_hydra()
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        except KeyboardInterrupt as interrupt:
+            claimed.remove_worthless()
+            print(f"maze-run: {interrupt or 'interrupted.'}", file=sys.stderr)
+            return int(getattr(interrupt, "exit_status", 128 + signal.SIGINT))
+        except Exception as error:
+            claimed.remove_worthless()
+            return _report(error, full_errors)
+    return 0
+
+
+def _run_hydra() -> None:
+    # An absolute config path: nothing is looked up beside the script that started the process.
+    hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(maze_run)()
+
+
+def _report(error: Exception, full: bool) -> int:
+    """Prints an error the way its reader needs it: a message for what users cause, a traceback for bugs."""
+    message = error if isinstance(error, MazeError) else translated(error)
+    if full or message is None:
+        traceback.print_exception(error)
+    if message is None:
+        return EXIT_ERROR
+    print(f"{_kind(message)}: {message}", file=sys.stderr)
+    return EXIT_USAGE if isinstance(message, UsageError) else EXIT_ERROR
+
+
+def _kind(error: MazeError) -> str:
+    return "ConfigError" if isinstance(error, UsageError) else type(error).__name__
+
+
+@contextmanager
+def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
+    """Hydra reads ``sys.argv``, and reports errors itself unless the environment asks for full ones."""
+    previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    previous_format = warnings.formatwarning
+    sys.argv = ["maze-run", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    warnings.formatwarning = lambda message, *args, **kwargs: f"Warning: {message}\n"
+    try:
+        yield
+    finally:
+        sys.argv = previous_argv
+        warnings.formatwarning = previous_format
+        HydraConfig.instance().cfg = None
+        if previous_setting is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = previous_setting
+
+
+def _readable_to_hydra(argument: str) -> str:
+    """Writes ``critic=~`` and its like the way Hydra knows them."""
+    name, equals, value = argument.partition("=")
+    if not equals or value not in NOTHING:
+        return argument
+    if name in REQUIRED_GROUPS:
+        raise UsageError(f"{name}: cannot be left empty. Choose {name}=<option>; maze-run --help lists the options.")
+    return f"~{name}" if name in OPTIONAL_GROUPS else argument
+
+
+if __name__ == "__main__":
+    sys.exit(main())
