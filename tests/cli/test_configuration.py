@@ -1,0 +1,92 @@
+"""Every shipped option composes, and the files say what the documentation says."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+CONF = Path(str(resources.files("maze.conf")))
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def composed(root: str, *overrides: str) -> DictConfig:
+    with initialize_config_module("maze.conf", version_base="1.3", job_name="maze_cli"):
+        return compose(root, overrides=list(overrides), return_hydra_config=True)
+
+
+def run_dir(cfg: DictConfig) -> str:
+    HydraConfig.instance().set_config(cfg)
+    try:
+        return str(OmegaConf.select(cfg, "hydra.run.dir"))
+    finally:
+        HydraConfig.instance().cfg = None
+
+
+@pytest.mark.parametrize("group", ["algorithm", "critic", "env", "model", "seeding", "wrappers"])
+def test_every_option_of_a_training_composes(group: str) -> None:
+    for option in options(group):
+        cfg = composed("conf_train", f"{group}={option}")
+        OmegaConf.resolve(cfg.model)
+
+
+@pytest.mark.parametrize("algorithm", options("algorithm"))
+@pytest.mark.parametrize("runner", ["dev", "local"])
+def test_every_algorithm_has_its_runners(algorithm: str, runner: str) -> None:
+    runner_cfg = composed("conf_train", f"algorithm={algorithm}", f"runner={runner}").runner
+    assert runner_cfg._target_.startswith("maze.train.trainers.")
+    assert runner_cfg.state_dict_dump_file == "state_dict.pt"
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_composes(experiment: str) -> None:
+    composed("conf_train", f"+experiment={experiment}")
+
+
+@pytest.mark.parametrize("policy", options("policy"))
+@pytest.mark.parametrize("runner", ["parallel", "sequential"])
+def test_every_policy_can_be_rolled_out_by_every_runner(policy: str, runner: str) -> None:
+    cfg = composed("conf_rollout", f"policy={policy}", f"runner={runner}")
+    assert cfg.policy._target_.startswith("maze.core.agent.")
+    assert cfg.runner._target_.startswith("maze.core.rollout.")
+
+
+def test_parallel_rollouts_have_the_documented_defaults() -> None:
+    runner = composed("conf_rollout").runner
+    documented = {
+        "_target_": "maze.core.rollout.parallel_rollout_runner.ParallelRolloutRunner",
+        "n_processes": 5,
+        "n_episodes": 50,
+        "max_episode_steps": 200,
+        "record_trajectory": True,
+        "record_event_logs": True,
+    }
+    assert {key: runner[key] for key in documented} == documented
+
+
+def test_the_directory_of_a_training_is_named_after_its_choices() -> None:
+    name, stamp = run_dir(composed("conf_train", "algorithm=a2c")).split("/")[-2:]
+    assert name == "gym_env-flatten_concat-a2c-flatten_concat_shared-dev"
+    assert len(stamp) == len("2021-02-23_23-09-25")
+
+
+def test_the_directory_of_a_rollout_is_named_after_its_choices() -> None:
+    cfg = composed("conf_rollout", "policy=torch_policy", "runner=sequential", "log_base_dir=elsewhere")
+    assert run_dir(cfg).split("/")[:-1] == ["elsewhere", "rollout-gym_env-torch_policy-sequential"]
+
+
+def test_the_chosen_critic_is_the_models_critic() -> None:
+    cfg = composed("conf_train", "critic=flatten_concat_step")
+    assert cfg.model.critic._target_.endswith("StepStateCriticComposer")
+
+
+def test_no_file_leaves_a_group_key_behind() -> None:
+    # `# @package _group_`, as older files have it, silently makes a key of that name.
+    assert not [path for path in CONF.rglob("*.yaml") if "_group_" in path.read_text().replace("_group_by", "")]

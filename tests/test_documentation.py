@@ -1,0 +1,47 @@
+"""The code of the documentation runs: every ``python`` block of the README and of ``docs/``, file by file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    # Worker processes import the main module: without the guard they would run the page again.
+    body = "\n".join(blocks).replace("\n", "\n    ")
+    script.write_text(f'if __name__ == "__main__":\n    {body}\n', encoding="utf-8")
+    finished = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:maze", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert finished.returncode == 0, f"{page.name}:\n{finished.stdout[-1500:]}\n{finished.stderr[-3000:]}"
+
+
+def test_no_page_links_to_a_file_that_is_not_there() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).exists()
+    ]
+    assert not broken
