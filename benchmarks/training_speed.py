@@ -19,6 +19,8 @@ depend on the machine and its load, the ratios much less.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import tempfile
 import time
@@ -291,12 +293,12 @@ def maze(work: Work) -> Contender:
         model_selection=None,
     )
     register_log_stats_writer(LogStatsWriterJSONL(Path(tempfile.mkdtemp()) / "stats.jsonl"))
-    trainer.train(n_epochs=1)
 
     def run(n_updates: int) -> float:
-        config.epoch_length = n_updates
+        trainer.config.epoch_length = n_updates
         start = time.perf_counter()
-        trainer.train(n_epochs=1)
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.train(n_epochs=trainer.epoch + 1)
         return time.perf_counter() - start
 
     return run

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from maze.cli.errors import UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
@@ -26,6 +29,7 @@ EXIT_ERROR, EXIT_USAGE = 1, 2
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn ``~`` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
+FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
@@ -37,6 +41,8 @@ def maze_run(cfg: DictConfig) -> float | None:
     """
     from maze.cli.checks import check, complete
     from maze.cli.run_info import config_as_yaml, write_run_info
+    from maze.cli.stored_model import use_stored_model
+    from maze.core.log_stats.log_stats import StatsContext
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
 
@@ -44,14 +50,41 @@ def maze_run(cfg: DictConfig) -> float | None:
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
     complete(cfg, project)
     check(cfg)
+    if started_by_hydra:
+        use_stored_model(cfg, HydraConfig.get().overrides.task, project)
     print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project)
-    runner = Factory(Runner).instantiate(cfg.runner)
-    runner.setup(cfg)
-    runner.run()
+    runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
+    with StatsContext():
+        runner.setup(cfg)
+        runner.run()
     score = getattr(runner, "best_score", None)
     return None if score is None else float(score)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM; taken for an interruption, so that everything is closed in order."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated("terminated.")
+
+
+class _RunFailed(BaseException):
+    """Carries an error past Hydra, which would announce it in its own words first."""
+
+
+def _run_once(cfg: DictConfig) -> float | None:
+    """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
+    try:
+        return maze_run(cfg)
+    except Exception as error:
+        if HydraConfig.get().mode == RunMode.RUN:
+            raise _RunFailed from error
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     with ClaimedDirectories() as claimed:
         try:
-            with _as_command_of_this_process(list(map(_readable_to_hydra, command))):
+            with _as_command_of_this_process(_flags_first(map(_readable_to_hydra, command))):
                 _run_hydra()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -73,19 +106,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             claimed.remove_worthless()
             print(f"maze-run: {interrupt or 'interrupted.'}", file=sys.stderr)
             return int(getattr(interrupt, "exit_status", 128 + signal.SIGINT))
-        except Exception as error:
+        except (Exception, _RunFailed) as error:
             claimed.remove_worthless()
-            return _report(error, full_errors)
+            return _report(error.__cause__ if isinstance(error, _RunFailed) else error, full_errors)
     return 0
 
 
 def _run_hydra() -> None:
     # An absolute config path: nothing is looked up beside the script that started the process.
-    hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(maze_run)()
+    hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 
 
-def _report(error: Exception, full: bool) -> int:
+def _report(error: BaseException | None, full: bool) -> int:
     """Prints an error the way its reader needs it: a message for what users cause, a traceback for bugs."""
+    assert error is not None
     message = error if isinstance(error, MazeError) else translated(error)
     if full or message is None:
         traceback.print_exception(error)
@@ -104,6 +138,8 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
     """Hydra reads ``sys.argv``, and reports errors itself unless the environment asks for full ones."""
     previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     previous_format = warnings.formatwarning
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    previous_handler = signal.signal(signal.SIGTERM, _terminate) if is_main_thread else None
     sys.argv = ["maze-run", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     warnings.formatwarning = lambda message, *args, **kwargs: f"Warning: {message}\n"
@@ -112,6 +148,8 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
     finally:
         sys.argv = previous_argv
         warnings.formatwarning = previous_format
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, previous_handler)
         HydraConfig.instance().cfg = None
         if previous_setting is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -122,11 +160,25 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
 def _readable_to_hydra(argument: str) -> str:
     """Writes ``critic=~`` and its like the way Hydra knows them."""
     name, equals, value = argument.partition("=")
-    if not equals or value not in NOTHING:
+    if not equals and name.startswith("~"):
+        name = name[1:]
+    elif not equals or value not in NOTHING:
         return argument
     if name in REQUIRED_GROUPS:
         raise UsageError(f"{name}: cannot be left empty. Choose {name}=<option>; maze-run --help lists the options.")
     return f"~{name}" if name in OPTIONAL_GROUPS else argument
+
+
+def _flags_first(arguments: Iterable[str]) -> list[str]:
+    """Puts overrides behind all flags; Python's parser does not take them on both sides of one."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    previous = ""
+    for argument in arguments:
+        is_override = ("=" in argument and argument[0] != "-") or argument.startswith("~")
+        (overrides if is_override and previous not in FLAGS_WITH_VALUE else flags).append(argument)
+        previous = argument
+    return [*flags, *overrides]
 
 
 if __name__ == "__main__":

@@ -94,27 +94,28 @@ def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 def _defaults(overrides: Sequence[str], exclude: set[str]) -> DictConfig:
     kept = [text for text in overrides if text.partition("=")[0].strip("+~") not in exclude]
-    return GlobalHydra.instance().config_loader().load_configuration(
-        config_name=HydraConfig.get().job.config_name, overrides=kept, run_mode=RunMode.RUN
+    return (
+        GlobalHydra.instance()
+        .config_loader()
+        .load_configuration(config_name=HydraConfig.get().job.config_name, overrides=kept, run_mode=RunMode.RUN)
     )
 
 
 def _expected_type(default: Any, value: Any) -> str | None:
     """What a value in place of this default has to be; None: the value is fine."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     if default is None or value is None:
         return None
-    if isinstance(default, bool):
-        return None if isinstance(value, bool) else "true or false"
-    if isinstance(default, int):
-        whole = number and (isinstance(value, int) or (math.isfinite(value) and value == int(value)))
-        return None if whole else "a whole number"
-    if isinstance(default, float):
-        return None if number else "a number"
-    if isinstance(default, str):
-        return None if isinstance(value, str) else "a text"
-    if isinstance(default, DictConfig):
-        return None if isinstance(value, DictConfig) else "a mapping"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_whole = is_number and math.isfinite(value) and value == int(value)
+    for kind, fits, name in (
+        (bool, isinstance(value, bool), "true or false"),
+        (int, is_whole, "a whole number"),
+        (float, is_number, "a number"),
+        (str, isinstance(value, str), "a text"),
+        (DictConfig, isinstance(value, DictConfig), "a mapping"),
+    ):
+        if isinstance(default, kind):
+            return None if fits else name
     return None
 
 

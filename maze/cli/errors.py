@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig
-from omegaconf.errors import ConfigKeyError, InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maze.core.errors import ConfigError
 
@@ -20,31 +20,37 @@ class UsageError(ConfigError):
 
 def translated(error: BaseException) -> ConfigError | None:
     """The error as one message for the user of the command line; None: it is none of Hydra's."""
+    message: str | None = None
     if isinstance(error, MissingConfigException):
-        return UsageError(_missing_config(error))
-    if isinstance(error, OverrideParseException):
-        return UsageError(
+        message = _missing_config(error)
+    elif isinstance(error, OverrideParseException):
+        message = (
             f"Cannot read the argument {error.override!r}. Arguments are <group>=<option> or <key>=<value>; put values "
             f"with blanks, brackets or commas in quotes, for instance 'key=\"a, b\"'; null stands for nothing."
         )
-    if isinstance(error, ConfigCompositionException):
-        return UsageError(_composition(error))
-    if isinstance(error, InterpolationKeyError):
-        return UsageError(f"{_first_line(error)}. A value or group that others refer to is missing.")
-    if isinstance(error, OmegaConfBaseException):
+    elif isinstance(error, ConfigCompositionException):
+        message = _composition(error)
+    elif isinstance(error, OmegaConfBaseException):
         key = getattr(error, "full_key", None)
-        return UsageError(f"{key}: {_first_line(error)}" if key else _first_line(error))
-    if isinstance(error, HydraException):
-        return UsageError(str(error).strip())
-    return None
+        message = f"{key}: {_first_line(error)}" if key else _first_line(error)
+    elif isinstance(error, HydraException):
+        message = str(error).strip()
+    return None if message is None else UsageError(message)
 
 
 def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") -> str:
     """A sentence with what was probably meant, and another with all there is."""
     names = sorted(set(known))
-    close = get_close_matches(wrong, names, n=1, cutoff=0.6)
-    meant = f" Did you mean {close[0]!r}?" if close else ""
+    close = closest(wrong, names)
+    meant = f" Did you mean {close!r}?" if close else ""
     return f"{meant} {introduction}: {', '.join(names)}." if names else meant
+
+
+def closest(wrong: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant, or None."""
+    names = sorted(known)
+    similar = get_close_matches(wrong, names, n=1, cutoff=0.6)
+    return next(iter(similar or (name for name in names if wrong and wrong in name)), None)
 
 
 def root_configs() -> list[str]:
@@ -96,8 +102,8 @@ def _unknown_key(cause: Any) -> str:
     if wrong not in siblings and elsewhere and not get_close_matches(wrong, siblings, n=1, cutoff=0.8):
         hint = f" Did you mean {elsewhere[0]!r}?" + suggestion("", siblings, "Known here")
     else:
-        close = get_close_matches(wrong, siblings, n=1, cutoff=0.6)
-        meant = f" Did you mean {prefix + close[0]!r}?" if close else ""
+        close = closest(wrong, siblings)
+        meant = f" Did you mean {prefix + close!r}?" if close else ""
         hint = meant + suggestion("", siblings, "Known here")
     return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
 
@@ -108,7 +114,7 @@ def _paths_ending_in(node: Any, name: str) -> list[str]:
     def walk(node: Any, path: str) -> Iterator[str]:
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
             for key in node:
-                child = f"{path}.{key}" if path else str(key)
+                child = f"{path}.{key!s}" if path else str(key)
                 if key == name:
                     yield child
                 if child != "hydra":

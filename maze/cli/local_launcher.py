@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 from hydra.core.hydra_config import HydraConfig
@@ -88,7 +87,7 @@ def _run_job(payload: bytes) -> bytes:
 
 def _result(future: Future[bytes], index: int) -> JobReturn:
     try:
-        result: Any = cloudpickle.loads(future.result())
+        result: JobReturn = cloudpickle.loads(future.result())
     except BrokenProcessPool as error:
         raise WorkerError(
             f"Job {index} of the sweep, or one beside it, lost its process. The operating system may have run out of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,9 @@ class ClaimedDirectory:
         claim = self.path / CLAIM
         for path in sorted(self._own_paths(), key=lambda path: (path == claim, -len(path.parts))):
             path.rmdir()
-        for path in self.created:
-            try:
+        with suppress(OSError):  # somebody else's files are in it
+            for path in self.created:
                 path.rmdir()
-            except OSError:
-                break  # somebody else's files are in it
         return True
 
     def _own_paths(self) -> Iterator[Path]:

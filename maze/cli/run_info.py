@@ -8,9 +8,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -55,13 +56,15 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 
 def installed_versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that influence results; None: not installed."""
-    versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return versions
+    own = {"python": platform.python_version(), "platform": platform.platform()}
+    return {**own, **{package: _version(package) for package in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def config_as_yaml(cfg: DictConfig) -> str:
@@ -84,5 +87,8 @@ def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: S
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
-        content = text.encode()
-        atomic_write(directory / name, lambda file, content=content: file.write(content))
+        atomic_write(directory / name, partial(_write_text, text=text))
+
+
+def _write_text(file: BinaryIO, text: str) -> None:
+    file.write(text.encode())

@@ -14,6 +14,7 @@ from yaml import YAMLError
 from maze.core.errors import CheckpointError
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
+MODEL_KEYS = ("model", "critic", "policy.model", "env_model")
 TRUSTED_PACKAGES = ("maze", "maze_envs", "torch")
 
 
@@ -27,7 +28,9 @@ def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -
     policy = cfg.get("policy")
     if not cfg.get("input_dir") or not isinstance(policy, DictConfig) or "model" not in policy:
         return
-    if any(override.lstrip("+~").startswith(("model", "critic", "policy.model", "env_model")) for override in overrides):
+    if any(
+        override.lstrip("+~").startswith(("model", "critic", "policy.model", "env_model")) for override in overrides
+    ):
         return
     stored = _stored_model(Path(cfg.input_dir) / STORED_CONFIG)
     if stored is None or stored == _plain(cfg, "model"):

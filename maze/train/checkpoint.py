@@ -40,7 +40,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     try:
-        atomic_write(path, buffer.getvalue())
+        atomic_write(path, lambda file: file.write(buffer.getbuffer()))
     except OSError as error:
         kept = " The previous file is unchanged." if Path(path).exists() else ""
         raise CheckpointError(f"Could not write the checkpoint `{path}`: {error}.{kept}") from error

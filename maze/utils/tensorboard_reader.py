@@ -42,7 +42,7 @@ def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
             )
         for event in content.events:
             rows += [(value.tag, event.step, value.simple_value) for value in event.summary.value if _is_scalar(value)]
-    frame = pd.DataFrame(rows, columns=["tag", "step", "value"]).set_index(["tag", "step"])
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=["tag", "step", "value"]).set_index(["tag", "step"])
     frame.attrs.update(n_damaged=n_damaged, n_lost_bytes=n_lost_bytes)
     return frame
 

@@ -63,7 +63,6 @@ class Actor:
         self._categorical_sizes = {
             head: _categorical_sizes(head, distribution_mapper) for head in distribution_mapper.action_heads
         }
-        self._zeros: dict[int, np.ndarray] = {}
 
     @property
     def runs_in_numpy(self) -> bool:
@@ -112,7 +111,7 @@ class Actor:
             return compiled(observation)
         with torch.inference_mode():
             outputs = self._network(as_float_tensors(observation, self._device))
-            logits = {head: outputs[head].cpu() for head in self._samplers if head in outputs}
+            logits = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
             for head, sizes in self._categorical_sizes.items():
                 if sizes and head in logits:
                     for part in logits[head].split(sizes, dim=-1):
@@ -124,21 +123,18 @@ class Actor:
         } or {key: value for key, value in outputs.items() if key not in self._samplers}
 
     def _check(self, head: str, logits: np.ndarray) -> None:
-        """Finite logits times zero are zero; one dot product is the cheapest way to ask all of them."""
-        zeros = self._zeros.get(logits.size)
-        if zeros is None:
-            zeros = self._zeros[logits.size] = np.zeros(logits.size, np.float32)
-        if logits.reshape(-1).dot(zeros) == 0.0:
+        # the maximum is NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
+        is_categorical = bool(self._categorical_sizes[head])
+        if logits.max() < np.inf and (is_categorical or logits.min() > -np.inf):
             return
         broken = np.isnan(logits) | (logits == np.inf)
-        if not self._categorical_sizes[head]:  # minus infinity masks a choice, and makes no sense elsewhere
+        if not is_categorical:
             broken |= np.isinf(logits)
-        if broken.any():
-            row = int(np.argwhere(broken)[0][0])
-            raise NonFiniteError(
-                f"policy.networks[{self._name}]: the logits of action head `{head}` are not finite in row {row} of "
-                f"{len(logits)}: {logits[row]}. Look for non-finite observations or diverged weights."
-            )
+        row = int(np.argwhere(broken)[0][0])
+        raise NonFiniteError(
+            f"policy.networks[{self._name}]: the logits of action head `{head}` are not finite in row {row} of "
+            f"{len(logits)}: {logits[row]}. Look for non-finite observations or diverged weights."
+        )
 
 
 def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:

@@ -37,7 +37,7 @@ def top_candidates(
                 f"Action head `{head}`: candidates can be ranked for Discrete spaces only, found {space}. "
                 "Ask for a single action instead."
             )
-        probabilities = torch.softmax(head_logits.double().flatten(), dim=-1).cpu().numpy()
+        probabilities = torch.softmax(head_logits.detach().double().flatten(), dim=-1).cpu().numpy()
         best = np.argsort(-probabilities, kind="stable")[:num_candidates]
         joint = [
             (probability * float(probabilities[choice]), {**action, head: np.int64(choice)})

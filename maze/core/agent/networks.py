@@ -97,7 +97,9 @@ def read_state_dict(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file. A training writes `state_dict.pt` into its run directory.")
+        raise CheckpointError(
+            f"{path}: there is no such file. A training writes `state_dict.pt` into its run directory."
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen types for damaged files

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.networks import unknown_key_error
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -75,6 +74,8 @@ class RandomPolicy(Policy):
             return next(iter(self._samplers.values()))
         sampler = self._samplers.get(actor_id[0])
         if sampler is None:
+            from maze.core.agent.networks import unknown_key_error  # imports torch, which is not needed to act
+
             raise unknown_key_error("action_spaces_dict: step key", actor_id[0], self._samplers)
         return sampler
 

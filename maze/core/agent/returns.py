@@ -105,9 +105,7 @@ def _discounted_sums(
         ]
         advantages = _numpy_discounted_sums(*parts[:5], gamma, gae_lambda, parts[5])  # type: ignore[arg-type]  # not None
         return torch.from_numpy(advantages).to(values.device)
-    return _numpy_discounted_sums(
-        rewards, values, next_values, terminated, truncated, gamma, gae_lambda, step_complete
-    )
+    return _numpy_discounted_sums(rewards, values, next_values, terminated, truncated, gamma, gae_lambda, step_complete)
 
 
 def _numpy_discounted_sums(

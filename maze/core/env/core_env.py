@@ -75,7 +75,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         By default a step is complete when it is the turn of the actor who started it. Override this where actors are
         chosen freely (hierarchies) or may leave in mid-step.
         """
-        return self.actor_id() == self.context.step_actor_id
+        return bool(self.actor_id() == self.context.step_actor_id)
 
     @override(EventEnvMixin)
     def get_step_events(self) -> Iterable[EventRecord]:

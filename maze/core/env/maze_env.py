@@ -90,8 +90,9 @@ class MazeEnv(
         """Seeds the simulation, the action spaces and the identities of the coming episodes."""
         self.env.seed(seed)
         self.context.set_seed(seed)
-        for space in self._action_spaces.values():
-            space.seed(seed)
+        if seed is None or isinstance(seed, (int, np.integer)):
+            for space in self._action_spaces.values():
+                space.seed(None if seed is None else int(seed))
 
     @override(StructuredEnv)
     def close(self) -> None:
@@ -137,7 +138,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def actor_id(self) -> ActorID:
-        actor = self.env.actor_id()
+        actor: Any = self.env.actor_id()
         if isinstance(actor, ActorID):
             return actor
         try:
@@ -306,7 +307,8 @@ def _check_conversions(
         ("action_conversion_dict", actions, ActionConversionInterface),
         ("observation_conversion_dict", observations, ObservationConversionInterface),
     ):
-        if not isinstance(conversions, Mapping) or not conversions:
+        is_mapping: Any = isinstance(conversions, Mapping)
+        if not is_mapping or not conversions:
             raise ConfigError(
                 f"{env_name}: `{name}` must map each sub-step key to a conversion, such as {{0: conversion}}; "
                 f"got {conversions!r}."

@@ -35,8 +35,8 @@ class EventService:
         """The events of the current step in the order in which they were fired. Always the same list."""
         self.topics: dict[type[Any], int] = {}
         """The known event interfaces with the order in which they were announced."""
-        self.on_clear: Callable[[list[EventRecord]], None] | None = None
-        """Sees the events of a step just before they are dropped; whoever collects statistics sets it."""
+        self.on_clear: list[Callable[[list[EventRecord]], None]] = []
+        """Called with the events of a step just before they are dropped. Not pickled or copied."""
         self._scopes: list[EventScope] = []
         self._scopes_by_interface: dict[type[Any], list[EventScope]] = {}
         self._proxies: dict[type[Any], Any] = {}
@@ -69,8 +69,8 @@ class EventService:
     def clear_events(self) -> None:
         """Drops the events of the current step, here and in all scopes."""
         if self.records:
-            if self.on_clear is not None:
-                self.on_clear(self.records)
+            for see_events in self.on_clear:
+                see_events(self.records)
             self.records.clear()
         for scope in self._scopes:
             scope.clear_events()
@@ -82,6 +82,10 @@ class EventService:
         self._scopes.clear()
         self._scopes_by_interface.clear()
         self._proxies.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Whoever listens does so for this environment and registers anew for its copy.
+        return {**self.__dict__, "on_clear": []}
 
     def _add_scope(self, interface_class: type[Any], scope: EventScope) -> None:
         if all(known is not scope for known in self._scopes):

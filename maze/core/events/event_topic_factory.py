@@ -8,7 +8,7 @@ event costs that call, one dictionary, one record and the notification.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from inspect import Parameter
 from typing import Any, TypeVar, cast
@@ -18,6 +18,8 @@ from maze.core.events.event_record import EventRecord
 T = TypeVar("T")
 Notify = Callable[[EventRecord], None]
 
+_STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+
 
 def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
     """An instance of the interface whose methods call ``fn_notify_event`` with an :class:`EventRecord`.
@@ -25,23 +27,24 @@ def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
     :param interface_class: The event interface: a class with one method per event.
     :param fn_notify_event: Receives the record of every fired event.
     """
-    topic = object.__new__(_topic_class(interface_class))
+    topic_class: type[Any] = _topic_class(cast("Hashable", interface_class))
+    topic = object.__new__(topic_class)
     topic.__dict__["_notify"] = fn_notify_event
     return cast(T, topic)
 
 
 def event_methods(interface_class: type[Any]) -> dict[str, Callable[..., Any]]:
     """The events of an interface, its base classes' first."""
-    methods: dict[str, Callable[..., Any]] = {}
-    for base in reversed(interface_class.__mro__):
-        for name, member in vars(base).items():
-            if inspect.isfunction(member) and not name.startswith("_"):
-                methods[name] = member
-    return methods
+    return {
+        name: member
+        for base in reversed(interface_class.__mro__)
+        for name, member in vars(base).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
 
 
 @cache
-def _topic_class(interface_class: type[Any]) -> type[Any]:
+def _topic_class(interface_class: Any) -> type[Any]:
     if not isinstance(interface_class, type):
         raise TypeError(f"An event topic needs an interface class, got {interface_class!r}.")
     members: dict[str, Any] = {
@@ -50,7 +53,8 @@ def _topic_class(interface_class: type[Any]) -> type[Any]:
     members["__reduce__"] = lambda topic: (event_topic_factory, (interface_class, topic.__dict__["_notify"]))
     members["__doc__"] = interface_class.__doc__
     members["__module__"] = interface_class.__module__
-    return type(interface_class)(f"{interface_class.__name__}Topic", (interface_class,), members)
+    metaclass: Callable[..., type[Any]] = type(interface_class)
+    return metaclass(f"{interface_class.__name__}Topic", (interface_class,), members)
 
 
 def _compile_event(interface_class: type[Any], name: str, method: Callable[..., Any]) -> Callable[..., None]:
@@ -102,8 +106,7 @@ def _parameter_list(parameters: list[Parameter]) -> str:
         if parameter.kind is Parameter.KEYWORD_ONLY and not keyword_only_open:
             parts.append("*")
             keyword_only_open = True
-        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-        parts.append(stars + parameter.name)
+        parts.append(_STARS.get(parameter.kind, "") + parameter.name)
     if positional_only_open:
         parts.append("/")
     return ", ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def create_relative_bar_plot(value: Any, **kwargs: Any) -> Figure:
     return figure
 
 
-def create_violin_distribution(value: Sequence[Any], **kwargs: Any) -> Figure:
+def create_violin_distribution(value: Any, **kwargs: Any) -> Figure:
     """One violin per component of vectors.
 
     :param value: The vectors, one array each.

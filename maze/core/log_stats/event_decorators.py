@@ -2,8 +2,8 @@
 
 An event method carries any number of definitions per level. Level by level they form a hierarchy: the events of one
 environment step are reduced to step statistics, those of all steps to episode statistics, those of all episodes to
-epoch statistics. ``input_name`` selects what a definition reduces: on the step level an attribute of the event, above it
-the ``output_name`` of the level below.
+epoch statistics. ``input_name`` selects what a definition reduces: on the step level an attribute of the event, above
+it the ``output_name`` of the level below.
 
 Definitions are stored on the function; :mod:`maze.core.log_stats.stats_plan` compiles them once per event. Rows appear
 in the order in which the decorators are applied, that is from the method upwards.

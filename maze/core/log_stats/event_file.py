@@ -92,7 +92,7 @@ class EventFileContent:
 
 def read_event_file(file: str | Path) -> EventFileContent:
     """Reads an event file; what is damaged or cut off is skipped and counted."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
     data = Path(file).read_bytes()

@@ -74,11 +74,14 @@ class LogStatsAggregator(LogStatsConsumer):
         self._consumers: list[LogStatsConsumer] = list(consumers)
         self._slots: dict[tuple[Any, ...], StatsSlot] = {}
         self._touched: list[StatsSlot] = []
+        self._n_received = 0
 
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
+        self._n_received += 1
         for (event, name, group), value in stat.items():
-            self._add(event, value, name, group, n_periods=1)
+            for slot in self._add(event, value, name, group):
+                slot.count_period(self._n_received)
 
     def clear_inputs(self) -> None:
         """Drops what was collected since the last :meth:`reduce`."""
@@ -105,7 +108,7 @@ class LogStatsAggregator(LogStatsConsumer):
         :param name: Which input of the event's statistics it is (their ``input_name``).
         :param group: The group it belongs to.
         """
-        self._add(event, value, name, group, n_periods=0)
+        self._add(event, value, name, group)
 
     def input_values(
         self, event: Callable[..., Any], name: str | None = None, group: LogStatsGroup | None = None
@@ -156,19 +159,16 @@ class LogStatsAggregator(LogStatsConsumer):
             own.copy_from(slot)
 
     def _add(
-        self,
-        event: Callable[..., Any],
-        value: Any,
-        name: str | None,
-        group: LogStatsGroup | None,
-        n_periods: int,
-    ) -> None:
+        self, event: Callable[..., Any], value: Any, name: str | None, group: LogStatsGroup | None
+    ) -> list[StatsSlot]:
         plan = level_plan(event, self._level_name)
+        slots = []
         for index, component in plan.routes.get(name, ()):
             kept = group if component is None or group is None else (group[component],)
             slot = self._touch(event, plan, index, kept)
             slot.add(name, value)
-            slot.periods += n_periods
+            slots.append(slot)
+        return slots
 
     def _touch(self, event: Callable[..., Any], plan: LevelPlan, index: int, group: LogStatsGroup | None) -> StatsSlot:
         slot = self._slot(event, plan, index, group)

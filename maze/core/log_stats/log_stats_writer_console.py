@@ -34,9 +34,7 @@ class LogStatsWriterConsole(LogStatsWriter):
                 f"{'step':>{_STEP}}|{'path':<{4 * _COLUMN}}|{'value':>{_VALUE}}",
                 f"{'=' * _STEP}|{'=' * 4 * _COLUMN}|{'=' * _VALUE}",
             ]
-        lines += [
-            f"{step:>{_STEP}}|{_path(path, key)}|{format_value(value):>{_VALUE}}" for key, value in stats.items()
-        ]
+        lines += [f"{step:>{_STEP}}|{_path(path, key)}|{format_value(value):>{_VALUE}}" for key, value in stats.items()]
         print("\n".join(lines), flush=True)
 
 

@@ -70,9 +70,7 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         plugin = SummaryMetadata.PluginData(plugin_name="text")
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
         tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-        value = Summary.Value(
-            tag=f"{tag}/text_summary", metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor
-        )
+        value = Summary.Value(tag=f"{tag}/text_summary", metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
         self._file.add_summary(Summary(value=[value]), step)
 
     @override(LogStatsWriter)

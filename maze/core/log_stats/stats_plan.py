@@ -84,7 +84,7 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
     variants = tuple(Variant(group_by, tuple(stats)) for group_by, stats in by_grouping.items())
     routes = {
         name: tuple(
-            (index, _component(event, definition, level, lower, variant.group_by, name))
+            (index, _component(event, definition, level, variant.group_by, name))
             for index, variant in enumerate(variants)
             if any(stat.input_name == name for stat in variant.stats)
         )
@@ -143,16 +143,12 @@ def _compile(position: int, stat: StatsDefinition, lower: list[StatsDefinition])
 
 
 def _component(
-    event: Callable[..., Any],
-    definition: EventDefinition,
-    level: str,
-    lower: list[StatsDefinition],
-    group_by: str | None,
-    input_name: str | None,
+    event: Callable[..., Any], definition: EventDefinition, level: str, group_by: str | None, input_name: str | None
 ) -> int | None:
     """Which component of an incoming group a variant keeps."""
     if group_by is None or level == "step":
         return None
+    lower = _level_below(definition, level)
     below = next((stat for stat in lower if stat.output_name == input_name), None)
     if below is None:
         return None  # values arrive from fired events, which bring their attributes

@@ -32,7 +32,7 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+    __slots__ = ("_cumulative", "_last_period", "inputs", "is_touched", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
@@ -42,6 +42,7 @@ class StatsSlot:
         """How many periods of the level below delivered values."""
         self.is_touched = False
         self._cumulative: dict[int, Any] = {}
+        self._last_period = 0
 
     def add(self, name: str | None, value: Any) -> None:
         values = self.inputs.get(name)
@@ -51,6 +52,12 @@ class StatsSlot:
             values.extend(value)
         else:
             values.append(value)
+
+    def count_period(self, period: int) -> None:
+        """Notes that a period of the level below delivered a value; several values of one count once."""
+        if period != self._last_period:
+            self._last_period = period
+            self.periods += 1
 
     def clear(self) -> None:
         """Drops the inputs; what cumulative statistics have already counted stays."""

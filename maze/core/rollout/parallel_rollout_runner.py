@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
 import signal
@@ -11,6 +10,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -24,7 +24,8 @@ from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.rollout.progress import Progress
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, whole_number
-from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
+from maze.core.utils.targets import locate
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
@@ -133,7 +134,7 @@ class _Worker:
         code = self.process.exitcode
         if code is not None and code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
-            hint = " The operating system may have run out of memory; try fewer runner.n_processes." if code == -9 else ""
+            hint = " Out of memory, perhaps: try fewer runner.n_processes." if code == -signal.SIGKILL else ""
         else:
             how, hint = f"ended with exit code {code}", ""
         return WorkerError(f"{self._name()} {how} in {self._place()}.{hint}")
@@ -234,17 +235,18 @@ def _start_context(*configs: Any) -> BaseContext:
     can_fork = sys.platform == "linux" and threading.active_count() == 1
     if not can_fork:
         return multiprocessing.get_context("spawn")
-    for module in {module for config in configs for module in _modules_of(config)}:
-        try:
-            importlib.import_module(module)  # once for all workers
-        except Exception:  # noqa: S112, PERF203 - the worker reports it, with the place where it is needed
-            continue
+    for config in configs:
+        _import_target(config)
     return multiprocessing.get_context("fork")
 
 
-def _modules_of(config: Any) -> set[str]:
-    target = config.get("_target_") if isinstance(config, Mapping) else None
-    return {target.rpartition(".")[0]} if isinstance(target, str) and "." in target else set()
+def _import_target(config: Any) -> None:
+    """Imports what a configuration names, once for all workers."""
+    target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
+    if isinstance(target, str):
+        # A worker reports the same error, together with the configuration key.
+        with suppress(Exception):
+            locate(target)
 
 
 def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments: dict[str, Any]) -> _Worker:
@@ -259,7 +261,7 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
                 f"Environment or agent cannot be sent to worker processes ({type(error).__name__}: {error}). Pass "
                 f"their configuration or a function that creates them, or use SequentialRolloutRunner."
             ) from error
-    process = context.Process(target=_work, args=(payload, sender))  # type: ignore[attr-defined]
+    process = context.Process(target=_work, args=(index, payload, sender))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         # Python counts the idle threads of numerical libraries, which survive a fork well.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
@@ -268,7 +270,9 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
     return _Worker(index, process, receiver, episodes)
 
 
-def _work(payload: Any, sender: Connection) -> None:
+def _work(index: int, payload: Any, sender: Connection) -> None:
+    if index > 0:
+        warnings.simplefilter("ignore")  # the first worker says it for all of them
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, daemon=True).start()

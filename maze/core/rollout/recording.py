@@ -68,10 +68,11 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
 @contextmanager
 def recorded(
-    env: MazeEnv[Any], record_trajectory: bool, record_event_logs: bool
+    env: Any, record_trajectory: bool, record_event_logs: bool
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
     """Wraps an environment so that its episodes are recorded; trajectories are written as episodes end.
 
+    :param env: A Maze environment.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
     recorder = EpisodeRecorder()
@@ -87,7 +88,7 @@ def recorded(
         if record_trajectory:
             writer = TrajectoryWriterFile(log_dir=TRAJECTORY_DIR)
             TrajectoryWriterRegistry.register_writer(writer)
-            stack.callback(TrajectoryWriterRegistry.writers.remove, writer)
+            stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)
             if not isinstance(env, TrajectoryRecordingWrapper):
                 env = TrajectoryRecordingWrapper.wrap(env)
         yield env, recorder
@@ -115,7 +116,12 @@ class RolloutReport:
         """Prints the statistics over all episodes, and returns them."""
         stats = self._aggregator.reduce()
         with StatsContext():
-            register_log_stats_writer(LogStatsWriterConsole())
+            if self._cfg is None:
+                register_log_stats_writer(LogStatsWriterConsole())
+            else:
+                from maze.utils.log_stats_utils import setup_logging
+
+                setup_logging(self._cfg, tensorboard_render_figure=False)
             get_stats_logger(STATS_PATH).receive(stats)
             increment_log_step()
         return stats

@@ -32,7 +32,11 @@ class StepRenderer:
     def __init__(self, env: StructuredEnv) -> None:
         set_render_mode = getattr(env, "set_render_mode", None)
         if not has_display():
-            print("No display was found: the environment is drawn, but nothing is shown.", flush=True)
+            print(
+                "No display was found, so nothing is shown. To watch, run this where windows can be opened "
+                "(ssh -X, for instance).",
+                flush=True,
+            )
         if set_render_mode is not None and _render_mode(env) is None:
             set_render_mode("human" if has_display() else "rgb_array")
 

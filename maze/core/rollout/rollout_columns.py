@@ -234,7 +234,7 @@ class RolloutColumns:
         """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns."""
         if self.actor_sequence is None:
             raise ValueError(
-                "The actors of this rollout differ between environments or steps, so it is no batch of structured steps. "
+                "The actors of this rollout differ between environments or steps: it is no batch of structured steps. "
                 "Use `substeps` with their `entries()`, or `to_record()`."
             )
         n_actors = len(self.actor_sequence)

@@ -59,6 +59,8 @@ class RolloutGenerator:
         self.record_episode_stats = record_episode_stats
         self.record_next_observations = record_next_observations
         self.terminate_on_done = terminate_on_done
+        if record_step_stats:
+            self.env.get_stats(LogStatsLevel.STEP)  # from now on they are calculated
         if self.is_vectorized and record_next_observations:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
@@ -82,7 +84,7 @@ class RolloutGenerator:
         return value
 
     def reset(self) -> None:
-        """Begin the next rollout with fresh episodes (needed when somebody else has reset or stepped the environment)."""
+        """Begin the next rollout with fresh episodes: needed when somebody else has reset or stepped the environment."""
         self._last_observation = None
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
@@ -241,7 +243,7 @@ class RolloutGenerator:
                 record.next_observation = _copied(self._last_observation)
             step_record.append(record)
         if self.record_step_stats:
-            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).reduce())
+            step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
         if done:
             self._last_observation = env.reset()  # publishes the statistics of the episode
             if self.record_episode_stats:

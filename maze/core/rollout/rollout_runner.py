@@ -14,7 +14,7 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import CheckpointError, ConfigError
 from maze.core.rollout.rendering import StepRenderer
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.seeding import MazeSeeding
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 EpisodeSeeds = Sequence[tuple[int, int]]
 """One pair per episode: seed of the environment, seed of the agent."""
-
 
 
 class RolloutRunner(Runner, ABC):
@@ -95,17 +94,17 @@ class RolloutRunner(Runner, ABC):
 
     @staticmethod
     def init_env_and_agent(
-        env_config: DictConfig,
+        env_config: ConfigType,
         wrappers_config: CollectionOfConfigType,
         max_episode_steps: int,
-        agent_config: DictConfig,
+        agent_config: ConfigType,
         input_dir: str = "",
         env_instance_seed: int | None = None,
         agent_instance_seed: int | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
         """Builds environment and agent. Relative file names in their configurations refer to ``input_dir``."""
         with _working_directory(input_dir):
-            env = _build_env(env_config)
+            env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             agent = _build_agent(agent_config, env)
         if max_episode_steps:
@@ -184,7 +183,7 @@ def _build_env(config: Any) -> MazeEnv[Any]:
 
 
 def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
-    """Builds the agent; one that asks for the action spaces (as the random policy does) gets those of the environment."""
+    """Builds the agent; one that asks for action spaces, as the random policy does, gets the environment's."""
     config = plain_container(config, "policy")
     spaces: dict[str, Any] = {}
     if isinstance(config, Mapping) and TARGET_KEY in config:
@@ -206,5 +205,7 @@ def _working_directory(directory: str) -> Iterator[None]:
         raise ConfigError(f"input_dir: cannot enter {directory}: {error.strerror}.") from error
     try:
         yield
+    except CheckpointError as error:
+        raise CheckpointError(f"input_dir={directory}: {error}") from error
     finally:
         os.chdir(previous)

@@ -67,15 +67,11 @@ class Factory(Generic[BaseType]):
         :param kwargs: Further arguments of each.
         :return: The objects by name, or by index where a list is given.
         """
-        config = plain_container(config, config_path)
-        if config is None:
-            return {}
         built: dict[str | int, BaseType] = {}
-        for name, entry in _items(config, config_path):
-            path = f"{config_path}.{name}" if config_path else str(name)
-            if isinstance(name, type):
-                name, entry = name.__name__, {TARGET_KEY: name, **(entry or {})}
-            built[name] = self.instantiate(entry, config_path=path, **kwargs)
+        for key, entry in _items(config, config_path):
+            name = key.__name__ if isinstance(key, type) else key
+            entry_config = {TARGET_KEY: key, **(entry or {})} if isinstance(key, type) else entry
+            built[name] = self.instantiate(entry_config, config_path=_join(config_path, name), **kwargs)
         return built
 
     def type_from_name(self, name: str | type[BaseType], *, config_path: str = "") -> type[BaseType]:
@@ -101,7 +97,8 @@ class Factory(Generic[BaseType]):
             return value is not None
 
     def _check_class(self, found: type, name: str, config_path: str) -> None:
-        if isinstance(self.base_type, type) and not issubclass(found, self.base_type):
+        is_checkable: Any = isinstance(self.base_type, type)  # it may be a typing construct as well
+        if is_checkable and not issubclass(found, self.base_type):
             raise ConfigError(f"{_prefix(config_path)}`{name}` is no {self._type_name}.")
 
     def _build(self, config: Mapping[str, Any], config_path: str, kwargs: dict[str, Any]) -> BaseType:
@@ -202,6 +199,9 @@ def _shows_another_class(klass: type) -> bool:
 
 
 def _items(config: Any, config_path: str) -> list[tuple[Any, Any]]:
+    config = plain_container(config, config_path)
+    if config is None:
+        return []
     if isinstance(config, Mapping):
         return list(config.items())
     if isinstance(config, Sequence) and not isinstance(config, str):

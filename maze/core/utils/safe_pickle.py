@@ -10,7 +10,7 @@ import importlib
 import io
 import pickle
 import sys
-from abc import ABC
+from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType
@@ -237,11 +237,10 @@ def _is_harmless_interface(found: Any) -> bool:
     if isinstance(found, FunctionType):
         owner, _, _ = found.__qualname__.rpartition(".")
         return bool(owner) and _does_nothing(found)
-    return (
-        isinstance(found, type)
-        and found.__bases__ == (ABC,)
-        and all(_does_nothing(member) for member in vars(found).values() if callable(member))
-    )
+    if type(found) not in (type, ABCMeta):
+        return False
+    classes = [base for base in found.__mro__ if base not in (object, ABC)]
+    return all(_does_nothing(member) for base in classes for member in vars(base).values() if callable(member))
 
 
 def _does_nothing(function: Any) -> bool:

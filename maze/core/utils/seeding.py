@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,7 @@ class MazeSeeding:
         return self.generate_seed_from_random_state(self.agent_rng)
 
 
-def _checked(seed: int | None, name: str) -> int:
+def _checked(seed: Any, name: str) -> int:
     if seed is None:
         return secrets.randbelow(_LARGEST_SEED - 1) + 1
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= int(seed) < 2**32:

@@ -19,7 +19,7 @@ class CumulativeMovingMeanStd:
     @property
     def std(self) -> np.ndarray | float:
         """Standard deviation (of the population)."""
-        return np.sqrt(self.var)  # type: ignore[no-any-return]
+        return np.sqrt(self.var)
 
     def update(self, new_data: np.ndarray | float) -> None:
         """Takes new data into account.

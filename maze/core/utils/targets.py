@@ -11,17 +11,21 @@ from typing import Any
 
 from maze.core.errors import ConfigError
 
-_FORBIDDEN_MODULES = frozenset(
-    "_posixsubprocess asyncio bdb cProfile code codeop cloudpickle commands ctypes dill faulthandler gc importlib "
-    "inspect joblib marshal mmap multiprocessing nt os pdb pickle pip pkgutil platform posix profile pty resource runpy "
-    "setuptools shelve shutil signal site socket subprocess sys tempfile threading timeit trace webbrowser".split()
-)
+# fmt: off
+_FORBIDDEN_MODULES = frozenset({
+    "_posixsubprocess", "asyncio", "bdb", "cProfile", "code", "codeop", "cloudpickle", "ctypes", "dill",
+    "faulthandler", "gc", "importlib", "inspect", "joblib", "marshal", "mmap", "multiprocessing", "nt", "os", "pdb",
+    "pickle", "pip", "pkgutil", "posix", "profile", "pty", "resource", "runpy", "setuptools", "shelve", "shutil",
+    "signal", "site", "socket", "subprocess", "sys", "tempfile", "threading", "timeit", "trace", "webbrowser",
+})
 _FORBIDDEN_PATHS = (
-    "builtins.__import__ builtins.breakpoint builtins.compile builtins.delattr builtins.eval builtins.exec "
-    "builtins.exit builtins.getattr builtins.globals builtins.input builtins.locals builtins.open builtins.quit "
-    "builtins.setattr builtins.vars hydra.utils.call hydra.utils.instantiate numpy.load numpy.f2py pandas.eval "
-    "pandas.read_pickle torch.hub torch.load torch.package torch.utils.cpp_extension"
-).split()
+    "builtins.__import__", "builtins.breakpoint", "builtins.compile", "builtins.delattr", "builtins.eval",
+    "builtins.exec", "builtins.exit", "builtins.getattr", "builtins.globals", "builtins.input", "builtins.locals",
+    "builtins.open", "builtins.quit", "builtins.setattr", "builtins.vars", "hydra.utils.call",
+    "hydra.utils.instantiate", "io.open", "numpy.load", "numpy.f2py", "pandas.eval", "pandas.read_pickle",
+    "torch.hub", "torch.load", "torch.package", "torch.utils.cpp_extension",
+)
+# fmt: on
 
 
 def locate(path: str, where: str = "") -> Any:
@@ -37,13 +41,12 @@ def locate(path: str, where: str = "") -> Any:
     module, depth = _import_deepest_module(parts, path, where)
     found: Any = module
     for index, name in enumerate(parts[depth:], depth):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
+        if not hasattr(found, name):
             parent = ".".join(parts[:index])
             raise ConfigError(
                 f"{_prefix(where)}`{path}` does not exist: `{parent}` has no `{name}`.{_similar(name, found, parent)}"
-            ) from None
+            )
+        found = getattr(found, name)
     refuse_forbidden_object(found, path, where)
     return found
 

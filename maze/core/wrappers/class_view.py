@@ -65,4 +65,4 @@ def _reduce_view(view: _ClassViewMeta) -> tuple[Any, tuple[type]]:
     return _identity, (view.real_type,)
 
 
-copyreg.pickle(_ClassViewMeta, _reduce_view)  # type: ignore[arg-type]
+copyreg.pickle(_ClassViewMeta, _reduce_view)

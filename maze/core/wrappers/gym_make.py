@@ -18,18 +18,16 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :param name: Id such as ``CartPole-v1``, or ``module:id`` for one that a module registers when it is imported.
     :param kwargs: Passed to ``gymnasium.make``, ``render_mode`` for instance.
     """
+    current = _successor(name)
+    if current is not None:
+        warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
+        name = current
     try:
         return gymnasium.make(name, **kwargs)
-    except gymnasium.error.DeprecatedEnv as error:
-        current = newest_version(name)
-        if current is None or current == name:
-            raise ConfigError(f"Environment `{name}` is retired and has no successor of that name.") from error
-        warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
-        return make_gymnasium_env(current, **kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.Error, ModuleNotFoundError) as error:
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"Environment `{name}` cannot be made: {error}{_suggestion(name)}") from error
 
 
@@ -42,6 +40,21 @@ def newest_version(name: str) -> str | None:
         if spec.namespace == namespace and spec.name == base and spec.version is not None
     ]
     return max(versions)[1] if versions else None
+
+
+def _successor(name: str) -> str | None:
+    """The newest version of an environment of which the named version is gone; None where nothing is retired.
+
+    Asked beforehand, because gymnasium warns on its own before it raises.
+    """
+    try:
+        version = parse_env_id(name)[2]
+        newest = newest_version(name)
+    except gymnasium.error.Error:
+        return None  # not an id; `make` says so
+    if name in registry or version is None or newest is None or version > parse_env_id(newest)[2]:
+        return None
+    return newest
 
 
 def _suggestion(name: str) -> str:

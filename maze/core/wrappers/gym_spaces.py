@@ -39,7 +39,7 @@ class DiscreteAction(Leaf):
     """The agent counts from zero, gymnasium from ``start`` on, and it wants an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__(spaces.Discrete(int(space.n), dtype=space.dtype))  # type: ignore[arg-type]
+        super().__init__(spaces.Discrete(int(space.n), dtype=space.dtype))
         self.start = int(space.start)
 
     def to_gym(self, value: Any) -> int:
@@ -55,7 +55,7 @@ class MultiDiscreteAction(Leaf):
     """The agent counts from zero, gymnasium from ``start`` on."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
-        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))  # type: ignore[arg-type]
+        super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
         self.start = np.asarray(space.start, dtype=space.dtype)
 
     def to_gym(self, value: Any) -> np.ndarray:
@@ -103,14 +103,14 @@ def _action_leaf(space: spaces.Space[Any]) -> Leaf:
 
 
 def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    kind: type | None = None
+    entries: dict[str, spaces.Space[Any]] = {name: space}
     if isinstance(space, spaces.Dict):
         kind, entries = dict, {str(key): entry for key, entry in space.spaces.items()}
         if list(entries) != list(space.spaces):
             raise ConfigError(f"The {name} space has keys that are not strings: {list(space.spaces)}. Rename them.")
     elif isinstance(space, spaces.Tuple):
         kind, entries = tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
-    else:
-        kind, entries = None, {name: space}
     for key, entry in entries.items():
         _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
     return kind, entries
@@ -121,7 +121,7 @@ def _check_leaf(space: Any, where: str) -> None:
         return
     advice = "Convert it to one of these in a gymnasium wrapper before it is given to Maze."
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        advice = "Nested containers are not supported: give each entry a key of the outermost Dict (a gymnasium wrapper)."
+        advice = "Nested containers are not supported: make each entry one of the outermost Dict."
     elif not isinstance(space, spaces.Space):
         advice = (
             "It is no gymnasium space. An environment of the older `gym` package can be converted by the package "

@@ -119,7 +119,7 @@ class GymCoreEnv(CoreEnv):
         return result
 
     @override(CoreEnv)
-    def seed(self, seed: int) -> None:
+    def seed(self, seed: int | None) -> None:
         """Makes the next reset a seeded one; the resets after it continue the sequence."""
         self._next_seed = None if seed is None else int(seed)
         self.env.action_space.seed(self._next_seed)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium
+import numpy as np
 from typing_extensions import Self
 
 from maze.core.annotations import override
@@ -70,12 +71,9 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
         """Steps the environment: four values, or five around a gymnasium environment."""
         return self._env_step(action)
 
-    def reset(self, **kwargs: Any) -> Any:
-        """Resets the environment.
-
-        :param kwargs: Passed on; gymnasium environments take ``seed`` and ``options``.
-        """
-        return self._env_reset(**kwargs)
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Resets the environment. Arguments are passed on; gymnasium environments take ``seed`` and ``options``."""
+        return self._env_reset(*args, **kwargs)
 
     def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
         """Steps, and has the post-step callbacks wait until this outermost wrapper is done as well."""
@@ -129,8 +127,8 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
         if inner is not None:
             inner(do_fast_step)
 
-    @property
-    def __class__(self) -> type[Any]:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
         """The class that ``isinstance`` sees; ``type(wrapper)`` is the real one."""
         env = self.__dict__.get("_wrapped_env")
         return type(self) if env is None else class_view(type(self), env.__class__)
@@ -242,14 +240,31 @@ class ActionWrapper(Wrapper[EnvType], ABC):
 class RewardWrapper(Wrapper[EnvType], ABC):
     """Changes the reward before the agent gets it."""
 
+    _last_rewards: tuple[Any, Any] = (0.0, 0.0)
+
     @override(Wrapper)
     def step(self, action: Any) -> Any:
-        observation, reward, *rest = self._env_step(action)
-        return observation, self.reward(reward), *rest
+        observation, original, *rest = self._env_step(action)
+        reward = self.reward(original)
+        self._last_rewards = (original, reward)
+        return observation, reward, *rest
 
     @abstractmethod
     def reward(self, reward: Any) -> Any:
         """Converts a reward of the wrapped environment to the one that the agent gets."""
+
+    def get_actor_rewards(self) -> np.ndarray | None:
+        """The actors' shares of the converted reward, in the proportions that they had before."""
+        get_inner = getattr(self.env, "get_actor_rewards", None)
+        shares = None if get_inner is None else get_inner()
+        if shares is None:
+            return None
+        original, reward = self._last_rewards
+        shares = np.asarray(shares, dtype=np.float64)
+        if original == 0:
+            # Without a proportion, each actor gets the same part of what was added.
+            return shares + reward / len(shares)  # type: ignore[no-any-return]
+        return shares * (reward / original)  # type: ignore[no-any-return]
 
     @override(Wrapper)
     def get_observation_and_action_dicts(

@@ -35,8 +35,10 @@ class WrapperFactory(Factory[Wrapper[Any]]):
         """
         factory = cls()
         for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers")):
-            config = {TARGET_KEY: factory.type_from_name(name, config_path=config_path), **(arguments or {})}
-            env = factory.instantiate(config, config_path=config_path, env=env)  # type: ignore[assignment]
+            wrapper_type = factory.type_from_name(name, config_path=config_path)
+            # By position: constructors are free to call their first argument as they like.
+            config = {TARGET_KEY: wrapper_type, "_args_": [env], **(arguments or {})}
+            env = factory.instantiate(config, config_path=config_path)  # type: ignore[assignment]
         return env
 
     @override(Factory)
@@ -58,11 +60,13 @@ def _wrappers(config: Any) -> Iterator[tuple[Any, Any, str]]:
         return
     if isinstance(config, Mapping):
         for name, arguments in config.items():
+            config_path = f"wrappers.{getattr(name, '__name__', name)}"
             if arguments is not None and not isinstance(arguments, Mapping):
-                raise ConfigError(f"wrappers.{name}: expected a mapping of arguments, got {arguments!r}.")
-            if isinstance(arguments, Mapping) and TARGET_KEY in arguments:
-                name, arguments = _split_target(arguments)
-            yield name, arguments, f"wrappers.{getattr(name, '__name__', name)}"
+                raise ConfigError(f"{config_path}: expected a mapping of arguments, got {arguments!r}.")
+            if arguments is not None and TARGET_KEY in arguments:
+                yield *_split_target(arguments), config_path
+            else:
+                yield name, arguments, config_path
         return
     if not isinstance(config, Sequence) or isinstance(config, str):
         raise ConfigError(f"wrappers: expected a mapping or a list, got {config!r}.")
@@ -115,6 +119,7 @@ def _camel_case(snake_case: str) -> str:
 
 
 def _subclasses(klass: type) -> Iterator[type[Any]]:
-    for subclass in klass.__subclasses__():
+    subclasses: list[type[Any]] = klass.__subclasses__()
+    for subclass in subclasses:
         yield subclass
         yield from _subclasses(subclass)

@@ -140,7 +140,13 @@ def _render_graphviz(graph: ModelGraph, suffix: str) -> bytes:
         ) from error
     drawing = pygraphviz.AGraph(directed=True, strict=False)
     drawing.graph_attr.update(
-        label=graph.title, labelloc="t", fontname="Helvetica", fontsize="14", nodesep="0.3", ranksep="0.3", dpi=str(_DPI)
+        label=graph.title,
+        labelloc="t",
+        fontname="Helvetica",
+        fontsize="14",
+        nodesep="0.3",
+        ranksep="0.3",
+        dpi=str(_DPI),
     )
     drawing.node_attr.update(shape="box", fontname="Helvetica", fontsize=str(_FONT_SIZE), margin="0.12,0.06")
     drawing.edge_attr.update(color="#555555", arrowsize="0.6")

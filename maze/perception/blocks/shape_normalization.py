@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -82,12 +81,20 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         return out_shapes
 
     def _fold_and_unfold(self, block_input: Mapping[str, torch.Tensor]) -> TensorDict:
-        batch_shape = self._common_batch_shape(block_input)
-        n_rows = math.prod(batch_shape)
-        folded = {}
+        folded: TensorDict = {}
+        batch_shape: torch.Size | None = None
         for key, num_dims in self._in_dims:
             tensor = block_input[key]
-            folded[key] = tensor.reshape(n_rows, *tensor.shape[tensor.dim() - (num_dims - 1) :])
+            n_batch_dims = tensor.dim() - num_dims + 1
+            own_batch_shape = tensor.shape[:n_batch_dims]
+            if n_batch_dims < 0 or (batch_shape is not None and own_batch_shape != batch_shape):
+                raise self._batch_shape_error(block_input)
+            batch_shape = own_batch_shape
+            if n_batch_dims == 0:
+                folded[key] = tensor.unsqueeze(0)
+            else:
+                folded[key] = tensor.flatten(0, n_batch_dims - 1) if n_batch_dims > 1 else tensor
+        assert batch_shape is not None, "a block with inputs"
         try:
             outputs = self.normalized_forward(folded)
         except RuntimeError as error:
@@ -101,23 +108,19 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
             unfolded[key] = tensor.reshape(batch_shape + tensor.shape[1:])
         return unfolded
 
-    def _common_batch_shape(self, block_input: Mapping[str, torch.Tensor]) -> torch.Size:
+    def _batch_shape_error(self, block_input: Mapping[str, torch.Tensor]) -> ConfigError:
         batch_shapes = {}
         for key, num_dims in self._in_dims:
-            shape = block_input[key].shape
+            shape = tuple(block_input[key].shape)
             if len(shape) < num_dims - 1:
-                raise ConfigError(
+                return ConfigError(
                     f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} "
-                    f"with a batch dimension; found shape {tuple(shape)}."
+                    f"with a batch dimension; found shape {shape}."
                 )
-            batch_shapes[key] = shape[: len(shape) - (num_dims - 1)]
-        first, *others = batch_shapes.values()
-        if any(other != first for other in others):
-            raise ConfigError(
-                f"{self.block_name}: all inputs must have the same leading batch dimensions, found "
-                f"{ {key: tuple(shape) for key, shape in batch_shapes.items()} }."
-            )
-        return first
+            batch_shapes[key] = shape[: len(shape) - num_dims + 1]
+        return ConfigError(
+            f"{self.block_name}: all inputs must have the same leading batch dimensions, found {batch_shapes}."
+        )
 
     def _raise_if_shapes_differ(self, block_input: Mapping[str, torch.Tensor], cause: RuntimeError) -> None:
         """Says which input does not have its declared shape, where that explains why the layers failed."""

@@ -117,10 +117,8 @@ class CustomModelComposer(BaseModelComposer):
         target = self._critic_config.get("_target_") if isinstance(self._critic_config, Mapping) else None
         if target is None:
             return False
-        try:
-            composer_type = Factory(CriticComposerInterface).type_from_name(target)  # type: ignore[type-abstract]  # a type
-        except (ConfigError, TypeError) as error:
-            raise ConfigError(f"model.critic: {error}") from error
+        factory = Factory(CriticComposerInterface)  # type: ignore[type-abstract]  # the target is a concrete one
+        composer_type = factory.type_from_name(target, config_path="model.critic._target_")
         return issubclass(composer_type, BaseStateActionCriticComposer)
 
 

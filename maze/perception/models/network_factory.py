@@ -29,7 +29,9 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
             )
         by_key = dict(zip(step_keys, listed, strict=True))
     else:
-        raise ConfigError(f"{where}: expected a list of networks, or a mapping from step keys to them, got {networks!r}.")
+        raise ConfigError(
+            f"{where}: expected a list of networks, or a mapping from step keys to them, got {networks!r}."
+        )
     missing = [key for key in step_keys if key not in by_key]
     extra = [key for key in by_key if key not in step_keys]
     if missing or extra:
@@ -47,11 +49,4 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
     """
     if config is None:
         raise ConfigError(f"{where}: expected a mapping with `_target_`, or an object, found nothing.")
-    if isinstance(config, Mapping):
-        arguments = {key: value for key, value in arguments.items() if key not in config}
-        if "_target_" not in config:
-            raise ConfigError(f"{where}: `_target_` is missing; found the keys {sorted(map(str, config))}.")
-    try:
-        return Factory(base_type).instantiate(config, **arguments)
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+    return Factory(base_type).instantiate(config, config_path=where, **arguments)

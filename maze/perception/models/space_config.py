@@ -57,7 +57,7 @@ class SpacesConfig:
             "observation_spaces": {key: _describe(space) for key, space in self.observation_spaces_dict.items()},
             "agent_counts": {key: int(count) for key, count in self.agent_counts_dict.items()},
         }
-        atomic_write(Path(dump_file_path), pickle.dumps(content, protocol=4))
+        atomic_write(dump_file_path, lambda file: pickle.dump(content, file, protocol=4))
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
@@ -85,7 +85,9 @@ class SpacesConfig:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
+        raise pickle.UnpicklingError(
+            f"it names the type {module_name}.{global_name}, which a file of spaces never does"
+        )
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
@@ -100,10 +102,17 @@ def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": _dtype_name(space)}
     if type(space) is spaces.MultiDiscrete:
         start = _describe_array(space.start)
-        return {"type": "MultiDiscrete", "nvec": _describe_array(space.nvec), "start": start, "dtype": _dtype_name(space)}
+        return {
+            "type": "MultiDiscrete",
+            "nvec": _describe_array(space.nvec),
+            "start": start,
+            "dtype": _dtype_name(space),
+        }
     if type(space) is spaces.MultiBinary:
         return {"type": "MultiBinary", "shape": list(space.shape)}
-    raise ConfigError(f"The space {space} of type {type(space).__name__} cannot be saved. Use gymnasium's basic spaces.")
+    raise ConfigError(
+        f"The space {space} of type {type(space).__name__} cannot be saved. Use gymnasium's basic spaces."
+    )
 
 
 def _dtype_name(space: spaces.Space[Any]) -> str:

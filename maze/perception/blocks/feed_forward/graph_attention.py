@@ -88,7 +88,7 @@ class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         self.hidden_features = list(hidden_features)
         n_layers = len(self.hidden_features)
         self.non_lins = [
-            Factory(nn.Module).type_from_name(non_lin)
+            Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
             for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
         ]
         self.n_heads = one_per_layer(self.block_name, "n_heads", n_heads, n_layers)

@@ -77,7 +77,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         n_layers = len(self.hidden_features)
         self.bias = one_per_layer(self.block_name, "bias", bias, n_layers)
         self.non_lins = [
-            Factory(nn.Module).type_from_name(non_lin)
+            Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
             for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
         ]
         self.preprocess_adj = preprocess_adj

@@ -104,7 +104,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         self.embedding_dim = embedding_dim
         self.pooling_func_name = pooling_func_name
         self.use_feature_transform = use_feature_transform
-        activation = Factory(nn.Module).type_from_name(non_lin)
+        activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         n_features = self.in_shapes[0][-1]
         self.point_transform = AlignmentNet(n_features, embedding_dim, activation, use_batch_norm)
         self.point_features = PointwiseLayers(

@@ -61,7 +61,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         self.input_channels = self.in_shapes[0][-convolution_dimension - 1]
         self.hidden_channels = list(hidden_channels)
         self.convolution_dimension = convolution_dimension
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin)
+        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         self.hidden_kernels = self._sizes("hidden_kernels", hidden_kernels, default=1)
         self.hidden_strides = self._sizes("hidden_strides", hidden_strides, default=1)
         self.hidden_dilations = self._sizes("hidden_dilations", hidden_dilations, default=1)

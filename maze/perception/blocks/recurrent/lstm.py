@@ -36,7 +36,7 @@ class LSTMBlock(ShapeNormalizationBlock):
         self.hidden_size = hidden_size
         self.num_layers = num_layers
         self.bidirectional = bidirectional
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin)
+        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         self.net = nn.LSTM(
             self.input_units, hidden_size, num_layers=num_layers, bidirectional=bidirectional, batch_first=True
         )

@@ -32,7 +32,9 @@ class FlattenConcatBaseNet(nn.Module):
         super().__init__()
         if not obs_shapes:
             raise ConfigError(f"{type(self).__name__}: there are no observations to process (`obs_shapes` is empty).")
-        activation = Factory(nn.Module).type_from_name(non_lin)
+        activation = Factory(nn.Module).type_from_name(non_lin, config_path="non_lin")
+        if activation is nn.Module:
+            raise ConfigError(f"{type(self).__name__}: choose an activation for `non_lin`, e.g. torch.nn.Tanh.")
         self._obs_shapes = {key: tuple(shape) for key, shape in obs_shapes.items()}
         widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []

@@ -1,0 +1,20 @@
+"""Critic composers."""
+
+from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
+from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
+from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics.delta_state_critic_composer import DeltaStateCriticComposer
+from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
+from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
+
+StateCriticComposer = StepStateCriticComposer
+
+__all__ = [
+    "BaseStateActionCriticComposer",
+    "BaseStateCriticComposer",
+    "CriticComposerInterface",
+    "DeltaStateCriticComposer",
+    "SharedStateCriticComposer",
+    "StateCriticComposer",
+    "StepStateCriticComposer",
+]

@@ -16,6 +16,7 @@ from maze.core.env.truncation import is_truncated
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 from maze.train.parallelization.vector_env.space_arrays import array_specs, check_observation
 from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
 from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
@@ -25,50 +26,51 @@ if TYPE_CHECKING:
 
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
+_FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
+"""With a single actor these complete a step with every action; what overrides them is asked after each."""
+
 N_CHECKED_STEPS = 8
 """Observations are held against their spaces in the first steps only; later the check would cost more than the step."""
 
 
 class EnvBatch:
-    """Environments of the same spaces, stepped one after another.
+    """Environments of the same spaces, stepped one after another. :meth:`build` makes them.
 
-    :param env_factories: Each makes one environment.
-    :param stats_consumer: Receives the statistics of finished episodes.
     :param first_index: Index of the first of these environments among all of the vector environment.
     """
 
-    def __init__(
-        self,
-        env_factories: Sequence[Callable[[], MazeEnv[Any]]],
-        stats_consumer: LogStatsConsumer,
-        first_index: int = 0,
-    ) -> None:
+    def __init__(self, first_index: int = 0) -> None:
         self.envs: list[Any] = []
         self.first_index = first_index
         self.current_index = 0
         """The environment at work when an exception left this object (counted within this batch)."""
-        for self.current_index, factory in enumerate(env_factories):
+        self.actor_ids: list[ActorID] = []
+        self.actor_rewards: list[np.ndarray | None] | None = None
+        self.final_observations: dict[int, FinalObservation] = {}
+        self.keep_terminal_observations = False
+        self._n_checks_left = N_CHECKED_STEPS
+        self._is_any_done = False
+
+    def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], stats_consumer: LogStatsConsumer) -> None:
+        """Make the environments.
+
+        :param env_factories: Each makes one environment.
+        :param stats_consumer: Receives the statistics of finished episodes.
+        """
+        for index, factory in enumerate(env_factories):
+            self.current_index = index
             self.envs.append(_with_stats(factory(), stats_consumer))
         first = self.envs[0]
         self.observation_spaces_dict = dict(first.observation_spaces_dict)
         self.action_spaces_dict = dict(first.action_spaces_dict)
         self.agent_counts_dict = dict(first.agent_counts_dict)
         for index, env in enumerate(self.envs):
-            check_same_spaces(self, env, first_index + index)
+            check_same_spaces(self, env, self.first_index + index)
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
         self._action_specs = array_specs(self.action_spaces_dict, "action")
         self.is_flat = all(_is_flat(env) for env in self.envs)
-
-        self.actor_ids: list[ActorID] = []
-        self.actor_rewards: list[np.ndarray | None] | None = None
-        self.final_observations: dict[int, FinalObservation] = {}
-        self.keep_terminal_observations = False
         self._steps = [env.step for env in self.envs]
         self._contexts = [env.context for env in self.envs]
-        self._n_checks_left = N_CHECKED_STEPS
-        self._is_any_done = False
-        n_envs = len(self.envs)
-        self.attach(np.zeros(n_envs, np.float32), np.zeros(n_envs, bool), np.zeros(n_envs, bool), np.ones(n_envs, bool))
 
     def attach(
         self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, step_complete: np.ndarray
@@ -256,5 +258,5 @@ def _is_flat(env: Any) -> bool:
         len(env.observation_spaces_dict) == 1
         and list(env.agent_counts_dict.values()) == [1]
         and core_env is not None
-        and getattr(core_env.is_step_complete, "__func__", None) is CoreEnv.is_step_complete
+        and type(core_env).is_step_complete in _FLAT_RULES
     )

@@ -29,7 +29,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
         if not env_factories:
             raise ValueError("A vector environment needs at least one environment factory.")
         relay = _EpisodeStatsRelay()
-        self._batch = batch = EnvBatch(env_factories, relay)
+        self._batch = batch = EnvBatch()
+        batch.build(env_factories, relay)
         super().__init__(
             n_envs=len(env_factories),
             action_spaces_dict=batch.action_spaces_dict,

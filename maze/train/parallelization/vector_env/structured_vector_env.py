@@ -16,6 +16,7 @@ from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def get_stats_value(
         self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
     ) -> LogStatsValue:
-        return self.get_stats(level).last_stats[(event, name, None)]
+        value: LogStatsValue = stats_value(self.get_stats(level), event, name)
+        return value
 
     def _actor_rewards_array(self) -> np.ndarray | None:
         if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):

@@ -41,8 +41,8 @@ def run_worker(connection: Any, factories: bytes, first_index: int, inherited: l
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         worker = _Worker(channel, first_index)
         try:
-            worker.build(factories)
-            worker.serve()
+            if worker.build(factories):
+                worker.serve()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
@@ -69,8 +69,8 @@ class _Worker(LogStatsConsumer):
 
     def __init__(self, channel: Channel, first_index: int) -> None:
         self._channel = channel
-        self._first_index = first_index
-        self._batch: EnvBatch | None = None
+        self._batch = EnvBatch(first_index)
+        self._is_building = False
         self._encoder = StatsEncoder()
         self._finished: list[EncodedStats] = []
 
@@ -80,16 +80,26 @@ class _Worker(LogStatsConsumer):
 
     def current_env(self) -> int | None:
         """Index of the environment that was being stepped or reset, if any."""
-        return self._first_index + self._batch.current_index if self._batch is not None else None
+        return self._batch.first_index + self._batch.current_index if self._is_building else None
 
-    def build(self, factories: bytes) -> None:
-        """Make the environments, tell their spaces and take the shared memory."""
-        self._batch = batch = EnvBatch(cloudpickle.loads(factories), self, self._first_index)
+    def build(self, factories: bytes) -> bool:
+        """Make the environments, tell their spaces and take the shared memory.
+
+        :return: Whether there is something to serve.
+        """
+        batch = self._batch
+        env_factories = cloudpickle.loads(factories)
+        self._is_building = True
+        batch.build(env_factories, self)
         if "torch" in sys.modules:  # several processes with several threads each get in one another's way
             sys.modules["torch"].set_num_threads(1)
         spaces = (batch.observation_spaces_dict, batch.action_spaces_dict, batch.agent_counts_dict, batch.is_flat)
         self._channel.send(messages.RESULT, spaces)
-        _, (n_envs, start, stop) = self._channel.receive()
+        code, message = self._channel.receive()
+        if code == messages.CLOSE:  # another worker failed
+            batch.close()
+            return False
+        n_envs, start, stop = message
         rows = self._rows = slice(start, stop)
         shared = self._shared = SharedArrays.receive(
             self._channel.connection, n_envs, batch.observation_spaces_dict, batch.action_spaces_dict
@@ -98,10 +108,10 @@ class _Worker(LogStatsConsumer):
         self._actions = rows_of(shared.actions, rows)
         batch.attach(shared.rewards[rows], shared.terminated[rows], shared.truncated[rows], shared.step_complete[rows])
         self._channel.send(messages.DONE)
+        return True
 
     def serve(self) -> None:
         """Do what the vector environment asks for, until it asks to close."""
-        assert self._batch is not None
         batch, channel = self._batch, self._channel
         while True:
             code, payload = channel.receive()
@@ -120,10 +130,9 @@ class _Worker(LogStatsConsumer):
 
     def _report(self, infos: list[dict[Any, Any]]) -> None:
         batch = self._batch
-        assert batch is not None
         if not batch.is_flat or not infos:
             self._shared.write_actors(self._rows, batch.actor_ids)
-        told = {index: info for index, info in enumerate(infos, self._first_index) if info}
+        told = {index: info for index, info in enumerate(infos, batch.first_index) if info}
         if not (told or self._finished or batch.final_observations or batch.actor_rewards):
             self._channel.send(messages.DONE)
             return
@@ -132,13 +141,10 @@ class _Worker(LogStatsConsumer):
         self._finished = []
 
     def _call_seed(self, seeds: list[Any]) -> None:
-        assert self._batch is not None
         self._batch.seed(seeds)
 
     def _call_keep_terminal_observations(self, value: bool) -> None:
-        assert self._batch is not None
         self._batch.keep_terminal_observations = value
 
     def _call_each(self, method: str) -> list[Any]:
-        assert self._batch is not None
         return [getattr(env, method)() for env in self._batch.envs]

@@ -49,17 +49,18 @@ class TrainingProgress:
             self._bar.clear()
 
     def epoch_done(self, epoch: int) -> float:
-        """Prints the line that ends an epoch.
+        """Prints the lines that end an epoch.
 
-        :return: Seconds the epoch took.
+        :param epoch: Number of epochs completed.
+        :return: Seconds this one took.
         """
         seconds = time.perf_counter() - self._epoch_start
         rate = self.epoch_length * self.steps_per_update / seconds
-        remaining = self.n_epochs - epoch - 1
-        left = f", about {_duration(remaining * seconds)} left at most" if remaining > 0 else ""
+        remaining = self.n_epochs - epoch
+        left = f", about {_duration(remaining * seconds)} left" if remaining > 0 else ""
         self.before_output()
         print(f"Time required for epoch: {seconds:.2f}s ({rate:,.0f} environment steps/s{left})")
-        print(f"Update epoch - {epoch + 1}", flush=True)
+        print(f"Update epoch - {epoch}", flush=True)
         return seconds
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ def test_inverse_undoes_the_transformation_for_numbers_arrays_and_tensors(value,
     for x in (value, np.array([value]), torch.tensor([value], dtype=torch.float64)):
         restored = transform.transform_value_inv(transform.transform_value(x))
         assert type(restored) in (float, np.float64, type(x))
-        assert float(restored) == pytest.approx(value, rel=1e-5, abs=1e-6)
+        assert np.asarray(restored).item() == pytest.approx(value, rel=1e-5, abs=1e-6)
 
 
 def test_transformation_matches_hand_computed_values():

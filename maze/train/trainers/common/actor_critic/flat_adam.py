@@ -21,8 +21,8 @@ class FlatAdam:
     :param eps: Adam's epsilon.
     """
 
-    def __init__(self, networks: Mapping[str, nn.Module], lr: float, eps: float) -> None:
-        self._parameters: dict[str, list[nn.Parameter]] = {}
+    def __init__(self, networks: Mapping[Any, nn.Module], lr: float, eps: float) -> None:
+        self._parameters: dict[Any, list[nn.Parameter]] = {}
         seen: set[int] = set()
         for name, network in networks.items():
             own = [p for p in network.parameters() if p.requires_grad and id(p) not in seen]
@@ -35,7 +35,7 @@ class FlatAdam:
         self.tie()
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> list[Any]:
         """The networks that have parameters of their own."""
         return list(self._flat)
 
@@ -67,7 +67,7 @@ class FlatAdam:
         for gradient in self._gradients.values():
             gradient.zero_()
 
-    def gradient_norms(self) -> dict[str, Tensor]:
+    def gradient_norms(self) -> dict[Any, Tensor]:
         """Euclidean norm of the gradient of each network."""
         return {name: torch.linalg.vector_norm(gradient) for name, gradient in self._gradients.items()}
 
@@ -76,7 +76,7 @@ class FlatAdam:
         for gradient in self._gradients.values():
             gradient.mul_(factor)
 
-    def step(self, frozen: Iterable[str] = ()) -> None:
+    def step(self, frozen: Iterable[Any] = ()) -> None:
         """Takes a step with the current gradients.
 
         :param frozen: Networks that stay exactly as they are.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 
 Rows = Tensor | slice
@@ -75,6 +74,11 @@ class RolloutBatch:
     n_steps: int
     """Number of environment steps, over all environments."""
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all parts together."""
+        return sum(part.n_rows for part in self.parts)
+
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
         """The whole batch in random order, divided evenly into minibatches.
 
@@ -90,13 +94,6 @@ class RolloutBatch:
                 if stop > start:
                     selected.append(part.rows(slice(start, stop)))
             yield RolloutBatch(selected, self.n_steps // n_minibatches)
-
-
-def substep_record(
-    actor_id: object, observation: dict[str, Tensor], action: dict[str, Tensor] | None = None
-) -> SpacesRecord:
-    """A record of one sub-step, with leading dimensions flattened into one."""
-    return SpacesRecord(actor_id=actor_id, observation=observation, action=action)  # type: ignore[arg-type]
 
 
 def _permutation(part: AlignedSubsteps, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ class _Row(NamedTuple):
 
 
 class UpdateStats:
-    """Collects values of :class:`ActorCriticEvents` and fires their means, in the order of the interface."""
+    """Collects values of :class:`ActorCriticEvents` and fires their means, sub-step by sub-step."""
 
     def __init__(self) -> None:
         self._values: dict[_Row, list[Tensor]] = {}
@@ -33,7 +33,8 @@ class UpdateStats:
 
     def publish(self, events: ActorCriticEvents) -> None:
         """Fires the mean of each event and group, and starts over; this is the only place that waits for the device."""
-        rows = sorted(self._values, key=lambda row: _EVENT_ORDER[row.event])
+        groups = list(dict.fromkeys(row.group for row in self._values))
+        rows = sorted(self._values, key=lambda row: (_section(row.event), groups.index(row.group), _EVENTS.index(row.event)))
         means = torch.stack([torch.stack([v.float() for v in self._values[row]]).mean().cpu() for row in rows])
         for row, mean in zip(rows, means.tolist(), strict=True):
             arguments = (mean,) if row.group is None else (row.group, mean)
@@ -41,4 +42,11 @@ class UpdateStats:
         self._values.clear()
 
 
-_EVENT_ORDER = {name: index for index, name in enumerate(vars(ActorCriticEvents)) if not name.startswith("_")}
+_EVENTS = [name for name in vars(ActorCriticEvents) if not name.startswith("_")]
+_SECTIONS = ["time_epoch", "time_rollout", "learning_rate", "policy", "critic", "time_update"]
+
+
+def _section(event: str) -> int:
+    """Where an event stands in the table: first times, then all of a sub-step's policy together, then the critics."""
+    name = event.partition("_")[0]
+    return _SECTIONS.index(name if name in _SECTIONS else event)

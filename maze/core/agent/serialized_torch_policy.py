@@ -1,0 +1,60 @@
+"""A trained policy, loaded from the files of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from maze.core.agent.networks import read_state_dict
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.factory import Factory
+
+if TYPE_CHECKING:
+    from maze.core.utils.factory import ConfigType
+
+
+class SerializedTorchPolicy(TorchPolicy):
+    """Builds the policy of a model configuration and loads its weights. Nothing in the files is executed.
+
+    Networks are in evaluation mode.
+
+    :param model: The model configuration of the training (``model`` in its ``hydra_config.yaml``).
+    :param state_dict_file: Weights, of the policy or of an actor-critic: ``state_dict.pt``.
+    :param spaces_dict_file: Spaces of the environment: ``spaces_config.pkl``.
+    :param device: ``cpu`` or ``cuda`` (where there is no CUDA device: ``cpu``, with a notice).
+    """
+
+    def __init__(self, model: ConfigType, state_dict_file: str, spaces_dict_file: str, device: str) -> None:
+        # networks are built from configurations here, upwards of this package
+        from maze.perception.models.model_composer import BaseModelComposer
+        from maze.perception.models.space_config import SpacesConfig
+
+        spaces_config = SpacesConfig.load(spaces_dict_file)
+        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # the target is a concrete one
+            model,
+            config_path="model",
+            action_spaces_dict=spaces_config.action_spaces_dict,
+            observation_spaces_dict=spaces_config.observation_spaces_dict,
+            agent_counts_dict=spaces_config.agent_counts_dict,
+        )
+        policy = composer.policy
+        if policy is None:
+            raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
+        super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
+        try:
+            self.load_state_dict(_policy_weights(read_state_dict(state_dict_file)))
+        except CheckpointError as error:
+            raise CheckpointError(f"{state_dict_file}: {error}") from error
+        self.eval()
+
+    @override(TorchPolicy)
+    def seed(self, seed: int) -> None:
+        super().seed(seed)
+
+
+def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a state that holds networks; a trainer's whole state has it under ``model``."""
+    inner = state.get("model")
+    return dict(inner) if "policies" not in state and isinstance(inner, Mapping) else dict(state)

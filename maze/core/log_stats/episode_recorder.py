@@ -1,0 +1,246 @@
+"""Turns the steps of one environment into episode statistics.
+
+On the hot path raw rewards and discrete actions go straight into the input lists of the episode's statistics; records
+of these two events are made only for those who ask. The environment's own events are taken from the event service when
+it drops them, so that a step without events costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gymnasium import spaces
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.events.event_collection import EventCollection
+from maze.core.events.event_record import EventRecord
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_events.monitoring_events import DiscreteActionEvents
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
+
+_SINGLE_ACTION = "action"
+"""Name of an action that is not part of a dictionary."""
+
+_Head = tuple[str, list[int], Callable[[int], None]]
+
+
+class EpisodeRecorder:
+    """Steps an environment and collects its statistics.
+
+    :param episode_stats: Receives the values of the current episode.
+    """
+
+    def __init__(self, episode_stats: LogStatsAggregator) -> None:
+        self.episode_stats = episode_stats
+        self.step_stats = LogStatsAggregator(LogStatsLevel.STEP)
+        """Statistics of single steps for whoever asked for them."""
+        self.is_step_level_observed = False
+        self.is_log_requested = False
+        self.is_done = False
+
+        self._event_stats = LogStatsAggregator(LogStatsLevel.STEP, episode_stats)
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._is_resetting = False
+        self._keeps_log = False
+        self._logs: dict[int, StepEventLog] = {}
+        self._n_taken = 0
+        self._step_keys: list[Any] = []
+
+    def bind(self, env: Any) -> None:
+        """Prepares for stepping ``env``; called again when the environment was exchanged or copied."""
+        self.env = env
+        self.context = env.context
+        self._env_step = env.step
+        self._heads_by_key: dict[Any, list[_Head]] = {}
+        for step_key, space in env.action_spaces_dict.items():
+            is_first = not self._heads_by_key
+            self._heads_by_key[step_key] = self._heads(step_key, space)
+            if is_first:
+                # After the actions of the first sub-step: this is the order of rows in the log.
+                self._rewards: list[float] = self.episode_stats.input_values(BaseEnvEvents.reward)
+        is_flat = len(self._heads_by_key) == 1
+        self._only_key = next(iter(self._heads_by_key)) if is_flat else None
+        self._only_heads = self._heads_by_key[self._only_key] if is_flat else None
+        listeners = self.context.event_service.on_clear
+        if self._take_events not in listeners:
+            listeners.append(self._take_events)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # `bind` makes these anew; bound methods of lists would otherwise go on pointing to the original's lists.
+        transient = ("env", "context", "_env_step", "_heads_by_key", "_only_heads", "_rewards")
+        return {name: value for name, value in self.__dict__.items() if name not in transient}
+
+    def step(self, action: Any) -> Any:
+        heads = self._only_heads
+        if heads is None:
+            heads = self._begin_substep()
+        result = self._env_step(action)
+        if action.__class__ is not dict and not hasattr(action, "keys"):
+            action = {_SINGLE_ACTION: action}
+        try:
+            for name, _, append in heads:
+                append(int(action[name]))
+        except (KeyError, TypeError, ValueError):
+            pass  # the environment accepts actions that its action space does not describe: no statistics of them
+        self.is_done = result[2]
+        if not self.context.is_step_complete:
+            self._pending_reward += result[1]
+            self._is_step_pending = True
+        elif self._is_step_pending:
+            self._complete_step(self._pending_reward + result[1], self.context.step_id - 1)
+        else:
+            self._rewards.append(result[1])
+            if self._keeps_log or self.is_step_level_observed:
+                self._observe_step(self.context.step_id - 1)
+        return result
+
+    def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:
+        """Publishes the episode so far and begins a new one."""
+        self.publish()
+        # Steps that wrappers take while they reset are no part of the episode; events left at the end are.
+        self._is_resetting = True
+        try:
+            observation = env_reset(**kwargs)
+        finally:
+            self._is_resetting = False
+        self._n_taken = 0
+        self.is_done = False
+        self._step_keys.clear()
+        self._keeps_log = (
+            self.is_log_requested
+            or self.env.get_kpi_calculator() is not None
+            or len(LogEventsWriterRegistry.writers) > 0
+        )
+        return observation
+
+    def publish(self) -> None:
+        """Reduces the episode so far, finished or not, to episode statistics. Without a step there is nothing to do."""
+        context = self.context
+        env_time = context.step_id - 1 if context.is_step_complete else context.step_id
+        if self._is_step_pending:
+            self._complete_step(self._pending_reward, env_time)
+        n_steps = len(self._rewards)
+        if n_steps == 0:
+            self._forget_episode()
+            return
+        records = context.event_service.records
+        if len(records) > self._n_taken:
+            self._add_events(records[self._n_taken :], env_time)
+            self._n_taken = len(records)
+        if self._keeps_log:
+            log = self.event_log()
+            self._calculate_kpis(log)
+            LogEventsWriterRegistry.record_event_logs(log)
+        self.episode_stats.reduce(n_periods=n_steps)
+        self._logs = {}
+
+    def request_log(self) -> None:
+        """Has the events of the current episode, from now on, and of all later ones kept."""
+        self.is_log_requested = self._keeps_log = True
+
+    def event_log(self) -> EpisodeEventLog:
+        """The events of the episode so far, as far as they were kept."""
+        log = EpisodeEventLog(self.context.episode_id)
+        log.step_event_logs = [self._logs[env_time] for env_time in sorted(self._logs)]
+        return log
+
+    def last_step_records(self) -> list[EventRecord]:
+        """Actions, reward and events of the last environment step."""
+        return [*self._reward_and_actions(), *self.context.event_service.records]
+
+    def clone_from(self, other: EpisodeRecorder) -> None:
+        """Takes over what another environment's recorder has collected of its current episode."""
+        self.episode_stats.copy_inputs_from(other.episode_stats)
+        self._pending_reward = other._pending_reward
+        self._is_step_pending = other._is_step_pending
+        self._keeps_log = other._keeps_log
+        self._logs = {t: StepEventLog(t, EventCollection(log.events)) for t, log in other._logs.items()}
+        self._step_keys = list(other._step_keys)
+        self.is_done = other.is_done
+        self._n_taken = 0
+        self.context.event_service.clear_events()
+
+    def _heads(self, step_key: Any, space: spaces.Space[Any]) -> list[_Head]:
+        """The discrete actions of a sub-step with the lists that collect them."""
+        subspaces = space.spaces if isinstance(space, spaces.Dict) else {_SINGLE_ACTION: space}
+        heads: list[_Head] = []
+        for name, subspace in subspaces.items():
+            if isinstance(subspace, spaces.Discrete):
+                group = (f"substep_{step_key}", str(name))
+                values = self.episode_stats.input_values(DiscreteActionEvents.action, group=group)
+                heads.append((name, values, values.append))
+        return heads
+
+    def _begin_substep(self) -> list[_Head]:
+        step_key = self.env.actor_id()[0]
+        if not self._is_step_pending:
+            self._step_keys.clear()
+        self._step_keys.append(step_key)
+        return self._heads_by_key.get(step_key, [])
+
+    def _complete_step(self, reward: float, env_time: int) -> None:
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._rewards.append(reward)
+        if self._keeps_log or self.is_step_level_observed:
+            self._observe_step(env_time)
+
+    def _observe_step(self, env_time: int) -> None:
+        records = self._reward_and_actions()
+        if self._keeps_log:
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(records))
+        if self.is_step_level_observed:
+            for record in (*records, *self.context.event_service.records):
+                self.step_stats.add_event(record)
+            self.step_stats.reduce()
+
+    def _reward_and_actions(self) -> list[EventRecord]:
+        """Records of the last environment step's actions and reward, made from the raw values."""
+        records: list[EventRecord] = []
+        step_keys = self._step_keys if self._only_heads is None else [self._only_key]
+        for position, step_key in enumerate(step_keys):
+            n_later = step_keys[position:].count(step_key)
+            for name, values, _ in self._heads_by_key.get(step_key, ()):
+                if len(values) >= n_later:
+                    attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
+                    records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))
+        if self._rewards:
+            records.append(EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": self._rewards[-1]}))
+        return records
+
+    def _take_events(self, records: list[EventRecord]) -> None:
+        """Takes the events of a completed step, which the event service is about to drop."""
+        if self._is_resetting:
+            return
+        n_taken, self._n_taken = self._n_taken, 0
+        if len(records) > n_taken:
+            self._add_events(records[n_taken:], max(0, self.context.step_id - 1))
+
+    def _add_events(self, new: list[EventRecord], env_time: int) -> None:
+        if self._keeps_log:
+            self._logs.setdefault(env_time, StepEventLog(env_time)).extend(new)
+        topics = self.context.event_service.topics
+        if len(topics) > 1:
+            # Rows appear topic by topic.
+            new.sort(key=lambda record: topics.get(record.interface_class, len(topics)))
+        for record in new:
+            self._event_stats.add_event(record)
+        self._event_stats.reduce()
+
+    def _calculate_kpis(self, log: EpisodeEventLog) -> None:
+        calculator = self.env.get_kpi_calculator()
+        if calculator is None:
+            return
+        for name, value in calculator.calculate_kpis(log, self.env.get_maze_state()).items():
+            record = EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": value})
+            log.episode_events.append(record)
+            self._event_stats.add_event(record)
+        self._event_stats.reduce()
+
+    def _forget_episode(self) -> None:
+        self.episode_stats.clear_inputs()
+        self._logs = {}

@@ -1,0 +1,36 @@
+"""One pickle file per episode."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+from maze.core.annotations import override
+from maze.core.errors import EnvironmentContractError
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
+from maze.core.utils.files import atomic_write
+
+
+class TrajectoryWriterFile(TrajectoryWriter):
+    """Writes `<episode id>.pkl`, whole or not at all; `load_trajectory` reads it.
+
+    :param log_dir: Directory of the files; created with the first episode.
+    """
+
+    def __init__(self, log_dir: str | Path = Path("./trajectory_data")) -> None:
+        self.log_dir = Path(log_dir)
+
+    @override(TrajectoryWriter)
+    def write(self, episode_record: StateTrajectoryRecord) -> None:
+        try:
+            content = pickle.dumps(episode_record, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise EnvironmentContractError(
+                f"Episode {episode_record.id} cannot be stored: {error}. Maze states, maze actions, event attributes, "
+                "serializable components and the renderer of a recorded environment have to be picklable."
+            ) from error
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.@=+-]", "_", str(episode_record.id))
+        atomic_write(self.log_dir / f"{name}.pkl", lambda file: file.write(content))

@@ -1,0 +1,46 @@
+"""Where finished episodes go."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
+
+logger = logging.getLogger(__name__)
+
+
+class TrajectoryWriterRegistry:
+    """The writers of this process. A full disk costs trajectories and gives one warning; it ends nothing else."""
+
+    writers: ClassVar[list[TrajectoryWriter]] = []
+
+    @classmethod
+    def register_writer(cls, writer: TrajectoryWriter) -> None:
+        """Hand all episodes finished from now on to a writer as well."""
+        cls.writers.append(writer)
+
+    @classmethod
+    def unregister_writer(cls, writer: TrajectoryWriter) -> None:
+        """Hand it no more episodes."""
+        if writer in cls.writers:
+            cls.writers.remove(writer)
+
+    @classmethod
+    def record_trajectory_data(cls, episode_record: StateTrajectoryRecord) -> None:
+        """Hand a finished episode to all writers.
+
+        :param episode_record: The episode.
+        """
+        for writer in list(cls.writers):
+            try:
+                writer.write(episode_record)
+            except OSError as error:
+                cls.unregister_writer(writer)
+                logger.warning(
+                    "%s cannot store episode %s (%s); it is switched off, and no more trajectories are recorded by it.",
+                    type(writer).__name__,
+                    episode_record.id,
+                    error,
+                )

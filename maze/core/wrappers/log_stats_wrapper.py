@@ -1,0 +1,162 @@
+"""Statistics of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.events.event_collection import EventCollection
+from maze.core.events.event_record import EventRecord
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_stats.episode_recorder import EpisodeRecorder
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, get_stats_logger
+from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+T = TypeVar("T")
+
+
+class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
+    """Collects step, episode and epoch statistics of the wrapped environment.
+
+    The statistics of an episode are complete at the ``reset`` that follows it; an episode that is reset before its end
+    counts as well. Key performance indicators are calculated then. :meth:`write_epoch_stats` logs all episodes since
+    its last call.
+
+    :param env: The environment.
+    :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); ``None``: only collect them.
+    """
+
+    def __init__(self, env: MazeEnv[Any], logging_prefix: str | None = None) -> None:
+        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
+        self.episode_stats = LogStatsAggregator(LogStatsLevel.EPISODE, self.epoch_stats)
+        if logging_prefix is not None:
+            self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
+        self._recorder = EpisodeRecorder(self.episode_stats)
+        self.logging_prefix = logging_prefix
+        super().__init__(env)
+
+    @classmethod
+    @override(Wrapper)
+    def wrap(cls, env: T, logging_prefix: str | None = None) -> T | LogStatsWrapper:  # type: ignore[override]
+        """Wraps ``env``; equal to calling the class, but typed as both.
+
+        :param env: The environment.
+        :param logging_prefix: Log epoch statistics under this prefix; ``None``: only collect them.
+        """
+        return cls(env, logging_prefix)  # type: ignore[arg-type]
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._recorder.bind(self.env)
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        return self._recorder.step(action)  # type: ignore[no-any-return]
+
+    @override(Wrapper)
+    def reset(self, **kwargs: Any) -> Any:
+        """Publishes the statistics of the episode so far and begins a new one."""
+        return self._recorder.reset(self._env_reset, **kwargs)
+
+    def publish_episode(self) -> None:
+        """Publishes the statistics of the episode so far at once; the ``reset`` that follows does not repeat them."""
+        self._recorder.publish()
+
+    def close(self) -> None:
+        """Publishes the last episode if it is finished, and closes the environment."""
+        if self._recorder.is_done:
+            self._recorder.publish()
+        self.env.close()
+
+    @override(LogStatsEnv)
+    def get_stats(self, level: LogStatsLevel) -> LogStatsAggregator:
+        """The aggregator of a level. Statistics of single steps are calculated once they were asked for."""
+        if level is LogStatsLevel.STEP:
+            self._recorder.is_step_level_observed = True
+            return self._recorder.step_stats
+        return self.episode_stats if level is LogStatsLevel.EPISODE else self.epoch_stats
+
+    @override(LogStatsEnv)
+    def write_epoch_stats(self) -> None:
+        self.epoch_stats.reduce()
+
+    @override(LogStatsEnv)
+    def clear_epoch_stats(self) -> None:
+        self.epoch_stats.clear_inputs()
+
+    @override(LogStatsEnv)
+    def get_stats_value(self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None) -> Any:
+        return stats_value(self.get_stats(level), event, name)
+
+    def get_last_step_events(
+        self, query: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None
+    ) -> list[EventRecord]:
+        """The events of the last environment step, its actions and reward among them.
+
+        :param query: An event's interface method, or several; ``None``: all events.
+        """
+        records = self._recorder.last_step_records()
+        return records if query is None else EventCollection(records).query_events(query)
+
+    def get_episode_event_log(self) -> EpisodeEventLog:
+        """The events of the current episode. Kept if there are KPIs or event writers, or after the first call."""
+        self._recorder.request_log()
+        return self._recorder.event_log()
+
+    def render_stats(
+        self,
+        event_name: str = "BaseEnvEvents.reward",
+        metric_name: str = "value",
+        aggregation_func: str | Callable[..., Any] | None = None,
+        group_by: str | None = None,
+        post_processing_func: str | Callable[..., Any] | None = "cumsum",
+    ) -> None:
+        """Draws how an event's values developed in the current episode.
+
+        Steps taken before the first call are only shown if the episode's events were kept anyway.
+
+        :param event_name: Interface and event, separated by a dot.
+        :param metric_name: The attribute to draw.
+        :param aggregation_func: How several values of one step are joined, as pandas understands it.
+        :param group_by: Draw one line for each value of this attribute.
+        :param post_processing_func: Applied to each line, as pandas understands it.
+        """
+        # By name: rendering lies above the wrappers and brings matplotlib.
+        rendering = import_module("maze.core.rendering.events_stats_renderer")
+        rendering.EventStatsRenderer().render_current_episode_stats(
+            self.get_episode_event_log(), event_name, metric_name, aggregation_func, group_by, post_processing_func
+        )
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+    @override(Wrapper)
+    def clone_from(self, env: LogStatsWrapper) -> None:
+        super().clone_from(env)
+        self._recorder.clone_from(env._recorder)
+
+
+def stats_value(stats: LogStatsAggregator, event: Callable[..., Any], name: str | None) -> Any:
+    """One ungrouped value of the statistics that an aggregator calculated last.
+
+    :param stats: The aggregator.
+    :param event: The event's interface method.
+    :param name: The statistic's output name.
+    """
+    key = LogStatsKey(event, name, None)
+    if key not in stats.last_stats:
+        known = sorted({f"{k.event.__qualname__}/{k.output_name}" for k in stats.last_stats}) or ["(none yet)"]
+        raise KeyError(
+            f"No {stats.level.name.lower()} statistic {event.__qualname__}/{name}. Calculated last: {', '.join(known)}."
+        )
+    return stats.last_stats[key]

@@ -1,0 +1,78 @@
+"""Episodes that begin somewhere in the middle."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import StructuredEnv
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.errors import ConfigError
+from maze.core.wrappers.wrapper import EnvType, ObservationsAndActions, Wrapper
+
+
+class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
+    """Takes a random number of random environment steps at the beginning of each episode.
+
+    Skipped steps count for the environment's time. Where the episode ends meanwhile, the next one takes its place and
+    skipping goes on.
+
+    :param env: The environment to wrap.
+    :param min_skip_steps: Least number of steps to skip.
+    :param max_skip_steps: Greatest number of steps to skip.
+    """
+
+    def __init__(self, env: Any, min_skip_steps: int, max_skip_steps: int) -> None:
+        if not 0 <= min_skip_steps <= max_skip_steps:
+            raise ConfigError(
+                f"RandomResetWrapper: expected 0 <= min_skip_steps <= max_skip_steps, got {min_skip_steps} and "
+                f"{max_skip_steps}."
+            )
+        super().__init__(env)
+        self.min_skip_steps = min_skip_steps
+        self.max_skip_steps = max_skip_steps
+        self._rng = np.random.RandomState()
+
+    def seed(self, seed: int) -> None:
+        """Seeds the environment and the choice of the number of steps."""
+        self._rng = np.random.RandomState(seed)
+        env: Any = self.env
+        env.seed(seed)
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        observation = self._env_reset()
+        for _ in range(self._rng.randint(self.min_skip_steps, self.max_skip_steps + 1)):
+            observation, done = self._skip_env_step()
+            if done:
+                observation = self._env_reset()
+        return observation
+
+    def _skip_env_step(self) -> tuple[Any, bool]:
+        """Takes the random sub-steps of one environment step."""
+        env: Any = self.env
+        get_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
+        time_before = None if get_time is None else get_time()
+        while True:
+            observation, _, done, _ = self._env_step(env.action_space.sample())
+            if done or get_time is None or get_time() != time_before:
+                return observation, done
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        env: Any = self.env
+        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
+        )
+        return dicts
+
+    @override(Wrapper)
+    def clone_from(self, env: RandomResetWrapper[Any]) -> None:
+        super().clone_from(env)
+        self._rng.set_state(env._rng.get_state())

@@ -1,0 +1,37 @@
+"""Reward scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.wrappers.wrapper import RewardWrapper
+
+
+class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
+    """Multiplies each reward by a constant.
+
+    :param env: The environment to wrap.
+    :param scale: The factor.
+    """
+
+    def __init__(self, env: MazeEnv[Any], scale: float) -> None:
+        super().__init__(env)
+        self.scale = scale
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        return reward * self.scale
+
+    @override(RewardWrapper)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        rewards = self.env.get_actor_rewards()
+        return None if rewards is None else np.asarray(rewards) * self.scale
+
+    @override(RewardWrapper)
+    def clone_from(self, env: RewardScalingWrapper) -> None:
+        super().clone_from(env)
+        self.scale = env.scale

@@ -1,0 +1,107 @@
+"""Limits the length of episodes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Union
+
+from maze.core.annotations import override
+from maze.core.env.base_env import BaseEnv
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.env.truncation import TRUNCATION_KEY
+from maze.core.errors import ConfigError
+from maze.core.wrappers.wrapper import EnvType, ObservationsAndActions, Wrapper
+
+
+class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
+    """Cuts episodes off after a number of environment steps.
+
+    An episode that ends by itself in its last permitted step has terminated and is not truncated. Sub-steps do not
+    count; where the environment does not know its time, calls of ``step`` do.
+
+    :param env: The environment to wrap, a Maze or a gymnasium one.
+    :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
+    """
+
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time")
+
+    def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
+        self.set_max_episode_steps(max_episode_steps)
+        self._elapsed_steps = 0
+        self._next_seed: int | None = None
+        super().__init__(env)
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        env: Any = self.env
+        self._get_env_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
+
+    def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
+        """Sets another limit, valid from the next step on.
+
+        :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
+        """
+        if max_episode_steps is not None and max_episode_steps < 0:
+            raise ConfigError(f"TimeLimitWrapper: `max_episode_steps` must not be negative, got {max_episode_steps}.")
+        self._max_episode_steps = max_episode_steps or None
+
+    @override(BaseEnv)
+    def step(self, action: Any) -> Any:
+        result = self._env_step(action)
+        self._elapsed_steps += 1
+        limit = self._max_episode_steps
+        if limit is None:
+            return result
+        elapsed = self._elapsed_steps if self._get_env_time is None else self._get_env_time()
+        return result if elapsed < limit else _cut_off(result)
+
+    @override(BaseEnv)
+    def reset(self, **kwargs: Any) -> Any:
+        self._elapsed_steps = 0
+        if self._next_seed is not None:
+            kwargs.setdefault("seed", self._next_seed)
+            self._next_seed = None
+        return self._env_reset(**kwargs)
+
+    @override(BaseEnv)
+    def seed(self, seed: Any) -> None:
+        env: Any = self.env
+        if self._is_gymnasium and not hasattr(env, "seed"):
+            self._next_seed = seed  # gymnasium takes it at the next reset
+        else:
+            env.seed(seed)
+
+    @override(BaseEnv)
+    def close(self) -> None:
+        env: Any = self.env
+        env.close()
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        env: Any = self.env
+        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
+        )
+        return dicts
+
+    @override(Wrapper)
+    def clone_from(self, env: TimeLimitWrapper[Any]) -> None:
+        super().clone_from(env)
+        self._elapsed_steps = env._elapsed_steps
+        self._max_episode_steps = env._max_episode_steps
+        self._next_seed = env._next_seed
+
+
+def _cut_off(result: Any) -> Any:
+    """The step's result with the episode cut off, unless it is over anyway."""
+    if len(result) == 5:
+        observation, reward, terminated, truncated, info = result
+        return observation, reward, terminated, truncated or not terminated, info
+    observation, reward, done, info = result
+    if not done:
+        info[TRUNCATION_KEY] = True
+    return observation, reward, True, info

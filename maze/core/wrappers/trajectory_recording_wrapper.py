@@ -1,0 +1,125 @@
+"""Recording of episodes in terms of the simulation."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.events.event_collection import EventCollection
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.rendering.renderer import Renderer
+from maze.core.trajectory_recording.records.state_record import StateRecord
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+
+class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Records the states, actions and events of each episode and hands it to the registered trajectory writers.
+
+    One record per environment step, and a last one, without action, for the state in which the episode ended. An
+    episode is handed over when the next one begins.
+
+    :param env: Environment to record.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any] | MazeEnv[Any]) -> None:
+        if not isinstance(env, MazeEnv):
+            env = GymMazeEnv(env)
+        super().__init__(env)
+        self.episode_record: StateTrajectoryRecord | None = None
+        """The episode in progress."""
+        self._state: MazeStateType | None = None
+        self._components: dict[str, Any] = {}
+        self._reward: Any = 0.0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        """Take one (sub-)step; it is recorded when the environment step is complete."""
+        env = self.env
+        observation, reward, done, info = env.step(action)
+        self._reward = self._reward + reward
+        if self.episode_record is not None and (done or env.context.is_step_complete):
+            self._record_step(done, info)
+        return observation, reward, done, info
+
+    def reset(self) -> Any:
+        """Hand over the episode in progress and begin the next one."""
+        self.publish_trajectory()
+        observation = self.env.reset()
+        self.episode_record = StateTrajectoryRecord(self.env.get_episode_id(), renderer=self._renderer())
+        self._take_snapshot()
+        return observation
+
+    def publish_trajectory(self) -> None:
+        """Hand the episode in progress, if it has any steps, to the writers; what follows in it is not recorded."""
+        record, self.episode_record = self.episode_record, None
+        if record is None or not record.step_records:
+            return
+        env_time = record.step_records[-1].env_time
+        events = StepEventLog(0 if env_time is None else env_time + 1)
+        record.append(StateRecord(self._state, None, events, None, None, None, self._components))
+        TrajectoryWriterRegistry.record_trajectory_data(record)
+
+    def render(self, interactive: bool = False, **kwargs: Any) -> None:
+        """Draw the last completed step, or browse through the episode so far.
+
+        :param interactive: Whether to move through the steps with the keyboard.
+        :param kwargs: Further arguments of the renderer.
+        """
+        if self.episode_record is None or not self.episode_record.step_records:
+            raise ValueError("There is no recorded step to show yet; reset the environment and take one.")
+        renderer = self.env.get_renderer()
+        steps = self.episode_record.step_records
+        if interactive:
+            from maze.core.rendering.keyboard_controlled_trajectory_viewer import KeyboardControlledTrajectoryViewer
+
+            KeyboardControlledTrajectoryViewer(
+                self.episode_record, renderer, initial_step_index=len(steps) - 1, renderer_kwargs=kwargs
+            ).render()
+            return
+        last = steps[-1]
+        renderer.render(last.maze_state, last.maze_action, last.step_event_log, **kwargs)
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+    @override(Wrapper)
+    def clone_from(self, env: TrajectoryRecordingWrapper) -> None:
+        """Take over the state, and the recording up to here."""
+        super().clone_from(env)
+        self.episode_record = None
+        if env.episode_record is not None:
+            self.episode_record = StateTrajectoryRecord(env.episode_record.id, renderer=self._renderer())
+            self.episode_record.extend(env.episode_record)
+        self._state, self._components, self._reward = env._state, env._components, env._reward
+
+    def _renderer(self) -> Renderer | None:
+        """The renderer to store; gymnasium's drawings need the live environment, which no recording can hold."""
+        renderer = self.env.get_renderer()
+        return None if isinstance(renderer, GymRenderer) else renderer
+
+    def _record_step(self, done: bool, info: dict[Any, Any]) -> None:
+        assert self.episode_record is not None
+        env = self.env
+        events = StepEventLog(env.get_env_time() - 1, EventCollection(env.get_step_events()))
+        maze_action = copy.deepcopy(env.get_maze_action())
+        self.episode_record.append(
+            StateRecord(self._state, maze_action, events, self._reward, done, dict(info), self._components)
+        )
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        """The state in which the next environment step begins; environments go on changing their own."""
+        self._reward = 0.0
+        self._state = copy.deepcopy(self.env.get_maze_state())
+        self._components = copy.deepcopy(self.env.core_env.get_serializable_components())

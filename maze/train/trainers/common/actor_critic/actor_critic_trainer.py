@@ -1,0 +1,412 @@
+"""What A2C and PPO have in common: the life cycle of a training, and one update after another."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from maze.core.agent.torch_model import resolve_device
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, NonFiniteError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.checkpoint import load_into, load_state, save_state
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents, SubstepKey
+from maze.train.trainers.common.actor_critic.flat_adam import FlatAdam
+from maze.train.trainers.common.actor_critic.losses import normalize_advantage, value_loss
+from maze.train.trainers.common.actor_critic.lr_schedule import scheduled_lr
+from maze.train.trainers.common.actor_critic.non_finite import write_reproduction_file
+from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.actor_critic.update_stats import UpdateStats
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
+from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.trainers.common.progress import TrainingProgress
+from maze.train.trainers.common.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+
+STATE_FORMAT = "maze_training_state"
+"""Key that tells the state of a training from plain weights; its value is the version of the format."""
+
+
+@dataclass
+class Losses:
+    """What is minimised, and the terms it consists of."""
+
+    total: Tensor
+    terms: list[tuple[str, SubstepKey, Tensor]]
+    """Event of :class:`ActorCriticEvents`, sub-step or critic, and value of each term and of further statistics."""
+
+
+class ActorCritic(Trainer, ABC):
+    """Base of the actor-critic trainers.
+
+    Subclasses say what the policy's loss is and how a rollout is used for optimization.
+
+    :param algorithm_config: Hyperparameters.
+    :param rollout_generator: Collects the rollouts.
+    :param evaluator: Evaluates the policy between epochs; ``None``: the training episodes say how good it is.
+    :param model: Policy and state critic.
+    :param model_selection: Keeps the best model; early stopping needs it.
+    :param seed: Seed of the order of minibatches; ``None`` draws one from torch's global generator.
+    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    """
+
+    config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
+
+    def __init__(
+        self,
+        algorithm_config: Any,
+        rollout_generator: RolloutGenerator,
+        evaluator: Evaluator | None,
+        model: TorchActorCritic,
+        model_selection: BestModelSelection | None,
+        seed: int | None = None,
+        checkpoint_file: str | Path | None = None,
+    ) -> None:
+        self.config = self.config_class.from_config(algorithm_config)
+        super().__init__(self.config, model)
+        self.model: TorchActorCritic = model
+        self.rollout_generator = _vectorized(rollout_generator)
+        self.evaluator = evaluator
+        self.model_selection = model_selection
+        if model_selection is not None and getattr(evaluator, "model_selection", model_selection) is None:
+            evaluator.model_selection = model_selection  # type: ignore[union-attr]  # has the attribute
+        self.checkpoint_file = Path(checkpoint_file) if checkpoint_file is not None else None
+
+        try:
+            model.to(resolve_device(self.config.device))
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.{error}") from error
+        self.optimizer = FlatAdam(_networks(model), lr=self.config.lr, eps=self.config.optimizer_eps)
+        self.generator = torch.Generator()
+        self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self.epoch = 0
+        """Number of completed epochs."""
+        self.update = 0
+        """Number of completed updates of the current epoch."""
+        self._evaluated_epoch: int | None = None
+        self._columns: RolloutColumns | None = None
+        self._stats = UpdateStats()
+        aggregator = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        self._events = aggregator.create_event_topic(ActorCriticEvents)
+        aggregator.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its first value comes late
+        self._events_aggregator = aggregator
+
+    # -- what the algorithms differ in -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _optimize(self, batch: RolloutBatch) -> None:
+        """Learns from a rollout."""
+
+    @abstractmethod
+    def _policy_loss(
+        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The policy's loss for the actions of one sub-step, and further statistics by event."""
+
+    # -- life cycle --------------------------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
+
+        :param n_epochs: Total number of epochs; 0: no limit. ``None`` takes the configuration's.
+        """
+        n_epochs = self.config.n_epochs if n_epochs is None else n_epochs
+        if n_epochs == 0 and self.config.lr_schedule != "constant":
+            raise ConfigError(
+                f"algorithm.lr_schedule: `{self.config.lr_schedule}` has to know when training ends; set "
+                "`algorithm.n_epochs`, or use `constant`."
+            )
+        self.optimizer.tie()
+        progress = TrainingProgress(n_epochs, self.config.epoch_length, self._steps_per_update())
+        with InterruptGuard(_announce_interrupt) as interrupt:
+            try:
+                while n_epochs == 0 or self.epoch < n_epochs:
+                    self._evaluate_if_due(progress)
+                    if self._has_stopped_improving():
+                        print(f"-> early stopping: {self.config.patience} evaluations without improvement.", flush=True)
+                        break
+                    self._run_epoch(n_epochs, progress, interrupt)
+                self._evaluate_if_due(progress)
+            finally:
+                progress.close()
+        increment_log_step()
+        self._save_checkpoint()
+
+    def _run_epoch(self, n_epochs: int, progress: TrainingProgress, interrupt: InterruptGuard) -> None:
+        self._stop_if_requested(interrupt)
+        progress.start_epoch(self.epoch)
+        while self.update < self.config.epoch_length:
+            done = (self.epoch + self.update / self.config.epoch_length) / max(n_epochs, 1)
+            self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, done)
+            self._update()
+            self.update += 1
+            progress.update_done()
+            self._stop_if_requested(interrupt)
+        self.epoch, self.update = self.epoch + 1, 0
+        progress.before_output()
+        self._write_epoch_stats()
+        increment_log_step()
+        self._stats.add("time_epoch", progress.epoch_done(self.epoch))
+        self._save_checkpoint()
+
+    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
+        """Evaluates the current policy.
+
+        :param deterministic: Take the most probable actions; ``None`` leaves it to the evaluator.
+        :param repeats: How often.
+        """
+        if self.evaluator is None:
+            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
+        configured = getattr(self.evaluator, "deterministic", None)
+        try:
+            if deterministic is not None and configured is not None:
+                self.evaluator.deterministic = deterministic  # type: ignore[attr-defined]  # has the attribute
+            for _ in range(repeats):
+                self.evaluator.evaluate(self.model.policy)
+        finally:
+            if configured is not None:
+                self.evaluator.deterministic = configured  # type: ignore[attr-defined]  # has the attribute
+
+    def _evaluate_if_due(self, progress: TrainingProgress) -> None:
+        """Evaluates once between two epochs; not while the critic learns alone and the policy stays what it is."""
+        is_new = self._evaluated_epoch != self.epoch and self.update == 0
+        if not is_new or 0 < self.epoch <= self.config.critic_burn_in_epochs:
+            return
+        self._evaluated_epoch = self.epoch
+        progress.before_output()
+        if self.evaluator is not None:
+            self.evaluate()
+        elif self.model_selection is not None and self.epoch > 0:
+            self.model_selection.update(self._mean_training_reward())
+
+    def _mean_training_reward(self) -> float:
+        try:
+            value = self.rollout_generator.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
+        except KeyError:  # no episode ended in this epoch
+            return math.nan
+        assert isinstance(value, int | float)
+        return float(value)
+
+    def _has_stopped_improving(self) -> bool:
+        patience, selection = self.config.patience, self.model_selection
+        return patience > 0 and selection is not None and selection.last_improvement >= patience
+
+    def _stop_if_requested(self, interrupt: InterruptGuard) -> None:
+        """After a signal, ends the training with everything saved."""
+        if interrupt.signum is None:
+            return
+        self._save_checkpoint()
+        increment_log_step()
+        saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
+        raise TrainingInterrupted(
+            interrupt.signum, f"Training was interrupted in epoch {self.epoch + 1} after update {self.update}.{saved}"
+        )
+
+    def _write_epoch_stats(self) -> None:
+        self._stats.publish(self._events)
+        self._events_aggregator.reduce()
+        self.rollout_generator.env.write_epoch_stats()
+
+    # -- one update --------------------------------------------------------------------------------------------------------
+
+    def _update(self) -> None:
+        """Collects a rollout and learns from it."""
+        try:
+            start = time.perf_counter()
+            columns = self._collect()
+            collected = time.perf_counter()
+            batch = value_rollout(self.model, columns, self.config.gamma, self.config.gae_lambda)
+            self.model.train()
+            self._optimize(batch)
+        except NonFiniteError as error:
+            raise self._with_reproduction_file(error) from error
+        self._stats.add("time_rollout", collected - start)
+        self._stats.add("time_update", time.perf_counter() - collected)
+        self._stats.add("learning_rate", self.optimizer.lr)
+
+    def _collect(self) -> RolloutColumns:
+        """The next rollout; its memory is used again by the one after."""
+        if self._columns is None:
+            self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
+        self.model.eval()
+        self.rollout_generator.collect(self.model.policy, self._columns)
+        self._columns.check_finite()
+        return self._columns
+
+    def _losses(self, batch: RolloutBatch) -> Losses:
+        """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
+        terms: list[tuple[str, SubstepKey, Tensor]] = []
+        for part in batch.parts:
+            policy_output, critic_output = self.model.compute_actor_critic_output(part.record)
+            log_probs = policy_output.joint_log_probs_for_actions(part.actions)
+            for index, output in enumerate(policy_output.substep_outputs):
+                key = part.record.substep_keys[index]
+                advantage = part.advantages[index]
+                if self.config.advantage_normalization:
+                    advantage = normalize_advantage(advantage)
+                loss, extra = self._policy_loss(log_probs[index], part.old_log_probs[index], advantage)
+                terms += [("policy_loss", key, loss), ("policy_entropy", key, output.entropy.mean())]
+                terms += [(event, key, value) for event, value in extra.items()]
+            terms += self._value_terms(part, critic_output.values, part.n_rows / batch.n_rows)
+        weights = {
+            "policy_loss": self.config.policy_loss_coef,
+            "policy_entropy": -self.config.entropy_coef,
+            "critic_value_loss": self.config.value_loss_coef,
+        }
+        if self._critic_learns_alone:
+            weights = {"critic_value_loss": self.config.value_loss_coef}
+        total = torch.stack([weights[event] * value for event, _, value in terms if event in weights]).sum()
+        return Losses(total, terms)
+
+    def _value_terms(
+        self, part: AlignedSubsteps, values: list[Tensor], share: float
+    ) -> list[tuple[str, SubstepKey, Tensor]]:
+        """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
+        is_shared = self.model.critic.num_critics == 1
+        terms: list[tuple[str, SubstepKey, Tensor]] = []
+        for index, value in enumerate(values):
+            key = 0 if is_shared else part.record.substep_keys[index]
+            loss = value_loss(value, part.targets[index], part.old_values[index], self.config.value_clip_range)
+            terms.append(("critic_value_loss", key, loss * share if is_shared and share < 1.0 else loss))
+            terms.append(("critic_value", key, value.detach().mean()))
+        return terms
+
+    def _gradient_step(self, losses: Losses) -> None:
+        """Follows the gradient, unless anything in it is not finite."""
+        self.optimizer.zero_grad()
+        losses.total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        norms = self.optimizer.gradient_norms()
+        total_norm = torch.linalg.vector_norm(torch.stack(list(norms.values())))
+        norm, loss = torch.stack([total_norm, losses.total.detach()]).tolist()
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            raise NonFiniteError(_non_finite_term(losses, norms))
+        if 0.0 < self.config.max_grad_norm < norm:
+            self.optimizer.scale_gradients(self.config.max_grad_norm / norm)
+        self.optimizer.step(frozen=self._policy_networks if self._critic_learns_alone else ())
+        for event, key, value in losses.terms:
+            self._stats.add(event, value, key)
+        for (event, key), value in norms.items():
+            self._stats.add(event, value, key[0] if isinstance(key, tuple) else key)  # (sub-step, agent)
+
+    @property
+    def _critic_learns_alone(self) -> bool:
+        return self.epoch < self.config.critic_burn_in_epochs
+
+    def _steps_per_update(self) -> int:
+        return self.config.n_rollout_steps * int(self.rollout_generator.env.n_envs)
+
+    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
+        directory = self.checkpoint_file.parent if self.checkpoint_file is not None else Path()
+        file = write_reproduction_file(directory, self.training_state(), self._columns)
+        where = f" Weights, rollout and random states are in `{file}`." if file is not None else ""
+        return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
+
+    # -- state -------------------------------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def state_dict(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
+        """Loads weights; those of a policy alone leave the critic as it is.
+
+        :param state_dict: Weights as :meth:`state_dict` gives them.
+        :param origin: Where they come from, for error messages.
+        """
+        is_policy_alone = set(state_dict) == set(self.model.policy.state_dict())
+        load_into(self.model.policy if is_policy_alone else self.model, state_dict, origin)
+        self._evaluated_epoch = None
+
+    @override(Trainer)
+    def load_state(self, file_path: str | Path | BinaryIO) -> None:
+        state = load_state(file_path)
+        origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
+        if STATE_FORMAT in state:
+            self.load_training_state(state, origin)
+        else:
+            self.load_state_dict(state, origin)
+
+    def training_state(self) -> dict[str, Any]:
+        """All that the training itself consists of: weights, optimizer, random generators, progress, best model."""
+        return {
+            STATE_FORMAT: 1,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epoch": self.epoch,
+            "update": self.update,
+            "evaluated_epoch": self._evaluated_epoch,
+            "generator": self.generator.get_state(),
+            "policy_generators": self.model.policy.rng_state(),
+            "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
+        """Continues from a state that :meth:`training_state` returned; environments start new episodes."""
+        load_into(self.model, state["model"], origin)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.update = state["epoch"], state["update"]
+        self._evaluated_epoch = state["evaluated_epoch"]
+        self.generator.set_state(state["generator"])
+        self.model.policy.set_rng_state(state["policy_generators"])
+        if self.model_selection is not None and state["model_selection"] is not None:
+            self.model_selection.load_state_dict(state["model_selection"])
+
+    def _save_checkpoint(self) -> None:
+        if self.checkpoint_file is not None:
+            save_state(self.checkpoint_file, self.training_state())
+
+    @property
+    def _policy_networks(self) -> list[Any]:
+        return [name for name in self.optimizer.names if name[0] == "policy_grad_norm"]
+
+
+def _networks(model: TorchActorCritic) -> dict[tuple[str, Any], nn.Module]:
+    """All networks by the event that reports their gradient, and sub-step or critic; several agents' by one more index."""
+    policies = {("policy_grad_norm", key): network for key, network in model.policy.networks.items()}
+    is_shared = model.critic.num_critics == 1
+    critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in model.critic.networks.items()}
+    return {**policies, **critics}
+
+
+def _vectorized(generator: RolloutGenerator) -> RolloutGenerator:
+    if generator.is_vectorized:
+        return generator
+    return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))
+
+
+def _non_finite_term(losses: Losses, norms: dict[Any, Tensor]) -> str:
+    """Names the first term of the loss, or else the gradient, that is not finite."""
+    explained = "the step was not applied. Look for extreme rewards or observations, or lower `algorithm.lr`."
+    for event, key, value in losses.terms:
+        if not math.isfinite(value.item()):
+            kind = "critic" if event.startswith("critic") else "sub-step"
+            return f"{event} of {kind} {key!r} is {value.item()}; {explained}"
+    for (event, key), norm in norms.items():
+        if not math.isfinite(norm.item()):
+            kind = "critic" if event.startswith("critic") else "sub-step"
+            return f"the gradient of {event.removesuffix('_grad_norm')} network of {kind} {key!r} is not finite; {explained}"
+    return f"the total loss is {losses.total.item()}; {explained}"
+
+
+def _announce_interrupt(signal_name: str) -> None:
+    print(f"{signal_name}: ending after the current update; interrupt again to stop at once.", file=sys.stderr, flush=True)

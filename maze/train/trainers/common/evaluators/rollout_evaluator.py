@@ -1,0 +1,171 @@
+"""Evaluation of a policy by rolling it out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+
+logger = logging.getLogger(__name__)
+
+Rows = dict[str, np.ndarray]
+
+
+class RolloutEvaluator(Evaluator):
+    """Rolls a policy out for a number of episodes and reports their mean reward.
+
+    Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
+    come from, would favour short episodes.
+
+    :param eval_env: Vector environment, or one environment with statistics (``LogStatsWrapper``).
+    :param n_episodes: Number of episodes.
+    :param model_selection: Told about the mean reward; ``None``: nobody is.
+    :param deterministic: Take the most probable actions instead of drawing them.
+    """
+
+    def __init__(
+        self,
+        eval_env: StructuredVectorEnv | Any,
+        n_episodes: int,
+        model_selection: ModelSelectionBase | None,
+        deterministic: bool = False,
+    ) -> None:
+        if n_episodes < 1:
+            raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
+        self.eval_env = eval_env
+        self.n_episodes = n_episodes
+        self.model_selection = model_selection
+        self.deterministic = deterministic
+
+    @override(Evaluator)
+    def evaluate(self, policy: TorchPolicy) -> None:
+        with _evaluation_mode(policy):
+            if isinstance(self.eval_env, StructuredVectorEnv):
+                self._evaluate_vectorized(policy, self.eval_env)
+            else:
+                self._evaluate_single(policy, self.eval_env)
+        self.eval_env.write_epoch_stats()
+        reward = float(self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean"))
+        if not np.isfinite(reward):
+            logger.warning("The mean reward of the evaluation is %s.", reward)
+        if self.model_selection is not None:
+            self.model_selection.update(reward)
+
+    def episodes_per_env(self, n_envs: int) -> np.ndarray:
+        """How many episodes each environment contributes, as evenly as possible."""
+        quota = np.full(n_envs, self.n_episodes // n_envs)
+        quota[: self.n_episodes % n_envs] += 1
+        return quota
+
+    def _evaluate_vectorized(self, policy: TorchPolicy, env: StructuredVectorEnv) -> None:
+        remaining = self.episodes_per_env(env.n_envs)
+        player = _VectorPlayer(policy, env, self.deterministic)
+        player.reset()
+        env.clear_epoch_stats()  # also of episodes that an earlier evaluation left unfinished
+        with _held_back(env.epoch_stats) as episodes:
+            while remaining.any():
+                player.step()
+                finished = np.flatnonzero(env.terminated | env.truncated)
+                for env_index, stats in zip(finished, episodes, strict=True):
+                    if remaining[env_index]:
+                        remaining[env_index] -= 1
+                        episodes.accept(stats)
+                episodes.clear()
+
+    def _evaluate_single(self, policy: TorchPolicy, env: Any) -> None:
+        observation = env.reset()
+        env.clear_epoch_stats()
+        for _ in range(self.n_episodes):
+            done = False
+            while not done:
+                action = policy.compute_action(
+                    observation, actor_id=env.actor_id(), deterministic=self.deterministic
+                )
+                observation, _, done, _ = env.step(action)
+            observation = env.reset()  # publishes the statistics of the episode
+
+
+class _VectorPlayer:
+    """Plays a policy in a vector environment, whose environments may wait for different actors."""
+
+    def __init__(self, policy: TorchPolicy, env: StructuredVectorEnv, deterministic: bool) -> None:
+        self._policy = policy
+        self._env = env
+        self._deterministic = deterministic
+        self._observations = _arrays(env.observation_spaces_dict, env.n_envs)
+        self._actions = _arrays(env.action_spaces_dict, env.n_envs)
+
+    def reset(self) -> None:
+        self._env.reset(out=self._observations)
+
+    def step(self) -> None:
+        groups: dict[ActorID, list[int]] = {}
+        for env_index, actor in enumerate(self._env.actor_ids()):
+            groups.setdefault(actor, []).append(env_index)
+        for actor, env_indices in groups.items():
+            self._act(actor, env_indices)
+        actions = {actor.step_key: self._actions[actor.step_key] for actor in groups}
+        self._env.step(actions, out=self._observations)
+
+    def _act(self, actor: ActorID, env_indices: list[int]) -> None:
+        observation, actions = self._observations[actor.step_key], self._actions[actor.step_key]
+        if len(env_indices) == self._env.n_envs:
+            self._policy.compute_actions(observation, actor, self._deterministic, out=actions)
+            return
+        part = {key: array[env_indices] for key, array in observation.items()}
+        for key, array in self._policy.compute_actions(part, actor, self._deterministic).items():
+            actions[key][env_indices] = array
+
+
+class _HeldBackEpisodes(list[LogStats]):
+    """Statistics of the episodes that ended in a step, in the order of their environments."""
+
+    def __init__(self, aggregator: LogStatsAggregator) -> None:
+        super().__init__()
+        self.accept = aggregator.receive
+
+
+@contextmanager
+def _held_back(aggregator: LogStatsAggregator) -> Iterator[_HeldBackEpisodes]:
+    """Context in which statistics wait for being accepted instead of being aggregated at once."""
+    episodes = _HeldBackEpisodes(aggregator)
+    aggregator.receive = episodes.append  # type: ignore[method-assign]  # for the instance, until the context is left
+    try:
+        yield episodes
+    finally:
+        del aggregator.receive  # type: ignore[method-assign]  # back to the class's method
+
+
+@contextmanager
+def _evaluation_mode(policy: TorchPolicy) -> Iterator[None]:
+    """Switches the networks' dropout and the like off, and afterwards on again where they were."""
+    networks: list[nn.Module] = list(policy.networks.values())
+    trained = [network for network in networks if network.training]
+    policy.eval()
+    try:
+        yield
+    finally:
+        for network in trained:
+            network.train()
+
+
+def _arrays(spaces_dict: dict[StepKeyType, Any], n_envs: int) -> dict[StepKeyType, Rows]:
+    return {
+        step_key: {key: np.zeros((n_envs, *space.shape), space.dtype) for key, space in spaces.items()}
+        for step_key, spaces in spaces_dict.items()
+    }

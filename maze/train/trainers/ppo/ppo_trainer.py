@@ -1,0 +1,46 @@
+"""Proximal policy optimization."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from maze.core.annotations import override
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, Losses
+from maze.train.trainers.common.actor_critic.losses import clipped_surrogate
+from maze.train.trainers.common.actor_critic.rollout_batch import RolloutBatch
+from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
+
+
+class PPO(ActorCritic):
+    """Proximal policy optimization with a clipped objective (Schulman et al. 2017)."""
+
+    config_class: ClassVar[type[ActorCriticConfig]] = PPOAlgorithmConfig
+    config: PPOAlgorithmConfig
+
+    @override(ActorCritic)
+    def _optimize(self, batch: RolloutBatch) -> None:
+        for _ in range(self.config.n_optimization_epochs):
+            for minibatch in batch.shuffled(self.config.batch_size, self.generator):
+                losses = self._losses(minibatch)
+                if self._has_moved_too_far(losses):
+                    return
+                self._gradient_step(losses)
+
+    @override(ActorCritic)
+    def _policy_loss(
+        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        loss = clipped_surrogate(log_prob, old_log_prob, advantage, self.config.clip_range)
+        return loss.policy, {"policy_clip_fraction": loss.clip_fraction, "policy_approx_kl": loss.approx_kl}
+
+    def _has_moved_too_far(self, losses: Losses) -> bool:
+        """Whether the policy has left the neighbourhood in which the rollout says something about it."""
+        if self.config.target_kl is None:
+            return False
+        divergences = [value for event, _, value in losses.terms if event == "policy_approx_kl"]
+        return bool(torch.stack(divergences).max() > 1.5 * self.config.target_kl)

@@ -1,0 +1,82 @@
+"""Processes that hand back what their function returned or raised."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from maze.core.errors import WorkerError
+from maze.utils.exception_report import ExceptionReport
+
+
+class Process(multiprocessing.Process):
+    """Runs a function in a process of its own and brings back its result or exception.
+
+    :param target: The function.
+    :param args: Its positional arguments.
+    :param kwargs: Its keyword arguments.
+    """
+
+    def __init__(
+        self, target: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(target=target, args=tuple(args), kwargs=dict(kwargs or {}))
+        self._receiver: Connection
+        self._sender: Connection
+        self._receiver, self._sender = multiprocessing.Pipe(duplex=False)
+        self._outcome: tuple[bool, Any] | None = None
+
+    def start(self) -> None:
+        super().start()
+        # Only the child may hold the sending end, or its death would not be seen.
+        self._sender.close()
+
+    def run(self) -> None:
+        try:
+            target: Callable[..., Any] = self._target  # type: ignore[attr-defined]
+            result = target(*self._args, **self._kwargs)  # type: ignore[attr-defined]
+            outcome = pickle.dumps((True, result))
+        except Exception as exception:
+            outcome = pickle.dumps((False, ExceptionReport(exception)))
+        self._sender.send_bytes(outcome)
+        self._sender.close()
+
+    def result(self) -> Any:
+        """Waits for the function to finish and gives what it returned.
+
+        :raises BaseException: what the function raised; its original traceback is the cause.
+        :raises WorkerError: if the process ended without either.
+        """
+        has_returned, value = self._wait()
+        if has_returned:
+            return value
+        raise value.exception from WorkerError(f"Traceback of process {self.pid}:\n{value.traceback}")
+
+    def exception(self) -> BaseException | None:
+        """Waits for the function to finish and gives what it raised; ``None`` if it returned."""
+        has_returned, value = self._wait()
+        return None if has_returned else value.exception
+
+    def _wait(self) -> tuple[bool, Any]:
+        if self._outcome is None:
+            try:
+                # Before joining: a child that has much to send ends only when it is read.
+                self._outcome = pickle.loads(self._receiver.recv_bytes())
+            except EOFError:
+                self.join()
+                error = WorkerError(f"Process {self.pid} {_ending(self.exitcode)} before its function finished.")
+                self._outcome = (False, ExceptionReport(error))
+            self._receiver.close()
+            self.join()
+        assert self._outcome is not None
+        return self._outcome
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    return f"exited with code {exit_code}"

@@ -1,0 +1,48 @@
+"""A time limit for a block of code."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+
+class Timeout:
+    """Raises ``TimeoutError`` when the ``with`` block takes too long.
+
+    Built on ``SIGALRM``: main thread of a Unix process only. Time limits may be nested; the inner one does not end the
+    outer one.
+
+    :param seconds: The limit; fractions are allowed, 0 means none.
+    :param error_message: Text of the error.
+    """
+
+    def __init__(self, seconds: float = 1, error_message: str = "Timeout") -> None:
+        if seconds < 0:
+            raise ValueError(f"`seconds` is a duration, got {seconds}.")
+        self.seconds = seconds
+        self.error_message = error_message
+        self._previous_handler: Any = None
+        self._outer_remaining = 0.0
+        self._timer_started = 0.0
+
+    def handle_timeout(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: raises the error in the block."""
+        raise TimeoutError(self.error_message)
+
+    def __enter__(self) -> Timeout:
+        if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("Timeout needs SIGALRM: use it in the main thread of a Unix process.")
+        self._previous_handler = signal.signal(signal.SIGALRM, self.handle_timeout)
+        self._timer_started = time.monotonic()
+        self._outer_remaining, _ = signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._previous_handler)
+        if self._outer_remaining > 0:
+            elapsed = time.monotonic() - self._timer_started
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, self._outer_remaining - elapsed))

@@ -1,0 +1,198 @@
+"""The command line: what it prints, what it leaves behind, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maze.maze_cli import main, maze_run
+
+QUICK = ("env.name=CartPole-v1", "runner.n_episodes=2", "runner.max_episode_steps=5")
+SEQUENTIAL = (*QUICK, "runner=sequential")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def only_run(root: Path) -> Path:
+    (run,) = {path.parent for path in root.rglob("command.txt")}
+    return run
+
+
+def test_a_rollout_leaves_everything_that_makes_it_repeatable(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(SEQUENTIAL) == 0
+    run = only_run(tmp_path)
+    assert run.parent.name == "rollout-gym_env-random_policy-sequential"
+    assert run.parent.parent == tmp_path / "outputs"
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    assert {"hydra_config.yaml", "versions.json", ".hydra/config.yaml", ".hydra/overrides.yaml"} <= names
+    assert (run / "command.txt").read_text() == f"maze-run {' '.join(SEQUENTIAL)}\n"
+    assert json.loads((run / "versions.json").read_text())["versions"]["gymnasium"]
+    assert len(list((run / "trajectory_data").iterdir())) == 2
+    assert (run / "event_logs" / "BaseEnvEvents.reward.tsv").is_file()
+    output = capfd.readouterr().out
+    assert "_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env" in output
+    assert output.count("total_episode_count") == 1
+    assert "rollout_stats" in output
+
+
+def test_the_seeds_that_were_drawn_are_written_down_and_repeat_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from omegaconf import OmegaConf
+
+    main(SEQUENTIAL)
+    first = capfd.readouterr().out
+    seeding = OmegaConf.load(only_run(tmp_path) / "hydra_config.yaml").seeding
+    main([*SEQUENTIAL, *(f"seeding.{key}={seeding[key]}" for key in ("env_base_seed", "agent_base_seed"))])
+    second = capfd.readouterr().out
+    assert table(first) == table(second)
+
+
+def table(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "rollout_stats" in line]
+
+
+def test_sequential_and_parallel_rollouts_give_the_same_results(capfd: pytest.CaptureFixture[str]) -> None:
+    seeds = ("seeding.env_base_seed=1", "seeding.agent_base_seed=2", "runner.n_episodes=5")
+    tables = []
+    for runner in (("runner=sequential",), ("runner.n_processes=2",), ("runner.n_processes=3",)):
+        assert main([*QUICK, *runner, *seeds]) == 0
+        tables.append(table(capfd.readouterr().out))
+    assert tables[0] == tables[1] == tables[2]
+    assert len(tables[0]) >= 9
+
+
+USAGE_ERRORS = [
+    (["env=gim_env"], "env=gim_env: there is no such option. Did you mean 'gym_env'?"),
+    (["policy=torch"], "policy=torch: there is no such option. Did you mean 'torch_policy'?"),
+    (["-cn", "conf_train", "algorithm=pp0"], "Did you mean 'ppo'? Options of algorithm: a2c,"),
+    (["-cn", "conf_train", "model=flat"], "Options of model: flatten_concat"),
+    (["-cn", "conf_train", "wrappers=vector"], "wrappers=vector: there is no such option"),
+    (["-cn", "conf_train", "runner=sequential"], "runner=sequential does not fit algorithm=ppo"),
+    (["-cn", "conf_trian"], "Did you mean 'conf_train'?"),
+    (["-cn", "conf_train", "algorithm.lrr=1"], "algorithm.lrr: unknown key. Did you mean 'algorithm.lr'?"),
+    (["-cn", "conf_train", "lr=1"], "lr: unknown key. Did you mean 'algorithm.lr'?"),
+    (["-cn", "conf_train", "runner.n_epochs=1"], "Did you mean 'algorithm.n_epochs'?"),
+    (["runner.n_episode=1"], "Did you mean 'runner.n_episodes'?"),
+    (["-cn", "conf_train", "experiment=cartpole_ppo"], "write +experiment=<option>"),
+    (["-cn", "conf_train", "+experiment=cartpole_pp0"], "Did you mean 'cartpole_ppo'?"),
+    (["-cn", "conf_train", "algorithm.lr=[1"], "Cannot read the argument 'algorithm.lr=[1'"),
+    (["-cn", "conf_train", "algorithm.lr=1,2"], "--multirun"),
+    (["-cn", "conf_train", "model=~"], "model: cannot be left empty"),
+    (["-cn", "conf_train", "~model"], "model: cannot be left empty"),
+    (["runner=dev"], "rollouts take runner=parallel or runner=sequential"),
+    (["input_dir=nowhere", "policy=torch_policy"], "nowhere is not a directory. Train first: maze-run -cn conf_train"),
+    (["policy=torch_policy"], "input_dir: maze.core.agent.serialized_torch_policy.SerializedTorchPolicy needs"),
+    (["input_dir=.", "policy=torch_policy"], "there is no state_dict.pt in it"),
+    (["-cn", "conf_train", "input_dir=."], "there is no state_dict.pt or latest.pt in it"),
+]
+
+CONFIG_ERRORS = [
+    (["env.name=CartPole-v99"], "CartPole-v99"),
+    (["env.name=CardPole-v1"], "CartPole-v1"),
+    (["env._target_=no_such_package.make"], "no_such_package"),
+    (["env._target_=os.system"], "refused"),
+    (["+runner.renderr=1"], "unknown argument `renderr` (did you mean `render`?)"),
+    (["+wrappers.NoSuchWrapper={}"], "NoSuchWrapper"),
+    (["runner.n_episodes=0"], "runner.n_episodes: expected a whole number of at least 1, got 0"),
+    (["runner.n_episodes=many"], "runner.n_episodes: expected a whole number, got 'many'"),
+    (["runner.n_processes=1.5", "runner=parallel"], "runner.n_processes: expected a whole number, got 1.5"),
+    (["runner.record_trajectory=perhaps"], "runner.record_trajectory: expected true or false"),
+    (["-cn", "conf_train", "algorithm.lr=abc"], "algorithm.lr: expected a number, got 'abc'"),
+    (["-cn", "conf_train", "algorithm.n_epochs=1.5"], "algorithm.n_epochs: expected a whole number, got 1.5"),
+]
+
+
+def check_error(arguments: list[str], message: str, status: int, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == status
+    captured = capfd.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("ConfigError: ")
+    assert "Traceback" not in captured.err
+    assert list(root.iterdir()) == [], "a failed command leaves something behind"
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE_ERRORS, ids=str)
+def test_a_wrong_command_gives_one_message_and_status_2(
+    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check_error(arguments, message, 2, tmp_path, capfd)
+
+
+@pytest.mark.parametrize(("arguments", "message"), CONFIG_ERRORS, ids=str)
+def test_a_wrong_value_gives_one_message_and_status_1(
+    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = [] if "conf_train" in arguments or "runner=parallel" in arguments else ["runner=sequential"]
+    env = [] if any("env" in argument for argument in arguments) else ["env.name=CartPole-v1"]
+    check_error([*root, *env, *arguments], message, 1, tmp_path, capfd)
+
+
+def test_a_full_traceback_is_shown_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAZE_FULL_ERROR", "1")
+    assert main(["env=gim_env"]) == 2
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_run_directory_above_the_given_one_is_pointed_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "outputs" / "name" / "time"
+    run.mkdir(parents=True)
+    (run / "state_dict.pt").write_bytes(b"")
+    assert main(["policy=torch_policy", "input_dir=outputs/name"]) == 2
+    assert f"Did you mean {run}?" in capfd.readouterr().err
+
+
+def test_help_names_commands_options_and_results(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capfd.readouterr().out
+    for wanted in ("maze-run -cn conf_train", "policy: dummy_cartpole", "outputs/rollout-", "MAZE_FULL_ERROR"):
+        assert wanted in text
+    assert len(text.splitlines()) < 50
+
+
+def test_an_unknown_flag_is_wrong_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--renderr"]) == 2
+    assert "maze-run: error: unrecognized arguments: --renderr" in capfd.readouterr().err
+
+
+def test_the_command_line_of_the_process_is_left_as_it_was() -> None:
+    before = list(sys.argv)
+    main(["env=gim_env"])
+    assert sys.argv == before
+
+
+def test_maze_run_takes_a_composed_configuration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_rollout", overrides=list(SEQUENTIAL))
+    assert maze_run(cfg) is None
+    assert len(table(capfd.readouterr().out)) >= 9
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+
+
+def test_a_random_rollout_as_a_process_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys; from maze.maze_cli import main; main(sys.argv[1:]); print(sorted(sys.modules))"
+    result = run_python(code, *QUICK)
+    modules = result.stdout.splitlines()[-1]
+    assert "'gymnasium'" in modules
+    assert "'torch'" not in modules
+    assert "'pandas'" not in modules
+    assert "'matplotlib'" not in modules

@@ -1,0 +1,108 @@
+"""Policies without networks."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maze.core.agent.default_policy import DefaultPolicy
+from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
+from maze.core.agent.flat_policy import FlatPolicy
+from maze.core.agent.heuristic_lunar_lander_policy import HeuristicLunarLanderPolicy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+
+SPACE = spaces.Dict(
+    {
+        "move": spaces.Discrete(4),
+        "use": spaces.MultiBinary(3),
+        "tune": spaces.MultiDiscrete([2, 3]),
+        "steer": spaces.Box(-2, 5, (2, 2), np.float32),
+        "open": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        "count": spaces.Box(0, 9, (2,), np.int64),
+    }
+)
+
+
+def mean_return(env_id, policy, n_episodes):
+    env = gym.make(env_id)
+    total = 0.0
+    for episode in range(n_episodes):
+        observation, _ = env.reset(seed=episode)
+        done = False
+        while not done:
+            action = policy.compute_action({"observation": observation}, actor_id=ActorID(0, 0))
+            observation, reward, terminated, truncated, _ = env.step(int(action["action"]))
+            total += float(reward)
+            done = terminated or truncated
+    env.close()
+    return total / n_episodes
+
+
+def test_random_actions_are_elements_of_the_space_and_depend_on_the_seed_alone():
+    policies = [RandomPolicy({0: SPACE}) for _ in range(2)]
+    for policy in policies:
+        policy.seed(5)
+    actions = [[policy.compute_action(None, actor_id=ActorID(0, 0)) for _ in range(20)] for policy in policies]
+    for first, second in zip(*actions, strict=True):
+        assert SPACE.contains(first)
+        for head in SPACE.spaces:
+            np.testing.assert_array_equal(first[head], second[head])
+    assert len({int(action["move"]) for action in actions[0]}) == 4
+
+
+def test_a_random_policy_names_unknown_substeps_and_offers_candidates():
+    policy = RandomPolicy({"select": SPACE})
+    with pytest.raises(ConfigError, match="'selct' is unknown. Did you mean 'select'"):
+        policy.compute_action(None, actor_id=ActorID("selct", 0))
+    actions, probabilities = policy.compute_top_action_candidates(None, 4, None, None)
+    assert len(actions) == 4
+    assert probabilities == [0.25] * 4
+    assert not policy.needs_state()
+    assert not policy.needs_env()
+
+
+class Constant(FlatPolicy):
+    def __init__(self, value):
+        self.value = value
+        self.seeds = []
+
+    def seed(self, seed):
+        self.seeds.append(seed)
+
+    def compute_action(self, observation, deterministic):
+        return {"action": self.value}
+
+    def compute_top_action_candidates(self, observation, num_candidates):
+        return [{"action": self.value}], [1.0]
+
+
+def test_a_default_policy_asks_the_flat_policy_of_the_substep():
+    policy = DefaultPolicy({"select": Constant(1), "cut": {"_target_": f"{__name__}.Constant", "value": 2}})
+    assert policy.compute_action(None, actor_id=ActorID("select", 0)) == {"action": 1}
+    assert policy.compute_action(None, actor_id=ActorID("cut", 3)) == {"action": 2}
+    assert policy.compute_top_action_candidates(None, 1, None, None, ActorID("cut", 0)) == ([{"action": 2}], [1.0])
+    policy.seed(10)
+    assert [flat.seeds for flat in policy.policies.values()] == [[10], [11]]
+    with pytest.raises(ConfigError, match="'cutt' is unknown"):
+        policy.policy_for(ActorID("cutt", 0))
+    with pytest.raises(ConfigError, match="actor_id"):
+        policy.policy_for(None)
+
+
+def test_a_list_of_flat_policies_has_the_keys_zero_one():
+    policy = DefaultPolicy([Constant(1), Constant(2)])
+    assert policy.compute_action(None, actor_id=ActorID(1, 0)) == {"action": 2}
+    assert DefaultPolicy([Constant(3)]).compute_action(None) == {"action": 3}
+
+
+def test_the_cartpole_heuristic_balances():
+    assert mean_return("CartPole-v1", DummyCartPolePolicy(), 3) == 500.0
+
+
+def test_the_lunar_lander_heuristic_lands():
+    pytest.importorskip("Box2D")
+    assert mean_return("LunarLander-v3", HeuristicLunarLanderPolicy(), 3) > 200.0

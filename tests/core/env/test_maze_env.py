@@ -1,0 +1,278 @@
+"""A simulation written in the documented style, as a trainable environment."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.structured_env import ActorID, StructuredEnv
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.errors import ConfigError, EnvironmentContractError
+from tests.core.env.tutorial_cutting import (
+    CuttingActionConversion,
+    CuttingObservation,
+    CuttingState,
+    InventoryEvents,
+    StructuredCuttingEnv,
+    cutting_env_factory,
+)
+
+CUT_FIRST = {"piece_idx": 0, "cut_rotation": 0}
+CUT_LAST = {"piece_idx": 4, "cut_rotation": 0}
+
+
+def test_the_documented_environment_steps_with_floats_and_counts_its_time():
+    env = cutting_env_factory()
+    observation = env.reset()
+    assert observation["inventory"].tolist() == [[100, 100], [0, 0], [0, 0], [0, 0], [0, 0]]
+    observation, reward, done, info = env.step(CUT_FIRST)
+    assert type(reward) is float
+    assert (done, info) == (False, {})
+    assert env.step(CUT_LAST)[3] == {"error": "piece_id_out_of_bounds"}
+    assert env.get_env_time() == 2
+    assert env.get_maze_action().piece_id == 4
+    assert env.observation_space.contains(observation)
+    assert env.action_space.contains(env.action_space.sample())
+    assert env.agent_counts_dict == {0: 1}
+    assert env.reset()["inventory"].shape == (5, 2)
+    assert env.get_env_time() == 0
+    assert env.get_maze_action() is None
+
+
+def test_events_last_one_step_and_those_of_the_reset_belong_to_the_first():
+    env = cutting_env_factory()
+    env.reset()
+    assert len(list(env.get_step_events())) == 1
+    assert env.step(CUT_FIRST)[1] == -2.0  # the piece of the reset and the one that replaced the first cut
+    assert len(list(env.get_step_events())) == 2
+    assert env.step(CUT_FIRST)[1] == -1.0
+    (record,) = env.get_step_events()
+    assert record.interface_method is InventoryEvents.piece_replenished
+    assert env.step(CUT_LAST)[1] == 0.0
+    assert list(env.get_step_events()) == []
+
+
+def test_the_documented_structured_wrapper_alternates_its_sub_steps_and_time_counts_environment_steps():
+    env = StructuredCuttingEnv(cutting_env_factory())
+    assert isinstance(env, (MazeEnv, StructuredEnv, TimeEnvMixin))
+    env.reset()
+    times, keys = [], []
+    for _ in range(4):
+        keys.append(env.actor_id().step_key)
+        env.step(env.action_space.sample())
+        times.append(env.get_env_time())
+    assert keys == [0, 1, 0, 1]
+    assert times == [0, 1, 1, 2]
+    observations, actions = env.get_observation_and_action_dicts(env.get_maze_state(), env.get_maze_action(), False)
+    assert set(observations) == set(actions) == {0, 1}
+
+
+def test_stacks_survive_pickling_and_copying_and_go_on_independently():
+    env = StructuredCuttingEnv(cutting_env_factory())
+    env.reset()
+    env.step({"piece_idx": 0})
+    for twin in (pickle.loads(pickle.dumps(env)), copy.deepcopy(env)):
+        assert type(twin) is StructuredCuttingEnv
+        assert twin.actor_id() == ActorID(1, 0)
+        assert twin.step({"cut_rotation": 1})[1] == -2.0
+        assert (twin.get_env_time(), env.get_env_time()) == (1, 0)
+
+
+class RelayEnv(CoreEnv):
+    """Two agents take turns at sub-step `a`, then one acts at `b`; the state is who acts."""
+
+    ACTORS = (ActorID("a", 0), ActorID("a", 1), ActorID("b", 0))
+
+    def __init__(self, reward=1, last=10**6):
+        super().__init__()
+        self.turn, self.reward, self.last = 0, reward, last
+
+    def step(self, maze_action):
+        self.turn += 1
+        return self.get_maze_state(), self.reward, self.turn >= self.last, {}
+
+    def reset(self):
+        self.turn = 0
+        return self.get_maze_state()
+
+    def seed(self, seed): ...
+    def close(self): ...
+
+    def get_maze_state(self):
+        return self.turn
+
+    def get_serializable_components(self):
+        return {}
+
+    def get_renderer(self): ...
+
+    def actor_id(self):
+        return self.ACTORS[self.turn % 3]
+
+    def is_actor_done(self):
+        return False
+
+    agent_counts_dict = {"a": 2, "b": 1}
+
+
+class TurnObservation(ObservationConversionInterface):
+    def __init__(self, offset):
+        self.offset = offset
+
+    def maze_to_space(self, maze_state):
+        return {"turn": np.array([maze_state + self.offset], dtype=np.float32)}
+
+    def space(self):
+        return spaces.Dict({"turn": spaces.Box(-np.inf, np.inf, (1,))})
+
+
+class NumberAction(ActionConversionInterface):
+    def space_to_maze(self, action, maze_state):
+        return action["number"]
+
+    def space(self):
+        return spaces.Dict({"number": spaces.Discrete(3)})
+
+
+def relay_env(**kwargs):
+    return MazeEnv(
+        RelayEnv(**kwargs), {"a": NumberAction(), "b": NumberAction()}, {"a": TurnObservation(0), "b": TurnObservation(100)}
+    )
+
+
+def test_a_step_is_complete_when_it_is_the_first_actors_turn_again_and_observations_are_the_next_actors():
+    env = relay_env()
+    env.reset()
+    seen = [(env.step({"number": 0})[0]["turn"].item(), env.get_env_time()) for _ in range(6)]
+    assert seen == [(1, 0), (102, 0), (3, 1), (4, 1), (105, 1), (6, 2)]
+    assert env.agent_counts_dict == {"a": 2, "b": 1}
+
+
+def test_an_episode_that_ends_between_sub_steps_completes_its_step():
+    env = relay_env(last=2)
+    env.reset()
+    env.step({"number": 0})
+    assert env.step({"number": 0})[2] is True
+    assert env.get_env_time() == 1
+
+
+def test_a_simulation_that_counts_its_steps_itself_is_not_counted_twice():
+    class Counting(RelayEnv):
+        def step(self, maze_action):
+            self.context.increment_env_step()
+            return super().step(maze_action)
+
+    env = MazeEnv(Counting(), {"a": NumberAction(), "b": NumberAction()}, {"a": TurnObservation(0), "b": TurnObservation(0)})
+    env.reset()
+    for expected in (1, 2, 3):
+        env.step({"number": 0})
+        assert env.get_env_time() == expected
+
+
+def test_post_step_callbacks_see_the_completed_step_and_wait_for_outer_wrappers_where_asked():
+    env = StructuredCuttingEnv(cutting_env_factory())
+    times = []
+    env.context.register_post_step(lambda: times.append((env.get_env_time(), env._sub_step_key)))
+    env.reset()
+    env.step({"piece_idx": 0})
+    env.step({"cut_rotation": 0})
+    assert times == [(1, 1)]
+    env.step({"piece_idx": 0})
+    env.step_with_callbacks({"cut_rotation": 0})
+    assert times == [(1, 1), (2, 0)]
+
+
+def test_episode_identities_repeat_with_the_seed_and_differ_between_episodes_and_seeds():
+    def ids(seed):
+        env = cutting_env_factory()
+        env.seed(seed)
+        return [(env.reset(), env.get_episode_id())[1] for _ in range(3)]
+
+    assert ids(1) == ids(1)
+    assert len({*ids(1), *ids(2), *ids(None), *ids(None)}) == 12
+
+
+@pytest.mark.parametrize("reward", [np.float32(2), np.array(2.0), np.array([2]), 2])
+def test_rewards_of_all_numeric_types_become_floats(reward):
+    env = relay_env(reward=reward)
+    env.reset()
+    assert env.step({"number": 0})[1] == 2.0
+
+
+def test_a_vector_reward_is_refused_with_the_way_to_attribute_it():
+    env = relay_env(reward=np.array([1.0, 2.0]))
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match="RelayEnv.*get_actor_rewards"):
+        env.step({"number": 0})
+
+
+def test_an_actor_without_conversions_is_named():
+    env = MazeEnv(RelayEnv(), {"a": NumberAction(), "c": NumberAction()}, {"a": TurnObservation(0), "c": TurnObservation(0)})
+    env.reset()
+    env.step({"number": 0})
+    with pytest.raises(EnvironmentContractError, match=r"step_key='b'.*Known sub-steps: \['a', 'c'\]"):
+        env.step({"number": 0})
+
+
+def test_conversions_must_be_conversions_with_the_same_keys():
+    with pytest.raises(ConfigError, match="same sub-step keys"):
+        MazeEnv(RelayEnv(), {"a": NumberAction()}, {"b": TurnObservation(0)})
+    with pytest.raises(ConfigError, match=r"action_conversion_dict\[0\].*ActionConversionInterface.*TurnObservation"):
+        MazeEnv(RelayEnv(), {0: TurnObservation(0)}, {0: TurnObservation(0)})
+
+
+def test_a_simulation_without_super_init_gets_told_so():
+    class Forgetful(RelayEnv):
+        def __init__(self):
+            self.turn = 0
+
+    with pytest.raises(EnvironmentContractError, match="super"):
+        MazeEnv(Forgetful(), {"a": NumberAction()}, {"a": TurnObservation(0)})
+
+
+def test_a_subclass_that_chooses_its_conversion_is_respected():
+    class Choosing(MazeEnv):
+        @property
+        def observation_conversion(self):
+            return TurnObservation(7)
+
+        def get_maze_state(self):
+            return "looked at"
+
+    class Looking(NumberAction):
+        def space_to_maze(self, action, maze_state):
+            assert maze_state == "looked at"
+            return super().space_to_maze(action, maze_state)
+
+    env = Choosing(RelayEnv(), {"a": Looking()}, {"a": TurnObservation(0)})
+    assert env.reset()["turn"] == 7
+    assert env.step({"number": 1})[0]["turn"] == 8
+
+
+def test_the_simulation_can_be_exchanged_for_one_that_shares_its_context():
+    env = relay_env()
+    env.reset()
+    other = RelayEnv(reward=5)
+    other.context = env.context
+    env.core_env = other
+    assert env.env is other
+    assert env.step({"number": 0})[1] == 5.0
+
+
+def test_recorded_states_and_actions_convert_back():
+    env = cutting_env_factory()
+    observations, actions = env.get_observation_and_action_dicts(
+        CuttingState([(1, 2)], (3, 4)), CuttingActionConversion(5).space_to_maze(CUT_LAST, None), True
+    )
+    assert observations[0]["inventory"][0].tolist() == [1, 2]
+    assert actions == {0: CUT_LAST}
+    assert env.get_observation_and_action_dicts(None, None, True) == (None, None)
+    assert CuttingObservation(5).space() == env.observation_spaces_dict[0]
+    with pytest.raises(NotImplementedError, match="NumberAction.maze_to_space"):
+        relay_env().get_observation_and_action_dicts(None, 1, True)

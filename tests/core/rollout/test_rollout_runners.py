@@ -1,0 +1,251 @@
+"""Rollout runners: the same results in one process and in many, and failures that say where they happened."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, WorkerError
+from maze.core.rollout.parallel_rollout_runner import (
+    EpisodeStatsReport,
+    ParallelRolloutRunner,
+    ParallelRolloutWorker,
+    WorkerFailure,
+)
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.wrapper import Wrapper
+
+ENV = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env", "name": "CartPole-v1"}
+RANDOM = {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+RECORDED = {"record_trajectory": True, "record_event_logs": True}
+NOTHING_RECORDED = {"record_trajectory": False, "record_event_logs": False}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def seeded(runner: Any) -> Any:
+    runner.maze_seeding = MazeSeeding(1, 2, False)
+    return runner
+
+
+def parallel(n_processes: int = 2, n_episodes: int = 4, **arguments: Any) -> ParallelRolloutRunner:
+    settings = {**NOTHING_RECORDED, "max_episode_steps": 20, **arguments}
+    return seeded(ParallelRolloutRunner(n_episodes=n_episodes, n_processes=n_processes, **settings))
+
+
+def sequential(n_episodes: int = 4, **arguments: Any) -> SequentialRolloutRunner:
+    settings = {**NOTHING_RECORDED, "max_episode_steps": 20, "render": False, **arguments}
+    return seeded(SequentialRolloutRunner(n_episodes=n_episodes, **settings))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def named_stats(runner: Any) -> dict[str, Any]:
+    return {f"{key.event.__qualname__} {key.output_name}": value for key, value in runner.stats.items()}
+
+
+class Faulty(Wrapper[Any]):
+    """Breaks in the second episode that it sees."""
+
+    def __init__(self, env: Any, fault: str) -> None:
+        self.fault = fault
+        self.n_resets = 0
+        super().__init__(env)
+
+    def reset(self) -> Any:
+        self.n_resets += 1
+        if self.n_resets == 2:
+            if self.fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "exit":
+                os._exit(3)
+            if self.fault == "unpicklable":
+                raise type("LocalError", (Exception,), {})("only known here", lambda: None)
+            raise ValueError("the simulator broke")
+        return self.env.reset()
+
+
+def faulty(fault: str) -> dict[Any, Any]:
+    return {Faulty: {"fault": fault}}
+
+
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for index, runner in enumerate(
+        (sequential(5, **RECORDED), parallel(1, 5, **RECORDED), parallel(2, 5, **RECORDED), parallel(9, 5, **RECORDED))
+    ):
+        directory = tmp_path / str(index)
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
+        written = files(directory)
+        assert sum(name.startswith("trajectory_data/") for name in written) == 5
+        outcomes.append((named_stats(runner), {name: text for name, text in written.items() if name.endswith("tsv")}))
+    assert len(outcomes[0][1]) == 2
+    for stats, tables in outcomes[1:]:
+        np.testing.assert_equal(stats, outcomes[0][0])
+        assert tables == outcomes[0][1]
+
+
+def test_every_episode_is_run_exactly_once_however_they_are_distributed() -> None:
+    runner = parallel(3, 7)
+    runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
+    assert runner.stats is not None
+    counts = {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
+    assert counts["total_episode_count"] == 7
+
+
+def test_statistics_are_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+    parallel().run_with(env=ENV, wrappers={}, agent=RANDOM)
+    assert capfd.readouterr().out.count("total_episode_count") == 1
+
+
+def test_the_documented_python_example_runs(tmp_path: Path) -> None:
+    env = GymMazeEnv("CartPole-v1")
+    runner = SequentialRolloutRunner(
+        n_episodes=2, max_episode_steps=10, record_trajectory=True, record_event_logs=True, render=False
+    )
+    runner.run_with(
+        env=env,
+        wrappers={"maze.core.wrappers.reward_scaling_wrapper.RewardScalingWrapper": {"scale": 0.1}},
+        agent=DummyCartPolePolicy(),
+    )
+    assert runner.stats is not None
+    rewards = {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
+    assert rewards["max"] == pytest.approx(1.0)  # ten steps of 0.1
+    assert len(list((tmp_path / "trajectory_data").iterdir())) == 2
+
+
+def test_objects_can_be_rolled_out_in_parallel_too() -> None:
+    env = GymMazeEnv("CartPole-v1")
+    runner = parallel(2, 4)
+    runner.run_with(env=env, wrappers={}, agent=RandomPolicy(env.action_spaces_dict))
+    expected = sequential(4)
+    expected.run_with(env=ENV, wrappers={}, agent=RANDOM)
+    np.testing.assert_equal(named_stats(runner), named_stats(expected))
+
+
+def test_episodes_without_a_limit_run_until_they_end() -> None:
+    runner = sequential(1, max_episode_steps=0)
+    runner.run_with(env=ENV, wrappers={}, agent=DummyCartPolePolicy())
+    lengths = {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
+    assert lengths["max"] > 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) in episode"),
+        ("exit", r"worker \d \(pid \d+\) ended with exit code 3 in episode"),
+        ("raise", r"(?s)worker \d .* failed in episode .*ValueError: the simulator broke"),
+        ("unpicklable", r"(?s)worker \d .* failed in episode .*LocalError"),
+    ],
+)
+def test_a_worker_that_fails_is_named(fault: str, message: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=message):
+        parallel(2, 6).run_with(env=ENV, wrappers=faulty(fault), agent=RANDOM)
+    assert time.monotonic() - start < 5
+
+
+def test_an_error_of_ours_comes_through_as_it_is() -> None:
+    with pytest.raises(ConfigError, match="CartPole-v99"):
+        parallel().run_with(env={**ENV, "name": "CartPole-v99"}, wrappers={}, agent=RANDOM)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "three", True, None])
+def test_a_number_of_episodes_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="runner.n_episodes: expected a whole number of at least 1"):
+        sequential(value)
+
+
+def test_the_loop_calls_back_once_per_episode_after_its_records_are_complete() -> None:
+    env, agent = RolloutRunner.init_env_and_agent(ENV, {}, 5, RANDOM, "", 1, 2)
+    n_calls = 0
+
+    def count() -> None:
+        nonlocal n_calls
+        n_calls += 1
+
+    RolloutRunner.run_interaction_loop(env, agent, n_episodes=3, episode_end_callback=count)
+    assert n_calls == 3
+
+
+def test_the_worker_reports_each_episode_to_any_queue() -> None:
+    reports: list[Any] = []
+    queue = type("Queue", (), {"put": reports.append})
+    ParallelRolloutWorker.run(ENV, {}, RANDOM, 2, 5, False, "", queue, 1, 2)  # type: ignore[arg-type]
+    assert [type(report) for report in reports] == [EpisodeStatsReport] * 2
+    assert reports[0].event_log is not None
+    pickle.dumps(reports)
+
+
+def test_a_failure_without_a_picklable_exception_keeps_its_text() -> None:
+    error = type("LocalError", (Exception,), {})("text")
+    failure = pickle.loads(pickle.dumps(WorkerFailure.of(error)))
+    assert "LocalError: text" in failure.description
+    assert failure.maze_error is None
+
+
+def test_workers_leave_when_the_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "rollout.py"
+    script.write_text(
+        "import os, time\n"
+        "from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner\n"
+        "from maze.core.wrappers.wrapper import Wrapper\n"
+        "class Slow(Wrapper):\n"
+        "    def reset(self):\n"
+        "        open(f'pid_{os.getpid()}', 'w').close()\n"
+        "        time.sleep(60)\n"
+        f"ParallelRolloutRunner(2, 5, 2, False, False).run_with({ENV!r}, {{Slow: {{}}}}, {RANDOM!r})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=environment)
+    deadline = time.monotonic() + 20
+    while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid_*")]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_rendering_without_a_display_runs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    sequential(1, max_episode_steps=2, render=True).run_with(env=ENV, wrappers={}, agent=RANDOM)
+    assert "No display was found" in capfd.readouterr().out

@@ -1,0 +1,194 @@
+"""The wrappers for limits, rewards, spaces and resets."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maze.core.env.truncation import is_terminated, is_truncated
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
+from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
+from maze.core.wrappers.no_dict_observation_wrapper import NoDictObservationWrapper
+from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
+from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
+from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
+from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.wrapper import RewardWrapper
+from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
+
+
+class CountingEnv(gymnasium.Env):
+    """Terminates after ``length`` steps; the reward is the number of the step."""
+
+    observation_space = spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length=10**6):
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {"seed": seed}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([self.steps], np.float32), float(self.steps), self.steps >= self.length, False, {}
+
+
+ACTION = {"action": 0}
+
+
+@pytest.mark.parametrize(
+    ("length", "limit", "steps", "truncated"),
+    [
+        (10, 3, 3, True),
+        (3, 3, 3, False),  # terminated in its last permitted step: termination wins
+        (3, 10, 3, False),
+        (3, None, 3, False),
+        (3, 0, 3, False),  # 0 means no limit
+    ],
+)
+def test_time_limit_truncates_what_does_not_terminate(length, limit, steps, truncated):
+    env = TimeLimitWrapper(GymMazeEnv(CountingEnv(length)), max_episode_steps=limit)
+    for _ in range(2):  # the count starts again with each episode
+        env.reset()
+        for number in range(1, steps + 1):
+            _, _, done, info = env.step(ACTION)
+            assert done == (number == steps)
+        assert is_truncated(done, info) is truncated
+        assert is_terminated(done, info) is not truncated
+
+
+def test_time_limit_counts_environment_steps_and_not_sub_steps():
+    env = TimeLimitWrapper(StructuredCuttingEnv(cutting_env_factory()), max_episode_steps=2)
+    env.reset()
+    dones = [env.step(env.action_space.sample())[2] for _ in range(4)]
+    assert dones == [False, False, False, True]
+
+
+def test_time_limit_works_around_gymnasium_environments():
+    env = TimeLimitWrapper(CountingEnv(), max_episode_steps=2)
+    env.seed(5)
+    assert env.reset()[1] == {"seed": 5}
+    assert env.reset()[1] == {"seed": None}
+    assert env.step(0)[2:4] == (False, False)
+    assert env.step(0)[2:4] == (False, True)
+    with pytest.raises(ConfigError, match="negative"):
+        env.set_max_episode_steps(-1)
+
+
+@pytest.mark.parametrize(
+    ("done", "info", "truncated"),
+    [
+        (True, {"TimeLimit.truncated": True}, True),
+        (True, {"TimeLimit.truncated": False}, False),
+        (True, {}, False),
+        (False, {"TimeLimit.truncated": True}, False),
+        (True, {"truncated": True}, False),  # only the one key tells
+    ],
+)
+def test_truncation_is_read_from_one_key(done, info, truncated):
+    assert is_truncated(done, info) is truncated
+
+
+def test_rewards_are_scaled_and_clipped():
+    env = RewardClippingWrapper(RewardScalingWrapper(GymMazeEnv(CountingEnv()), scale=0.5), min_val=0.75, max_val=1.2)
+    env.reset()
+    assert [env.step(ACTION)[1] for _ in range(3)] == [0.75, 1.0, 1.2]
+    assert np.isnan(env.reward(float("nan")))
+    with pytest.raises(ConfigError, match="min_val"):
+        RewardClippingWrapper(env, min_val=1.0, max_val=0.0)
+
+
+class Squared(RewardWrapper):
+    def reward(self, reward):
+        return reward**2
+
+
+@pytest.mark.parametrize("wrap", [lambda env: RewardScalingWrapper(env, 3.0), Squared])
+def test_actor_rewards_add_up_to_the_converted_reward(wrap):
+    env = wrap(StructuredCuttingEnv(cutting_env_factory()))
+    env.reset()
+    env.step({"piece_idx": 0})
+    reward = env.step({"cut_rotation": 0})[1]
+    assert reward in (-6.0, 4.0)
+    assert env.get_actor_rewards().tolist() == [reward / 2] * 2
+
+
+def test_dictionary_wrappers_pack_and_unpack_around_gymnasium():
+    env = DictActionWrapper(DictObservationWrapper(CountingEnv()))
+    assert isinstance(env, gymnasium.Env)
+    assert list(env.action_space) == ["action"]
+    assert list(env.observation_space) == ["observation"]
+    observation, info = env.reset(seed=3)
+    assert (observation["observation"].tolist(), info) == ([0.0], {"seed": 3})
+    assert env.step(ACTION)[1:] == (1.0, False, False, {})
+    assert env.reverse_action(1) == {"action": 1}
+
+
+def test_tuple_actions_and_observations_are_numbered():
+    class Pair(CountingEnv):
+        action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+        observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+
+    env = DictActionWrapper(DictObservationWrapper(Pair()))
+    assert list(env.action_space) == ["action_0", "action_1"]
+    assert env.action({"action_0": 1, "action_1": 2}) == (1, 2)
+    assert env.reverse_action((1, 2)) == {"action_0": 1, "action_1": 2}
+    assert env.env.observation((1, 2)) == {"observation_0": 1, "observation_1": 2}
+
+
+def test_dictionaries_are_taken_away_on_both_sides():
+    env = NoDictSpacesWrapper(GymMazeEnv("CartPole-v1"))
+    assert env.action_space == spaces.Discrete(2)
+    assert env.observation_space.shape == (4,)
+    assert env.action_spaces_dict == {0: spaces.Discrete(2)}
+    assert env.reset().shape == (4,)
+    assert env.step(1)[0].shape == (4,)
+    observations, actions = env.get_observation_and_action_dicts(env.get_maze_state(), env.get_maze_action(), False)
+    assert observations[0].shape == (4,)
+    assert actions == {0: 1}
+    one_sided = NoDictActionWrapper(NoDictObservationWrapper(GymMazeEnv("CartPole-v1")))
+    assert one_sided.reset().shape == one_sided.step(0)[0].shape == (4,)
+
+
+def test_spaces_with_several_entries_cannot_lose_their_dictionary():
+    with pytest.raises(EnvironmentContractError, match="one entry"):
+        NoDictSpacesWrapper(cutting_env_factory())
+
+
+def test_spaces_are_sorted():
+    env = SortedSpacesWrapper(cutting_env_factory())
+    assert list(env.action_space) == list(env.action_spaces_dict[0]) == ["cut_rotation", "piece_idx"]
+    assert list(env.observation_space) == list(env.observation_spaces_dict[0]) == ["inventory", "ordered_piece"]
+    env.reset()
+    env.step(env.action_space.sample())
+
+
+@given(low=st.integers(0, 4), extra=st.integers(0, 4), length=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_episodes_begin_after_a_random_number_of_steps_and_are_never_over(low, extra, length, seed):
+    env = RandomResetWrapper(GymMazeEnv(CountingEnv(length)), min_skip_steps=low, max_skip_steps=low + extra)
+    env.seed(seed)
+    steps = [int(env.reset()["observation"].item()) for _ in range(3)]
+    assert all(step < length for step in steps)
+    if length > low + extra:
+        assert all(low <= step <= low + extra for step in steps)
+    env.seed(seed)
+    assert steps == [int(env.reset()["observation"].item()) for _ in range(3)]
+
+
+def test_random_resets_skip_whole_environment_steps():
+    env = RandomResetWrapper(StructuredCuttingEnv(cutting_env_factory()), min_skip_steps=2, max_skip_steps=2)
+    env.reset()
+    assert env.actor_id().step_key == 0
+    assert env.get_env_time() == 2
+    with pytest.raises(ConfigError, match="min_skip_steps"):
+        RandomResetWrapper(env, 3, 2)

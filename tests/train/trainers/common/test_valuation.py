@@ -1,0 +1,258 @@
+"""Advantages and targets of whole rollouts, against numbers worked out by hand."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from maze.core.agent.returns import gae
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.trainers.common.actor_critic.actor_streams import actor_stream_gae
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
+
+ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
+GAMMA, LAMBDA = 0.9, 0.8
+FLAT = ActorID(0, 0)
+
+
+class ValueIsObservation(nn.Module):
+    """Values that the test writes into the observations; each sub-step reads its own key."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.key = key
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return {"value": x[self.key] * self.scale}
+
+
+class FirstActionLikely(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([np.log(3.0), 0.0], dtype=torch.float32))
+
+    def forward(self, x):
+        return {"action": self.logits.expand(*next(iter(x.values())).shape[:-1], 2)}
+
+
+def spaces_of(keys):
+    return {key: gym.spaces.Dict({f"v{key}": gym.spaces.Box(-1e3, 1e3, (1,), np.float32)}) for key in keys}
+
+
+def build_model(keys, critic_class=TorchSharedStateCritic):
+    mapper = DistributionMapper(action_space=ACTION_SPACE, distribution_mapper_config={})
+    policy = TorchPolicy({key: FirstActionLikely() for key in keys}, mapper, "cpu")
+    if critic_class is TorchSharedStateCritic:
+        critic = critic_class({0: ValueIsObservation(f"v{keys[0]}")}, spaces_of(keys), "cpu", stack_observations=False)
+    else:
+        critic = critic_class({key: ValueIsObservation(f"v{key}") for key in keys}, spaces_of(keys), "cpu")
+    return TorchActorCritic(policy, critic, "cpu")
+
+
+def build_columns(
+    ticks, last, terminated=(), truncated=None, rewards=None, complete=None, actor_rewards=None, n_keys=1
+):
+    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
+    keys = list(range(n_keys))
+    columns = RolloutColumns(spaces_of(keys), {key: ACTION_SPACE for key in keys}, 1, len(ticks))
+    columns.clear()
+    for tick, (actor, value) in enumerate(ticks):
+        substep = columns.substeps[actor.step_key]
+        substep.observation_rows[substep.n_rows][f"v{actor.step_key}"][:] = value
+        substep.action_rows[substep.n_rows]["action"][:] = 1
+        substep.add_row(tick, None, [actor.agent_id])
+    columns.rewards[:, 0] = 1.0 if rewards is None else rewards
+    columns.terminated[:, 0] = [tick in terminated for tick in range(len(ticks))]
+    columns.truncated[:, 0] = [tick in (truncated or {}) for tick in range(len(ticks))]
+    columns.step_complete[:, 0] = True if complete is None else complete
+    if actor_rewards is not None:
+        columns.actor_rewards = np.array(actor_rewards, np.float32)[:, None]
+    for tick, (actor, value) in (truncated or {}).items():
+        observation = {f"v{actor.step_key}": np.array([value], np.float32)}
+        columns.final_observations.append(FinalObservationEntry(tick, 0, actor, observation))
+    actor, value = last
+    columns.next_rows()[actor.step_key][f"v{actor.step_key}"][:] = value
+    columns.finish([actor], [tick_actor for tick_actor, _ in ticks])
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [((1,), None, (-4.68, -19.0, 11.32, 6.0)), ((), {1: (FLAT, 25.0)}, (11.52, 3.5, 11.32, 6.0))],
+)
+def test_flat_rollout_matches_the_fixture(terminated, truncated, expected):
+    columns = build_columns([(FLAT, v) for v in (10, 20, 30, 40)], (FLAT, 50), terminated, truncated)
+    (part,) = value_rollout(build_model([0]), columns, GAMMA, LAMBDA).parts
+    assert part.advantages[0].tolist() == pytest.approx(expected, abs=1e-4)
+    assert part.targets[0].tolist() == pytest.approx([a + v for a, v in zip(expected, (10, 20, 30, 40), strict=True)])
+    assert part.old_values[0].tolist() == [10, 20, 30, 40]
+    assert part.old_log_probs[0].tolist() == pytest.approx([np.log(0.25)] * 4)
+    assert not part.advantages[0].requires_grad
+
+
+def test_rows_of_several_environments_stay_together():
+    columns = RolloutColumns(spaces_of([0]), {0: ACTION_SPACE}, 3, 4)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(5, 3)).astype(np.float32)
+    columns.clear()
+    for tick in range(4):
+        columns.substeps[0].observation_rows[tick]["v0"][:, 0] = values[tick]
+        columns.substeps[0].add_row(tick, None, [0, 0, 0])
+    columns.substeps[0].observation_rows[4]["v0"][:, 0] = values[4]
+    columns.rewards[:] = rng.normal(size=(4, 3))
+    columns.terminated[2, 1] = True
+    columns.finish([FLAT] * 3, [FLAT] * 4)
+    (part,) = value_rollout(build_model([0]), columns, GAMMA, LAMBDA).parts
+    expected = gae(
+        columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA
+    )
+    assert torch.allclose(part.advantages[0].reshape(4, 3), torch.from_numpy(expected), atol=1e-5)
+    assert torch.equal(part.record.observations[0]["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
+
+
+FIRST, SECOND = ActorID(0, 0), ActorID(1, 0)
+TWO_SUBSTEPS = [(FIRST, 10.0), (SECOND, 3.0), (FIRST, 20.0), (SECOND, 4.0)]
+
+
+def test_shared_critic_values_environment_steps_and_discounts_them_once():
+    columns = build_columns(
+        TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
+    )
+    (part,) = value_rollout(build_model([0, 1]), columns, GAMMA, LAMBDA).parts
+    second = (2 + 3) + GAMMA * 50 - 20
+    first = (0 + 1) + GAMMA * 20 - 10 + GAMMA * LAMBDA * second
+    for advantage in part.advantages:
+        assert advantage.tolist() == pytest.approx([first, second])
+    assert [target.tolist() for target in part.targets] == [pytest.approx([first + 10, second + 20])]
+
+
+def test_step_critic_without_own_rewards_learns_the_rewards_of_whole_steps():
+    columns = build_columns(
+        TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
+    )
+    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    second = 5 + GAMMA * 50 - 4  # after the rollout, the first sub-step's critic tells what is to come
+    first = 1 + GAMMA * 4 - 3 + GAMMA * LAMBDA * second
+    assert part.advantages[1].tolist() == pytest.approx([first, second])
+    assert part.advantages[0].tolist() == pytest.approx(
+        [1 + GAMMA * 20 - 10 + GAMMA * LAMBDA * (5 + GAMMA * 50 - 20), 5 + GAMMA * 50 - 20]
+    )
+
+
+def test_step_critic_with_own_rewards_has_a_stream_for_each_actor():
+    columns = build_columns(
+        TWO_SUBSTEPS,
+        (FIRST, 50.0),
+        rewards=[0, 3, 0, 7],
+        complete=[False, True, False, True],
+        actor_rewards=[1, 2, 3, 4],
+        n_keys=2,
+    )
+    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    second = 3 + GAMMA * 50 - 20
+    assert part.advantages[0].tolist() == pytest.approx([1 + GAMMA * 20 - 10 + GAMMA * LAMBDA * second, second])
+    second = 4 + GAMMA * 4 - 4  # its own next observation is not known: the latest value stands in
+    assert part.advantages[1].tolist() == pytest.approx([2 + GAMMA * 4 - 3 + GAMMA * LAMBDA * second, second])
+
+
+def test_delta_critic_adds_up_to_values_of_the_same_step():
+    columns = build_columns(
+        TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
+    )
+    (part,) = value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAMMA, LAMBDA).parts
+    assert part.old_values[1].tolist() == [13.0, 24.0]
+    assert torch.allclose(part.advantages[0] - part.advantages[1], torch.tensor([3.0, 4.0]))
+
+
+def test_a_truncated_step_of_several_substeps_bootstraps_from_its_final_observation():
+    columns = build_columns(
+        TWO_SUBSTEPS,
+        (FIRST, 50.0),
+        truncated={1: (FIRST, 25.0)},
+        complete=[False, True, False, True],
+        rewards=[0, 1, 0, 1],
+        n_keys=2,
+    )
+    (part,) = value_rollout(build_model([0, 1]), columns, GAMMA, LAMBDA).parts
+    assert part.advantages[0].tolist() == pytest.approx([1 + GAMMA * 25 - 10, 1 + GAMMA * 50 - 20])
+
+
+IRREGULAR = [(FIRST, 10.0), (SECOND, 20.0), (SECOND, 30.0), (FIRST, 40.0)]
+
+
+@pytest.mark.parametrize("critic_class", [TorchStepStateCritic])
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [((1,), None, (-4.68, -19.0, 11.32, 6.0)), ((), {1: (SECOND, 25.0)}, (11.52, 3.5, 11.32, 6.0))],
+)
+def test_irregular_actors_share_one_stream_where_rewards_are_shared(critic_class, terminated, truncated, expected):
+    columns = build_columns(IRREGULAR, (SECOND, 50), terminated, truncated, n_keys=2)
+    assert not columns.is_dense()
+    batch = value_rollout(build_model([0, 1], critic_class), columns, GAMMA, LAMBDA)
+    first, second = batch.parts
+    assert first.advantages[0].tolist() == pytest.approx([expected[0], expected[3]], abs=1e-4)
+    assert second.advantages[0].tolist() == pytest.approx([expected[1], expected[2]], abs=1e-4)
+    assert second.targets[0].tolist() == pytest.approx([expected[1] + 20, expected[2] + 30], abs=1e-4)
+    assert (batch.n_rows, batch.n_steps) == (4, 4)
+
+
+def test_irregular_actors_with_own_rewards_have_streams_of_their_own():
+    columns = build_columns(IRREGULAR, (SECOND, 50), actor_rewards=[1, 2, 3, 4], n_keys=2)
+    first, second = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    last = 4 + GAMMA * 40 - 40  # the first actor's latest value stands in
+    decay = GAMMA**3  # three environment steps between its decisions
+    assert first.advantages[0].tolist() == pytest.approx([1 + decay * 40 - 10 + decay * LAMBDA * last, last])
+    last = 3 + GAMMA**2 * 50 - 30
+    assert second.advantages[0].tolist() == pytest.approx([2 + GAMMA * 30 - 20 + GAMMA * LAMBDA * last, last])
+
+
+def test_delta_critic_is_refused_where_actors_vary():
+    columns = build_columns(IRREGULAR, (SECOND, 50), n_keys=2)
+    with pytest.raises(ConfigError, match="Use a step or a shared critic"):
+        value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAMMA, LAMBDA)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31))
+def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs, seed):
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=(2, n_ticks, n_envs))
+    last = rng.normal(size=(n_envs, 1))
+    terminated = rng.random((n_ticks, n_envs)) < 0.2
+    truncated = (rng.random((n_ticks, n_envs)) < 0.2) & ~terminated
+    final = {(int(t), int(e)): rng.normal(size=1) for t, e in np.argwhere(truncated)}
+    next_values = np.concatenate([values[1:], last.T])
+    for place, value in final.items():
+        next_values[place] = value[0]
+    actors, complete = np.zeros((n_ticks, n_envs), int), np.ones((n_ticks, n_envs), bool)
+    found = actor_stream_gae(
+        rewards, values, actors, last, final, terminated, truncated, complete, GAMMA, LAMBDA
+    )
+    expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
+    assert np.allclose(found, expected)
+
+
+def test_minibatches_hold_every_row_once_and_keep_rows_together():
+    columns = build_columns([(FLAT, float(v)) for v in range(10)], (FLAT, 0.0))
+    batch = value_rollout(build_model([0]), columns, GAMMA, LAMBDA)
+    generator = torch.Generator().manual_seed(0)
+    minibatches = list(batch.shuffled(4, generator))
+    assert [minibatch.n_rows for minibatch in minibatches] == [3, 3, 4]  # as even as possible
+    rows = torch.cat([minibatch.parts[0].record.observations[0]["v0"][:, 0] for minibatch in minibatches])
+    assert rows.tolist() != list(range(10))
+    assert sorted(rows.tolist()) == list(range(10))
+    (part,) = batch.parts
+    for minibatch in minibatches:
+        index = minibatch.parts[0].record.observations[0]["v0"][:, 0].long()
+        assert torch.equal(minibatch.parts[0].advantages[0], part.advantages[0][index])
+        assert torch.equal(minibatch.parts[0].targets[0], part.targets[0][index])

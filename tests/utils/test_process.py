@@ -1,0 +1,140 @@
+"""Functions in processes of their own, time limits and travelling exceptions."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from maze.core.errors import WorkerError
+from maze.utils.bcolors import BColors
+from maze.utils.exception_report import ExceptionReport
+from maze.utils.process import Process
+from maze.utils.timeout import Timeout
+
+
+class TwoArguments(Exception):
+    """Can be pickled, but not restored: its constructor wants what `args` does not hold."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
+def add(a, b=1):
+    return a + b
+
+
+def much():
+    return b"x" * 5_000_000
+
+
+def fail_with_value_error():
+    raise ValueError("wrong value")
+
+
+def fail_unpicklably():
+    raise TwoArguments("salt", "pepper")
+
+
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave():
+    os._exit(7)
+
+
+def started(target, *args, **kwargs):
+    process = Process(target=target, args=args, kwargs=kwargs)
+    process.start()
+    return process
+
+
+def test_results_come_back_whatever_their_size():
+    assert started(add, 1, b=2).result() == 3
+    process = started(much)
+    assert len(process.result()) == 5_000_000
+    assert process.exception() is None
+    assert process.exitcode == 0
+
+
+def test_an_exception_is_raised_again_with_the_traceback_of_the_process():
+    process = started(fail_with_value_error)
+    with pytest.raises(ValueError, match="wrong value") as error:
+        process.result()
+    assert "in fail_with_value_error" in str(error.value.__cause__)
+    assert isinstance(process.exception(), ValueError)
+
+
+def test_type_and_text_of_an_unpicklable_exception_survive():
+    exception = started(fail_unpicklably).exception()
+    assert isinstance(exception, RuntimeError)
+    assert "TwoArguments: salt and pepper" in str(exception)
+
+
+def test_an_unpicklable_result_is_an_exception_and_no_hang():
+    assert started(threading.Lock).exception() is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [(kill_itself, r"killed by signal 9 \(SIGKILL\)"), (leave, "exited with code 7")]
+)
+def test_a_dead_process_is_an_error_that_says_how_it_ended(target, message):
+    with pytest.raises(WorkerError, match=message):
+        started(target).result()
+
+
+def test_an_exception_report_survives_pickling_and_keeps_the_traceback():
+    try:
+        fail_unpicklably()
+    except TwoArguments as exception:
+        report = pickle.loads(pickle.dumps(ExceptionReport(exception)))
+    assert report.type_name.endswith("TwoArguments")
+    assert "in fail_unpicklably" in str(report)
+
+
+def test_a_time_limit_ends_the_block():
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError, match="too slow"), Timeout(seconds=0.05, error_message="too slow"):
+        time.sleep(5)
+    assert time.monotonic() - begin < 2
+
+
+def test_a_block_within_its_limit_leaves_no_alarm_and_no_handler_behind():
+    before = signal.getsignal(signal.SIGALRM)
+    with Timeout(seconds=5):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_an_inner_time_limit_does_not_end_the_outer_one():
+    with pytest.raises(TimeoutError, match="outer"), Timeout(0.1, "outer"):
+        with Timeout(5, "inner"):
+            pass
+        time.sleep(5)
+
+
+def test_a_time_limit_outside_the_main_thread_is_a_clear_error():
+    errors = []
+
+    def run():
+        try:
+            with Timeout(1):
+                pass
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
+
+
+def test_coloured_text_ends_with_the_default_colour(capsys):
+    BColors.print_colored("careful", BColors.WARNING)
+    assert capsys.readouterr().out == "\033[93mcareful\033[0m\n"
