@@ -65,14 +65,13 @@ def maze_steps(env: Any) -> Variant:
 
 def variants() -> dict[str, Variant]:
     """All variants by name, the bare environment first."""
+    limited: Any = TimeLimitWrapper.wrap(GymMazeEnv(ENV_ID), max_episode_steps=200)
     return {
         BARE: bare_steps(),
         "GymMazeEnv": maze_steps(GymMazeEnv(ENV_ID)),
         "TimeLimitWrapper": maze_steps(TimeLimitWrapper(GymMazeEnv(ENV_ID), max_episode_steps=200)),
         "LogStatsWrapper": maze_steps(LogStatsWrapper(GymMazeEnv(ENV_ID))),
-        "LogStatsWrapper, TimeLimitWrapper": maze_steps(
-            LogStatsWrapper(TimeLimitWrapper(GymMazeEnv(ENV_ID), max_episode_steps=200))
-        ),
+        "LogStatsWrapper, TimeLimitWrapper": maze_steps(LogStatsWrapper.wrap(limited)),
     }
 
 

@@ -75,17 +75,19 @@ def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
 
 
 def training_steps(directory: Path) -> int:
-    """Environment steps that the training environments took, read from the run's TensorBoard events."""
-    from maze.utils.tensorboard_reader import tensorboard_to_pandas
+    """Environment steps that training took: every step of every rollout, unfinished episodes included."""
+    from omegaconf import OmegaConf
 
-    table = tensorboard_to_pandas(str(directory))
-    steps = table[table.index.get_level_values(0).str.startswith("train") if table.index.nlevels > 1 else slice(None)]
-    return int(steps.filter(like="total_step_count").max().max())
+    from maze.train.checkpoint import load_state
+
+    config = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    epochs = load_state(directory / "latest.pt")["epoch"]
+    per_update = config.algorithm.n_rollout_steps * config.runner.concurrency
+    return int(epochs * config.algorithm.epoch_length * per_update)
 
 
 def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int = 987_654) -> list[float]:
     """Undiscounted returns of the saved policy, in one environment, from seeds that training never saw."""
-    import numpy as np
     from omegaconf import OmegaConf
 
     from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -99,7 +101,7 @@ def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int =
         device="cpu",
     )
     env = GymMazeEnv(target.env_id)
-    returns = []
+    returns: list[float] = []
     for episode in range(n_episodes):
         env.seed(seed + episode)
         observation, total, done = env.reset(), 0.0, False
@@ -108,7 +110,7 @@ def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int =
             total += reward
         returns.append(total)
     env.close()
-    return [float(value) for value in np.asarray(returns)]
+    return returns
 
 
 def run_one(target: Target, seed: int) -> Result:

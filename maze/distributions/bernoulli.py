@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch.distributions import Bernoulli
+from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.distributions.torch_dist import TorchProbabilityDistribution
@@ -41,7 +41,7 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         # log sigmoid(logit) for a one, log sigmoid(-logit) for a zero
-        return self._joint(F.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0)))
+        return self._joint(functional.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0)))
 
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
@@ -57,13 +57,13 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
     def entropy(self) -> torch.Tensor:
         # H = softplus(l) - l * sigmoid(l); clamped because infinity times zero is not a number
         logits = self._finite_logits()
-        return self._joint(F.softplus(logits) - logits * torch.sigmoid(logits))
+        return self._joint(functional.softplus(logits) - logits * torch.sigmoid(logits))
 
     @override(TorchProbabilityDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
         assert isinstance(other, BernoulliProbabilityDistribution)
         own, others = self._finite_logits(), other._finite_logits()
-        return self._joint(torch.sigmoid(own) * (own - others) + F.softplus(others) - F.softplus(own))
+        return self._joint(torch.sigmoid(own) * (own - others) + functional.softplus(others) - functional.softplus(own))
 
     def _finite_logits(self) -> torch.Tensor:
         limit = torch.finfo(self.logits.dtype).max / 4

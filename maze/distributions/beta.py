@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch.distributions import Beta
+from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.distributions.torch_dist import TorchProbabilityDistribution
@@ -39,7 +39,7 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
         super().__init__(None, action_space)
         require_bounds(action_space, type(self))
-        upper, lower = split_box_logits(F.softplus(logits) / temperature, action_space)
+        upper, lower = split_box_logits(functional.softplus(logits) / temperature, action_space)
         self.alpha = (1.0 + upper).clamp(max=MAX_CONCENTRATION)
         self.beta = (1.0 + lower).clamp(max=MAX_CONCENTRATION)
         self.low, self.high = space_bounds(action_space, logits)
@@ -82,7 +82,14 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        return self._joint(self.dist.entropy() + (self.high - self.low).log())
+        total = self.alpha + self.beta
+        per_component = (
+            self._log_beta_function()
+            - (self.alpha - 1.0) * torch.digamma(self.alpha)
+            - (self.beta - 1.0) * torch.digamma(self.beta)
+            + (total - 2.0) * torch.digamma(total)
+        )
+        return self._joint(per_component + (self.high - self.low).log())
 
 
 def _inside(position: torch.Tensor) -> torch.Tensor:

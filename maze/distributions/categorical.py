@@ -53,7 +53,7 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
         indices = actions.long().unsqueeze(-1)
         log_probs = self.log_probs
         if indices.dim() != log_probs.dim() or indices.shape[:-1] != log_probs.shape[:-1]:
-            batch_shape = torch.broadcast_shapes(indices.shape[:-1], log_probs.shape[:-1])
+            batch_shape = (indices[..., 0] + log_probs[..., 0]).shape  # broadcast against one another
             indices = indices.expand(*batch_shape, 1)
             log_probs = log_probs.expand(*batch_shape, log_probs.shape[-1])
         return log_probs.gather(-1, indices).squeeze(-1)

@@ -121,7 +121,8 @@ class DistributionMapper:
         unknown = set(entry) - {"action_space", "action_head", "distribution"}
         if unknown or "distribution" not in entry or len(entry) < 2:
             raise ConfigError(
-                f"{where}: expected `distribution` and `action_space` or `action_head`, found {sorted(map(str, entry))}."
+                f"{where}: expected `distribution` and `action_space` or `action_head`, "
+                f"found {sorted(map(str, entry))}."
             )
         distribution = _resolve_distribution(entry["distribution"], f"{where}.distribution")
         heads: Iterable[str] = self._distributions

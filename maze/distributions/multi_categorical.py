@@ -32,7 +32,7 @@ class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
         sizes = action_space.nvec.flatten().tolist()
         self.components = [
             CategoricalProbabilityDistribution(part, spaces.Discrete(int(size)), temperature)
-            for part, size in zip(logits.split(sizes, dim=-1), sizes, strict=True)
+            for part, size in zip(torch.split(logits, sizes, dim=-1), sizes, strict=True)
         ]
 
     @classmethod
@@ -84,7 +84,8 @@ class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
         return self._join([part.deterministic_sample() for part in self.components])
 
     def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(choices, dim=-1).unflatten(-1, self.action_space.nvec.shape)
+        joined = torch.stack(choices, dim=-1)
+        return joined.reshape(*joined.shape[:-1], *self.action_space.nvec.shape)
 
 
 def _sum(tensors: Any) -> torch.Tensor:

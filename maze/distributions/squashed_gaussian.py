@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from torch.distributions import Normal
+from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
@@ -30,7 +30,7 @@ def _quadrature() -> tuple[torch.Tensor, torch.Tensor]:
 
 def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
     """log(1 - tanh(x)^2) without cancellation at large arguments."""
-    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+    return 2.0 * (math.log(2.0) - x - functional.softplus(-2.0 * x))
 
 
 class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):

@@ -103,7 +103,7 @@ def convert_to_numpy(stats: Any, cast: np.dtype[Any] | None = None, in_place: bo
             value = value.detach().cpu().numpy()
         elif not isinstance(value, np.ndarray):
             return value
-        return value if cast is None else value.astype(cast, copy=False)
+        return value if cast is None or value.dtype.kind not in "biufc" else value.astype(cast, copy=False)
 
     return _convert(stats, leaf, in_place)
 

@@ -12,8 +12,8 @@ from typing import Any
 class Timeout:
     """Raises ``TimeoutError`` when the ``with`` block takes too long.
 
-    Built on ``SIGALRM``: main thread of a Unix process only. Time limits may be nested; the inner one does not end the
-    outer one.
+    Built on ``SIGALRM``: main thread of a Unix process only. Time limits may be nested; the one that ends first
+    counts.
 
     :param seconds: The limit; fractions are allowed, 0 means none.
     :param error_message: Text of the error.
@@ -27,6 +27,7 @@ class Timeout:
         self._previous_handler: Any = None
         self._outer_remaining = 0.0
         self._timer_started = 0.0
+        self._is_armed = False
 
     def handle_timeout(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: raises the error in the block."""
@@ -35,12 +36,18 @@ class Timeout:
     def __enter__(self) -> Timeout:
         if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
             raise RuntimeError("Timeout needs SIGALRM: use it in the main thread of a Unix process.")
-        self._previous_handler = signal.signal(signal.SIGALRM, self.handle_timeout)
-        self._timer_started = time.monotonic()
-        self._outer_remaining, _ = signal.setitimer(signal.ITIMER_REAL, self.seconds)
+        self._outer_remaining, _ = signal.getitimer(signal.ITIMER_REAL)
+        # An outer limit that ends sooner stays in force, with its own message.
+        self._is_armed = self.seconds > 0 and not 0 < self._outer_remaining <= self.seconds
+        if self._is_armed:
+            self._previous_handler = signal.signal(signal.SIGALRM, self.handle_timeout)
+            self._timer_started = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, self.seconds)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if not self._is_armed:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._previous_handler)
         if self._outer_remaining > 0:

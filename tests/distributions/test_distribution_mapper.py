@@ -107,5 +107,5 @@ def test_heads_without_a_distribution_and_wrong_logits_are_named():
     mapper = DistributionMapper(SPACE, [])
     with pytest.raises(ConfigError, match=r"`move`.*\(7, 3\).*\(4,\)"):
         mapper.action_head_distribution("move", torch.zeros(7, 3), 1.0)
-    with pytest.raises(ConfigError, match="`mvoe` is unknown. Did you mean `move`"):
+    with pytest.raises(ConfigError, match=r"`mvoe` is unknown. Did you mean `move`"):
         mapper.required_logits_shape("mvoe")

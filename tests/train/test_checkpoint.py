@@ -90,7 +90,9 @@ def test_a_missing_file_is_an_error_that_offers_the_others(tmp_path):
     save_state(tmp_path / "older.pt", STATE)
     save_state(tmp_path / "newer.pt", STATE)
     os.utime(tmp_path / "older.pt", (1, 1))
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*state_dict.pt`. Other checkpoints there: newer.pt, old"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint .*state_dict.pt`. Other checkpoints there: newer.pt, old"
+    ):
         load_state(tmp_path / "state_dict.pt")
     with pytest.raises(CheckpointError, match="The directory .*nowhere` does not exist"):
         load_state(tmp_path / "nowhere" / "state_dict.pt")

@@ -17,7 +17,7 @@ from maze.utils.process import Process
 from maze.utils.timeout import Timeout
 
 
-class TwoArguments(Exception):
+class TwoArgumentsError(Exception):
     """Can be pickled, but not restored: its constructor wants what `args` does not hold."""
 
     def __init__(self, a, b):
@@ -37,7 +37,7 @@ def fail_with_value_error():
 
 
 def fail_unpicklably():
-    raise TwoArguments("salt", "pepper")
+    raise TwoArgumentsError("salt", "pepper")
 
 
 def kill_itself():
@@ -73,7 +73,7 @@ def test_an_exception_is_raised_again_with_the_traceback_of_the_process():
 def test_type_and_text_of_an_unpicklable_exception_survive():
     exception = started(fail_unpicklably).exception()
     assert isinstance(exception, RuntimeError)
-    assert "TwoArguments: salt and pepper" in str(exception)
+    assert "TwoArgumentsError: salt and pepper" in str(exception)
 
 
 def test_an_unpicklable_result_is_an_exception_and_no_hang():
@@ -91,9 +91,9 @@ def test_a_dead_process_is_an_error_that_says_how_it_ended(target, message):
 def test_an_exception_report_survives_pickling_and_keeps_the_traceback():
     try:
         fail_unpicklably()
-    except TwoArguments as exception:
+    except TwoArgumentsError as exception:
         report = pickle.loads(pickle.dumps(ExceptionReport(exception)))
-    assert report.type_name.endswith("TwoArguments")
+    assert report.type_name.endswith("TwoArgumentsError")
     assert "in fail_unpicklably" in str(report)
 
 
@@ -104,19 +104,29 @@ def test_a_time_limit_ends_the_block():
     assert time.monotonic() - begin < 2
 
 
-def test_a_block_within_its_limit_leaves_no_alarm_and_no_handler_behind():
-    before = signal.getsignal(signal.SIGALRM)
+def test_a_block_within_its_limit_leaves_timer_and_handler_as_they_were():
+    handler, (remaining, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     with Timeout(seconds=5):
-        pass
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    assert signal.getsignal(signal.SIGALRM) is before
+        assert signal.getitimer(signal.ITIMER_REAL)[0] <= 5
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(remaining, abs=1)
+    assert signal.getsignal(signal.SIGALRM) is handler
 
 
-def test_an_inner_time_limit_does_not_end_the_outer_one():
-    with pytest.raises(TimeoutError, match="outer"), Timeout(0.1, "outer"):
-        with Timeout(5, "inner"):
-            pass
-        time.sleep(5)
+@pytest.mark.parametrize(("outer", "inner", "first"), [(0.05, 5, "outer"), (5, 0.05, "inner")])
+def test_of_nested_time_limits_the_one_that_ends_first_counts(outer, inner, first):
+    with pytest.raises(TimeoutError, match=first), Timeout(outer, "outer"), Timeout(inner, "inner"):
+        time.sleep(4)
+
+
+def test_an_outer_time_limit_goes_on_after_an_inner_one():
+    def run():
+        with Timeout(0.1, "outer"):
+            with Timeout(0.05, "inner"):
+                pass
+            time.sleep(4)
+
+    with pytest.raises(TimeoutError, match="outer"):
+        run()
 
 
 def test_a_time_limit_outside_the_main_thread_is_a_clear_error():

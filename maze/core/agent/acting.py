@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.compiled_network import CompiledNetwork, compile_network
+from maze.core.agent.networks import as_float_tensors
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
@@ -194,7 +194,8 @@ class _MultiCategorical:
         actions = np.empty((len(logits), len(self._slices)), np.int64)
         for index, part in enumerate(self._slices):
             actions[:, index] = self._choose(logits[:, part], deterministic)
-        return actions.reshape(len(logits), *self._shape)
+        shaped: np.ndarray = actions.reshape(len(logits), *self._shape)
+        return shaped
 
 
 class _Bernoulli:
@@ -205,7 +206,8 @@ class _Bernoulli:
         if deterministic:
             return (logits > 0).astype(np.int8)
         probability = 0.5 + 0.5 * np.tanh(0.5 * logits)
-        return (self._rng.random(logits.shape) < probability).astype(np.int8)
+        ones: np.ndarray = self._rng.random(logits.shape) < probability
+        return ones.astype(np.int8)
 
 
 class _Gaussian:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.maze_env import ActionType
     from maze.distributions.distribution_mapper import DistributionMapper
 
 

@@ -12,8 +12,8 @@ from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
     from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
@@ -27,7 +27,10 @@ class DefaultPolicy(Policy):
     """
 
     def __init__(self, policies: CollectionOfConfigType) -> None:
-        self.policies: dict[Any, FlatPolicy] = dict(Factory(FlatPolicy).instantiate_collection(policies))
+        factory = Factory(FlatPolicy)  # type: ignore[type-abstract]  # configurations name concrete ones
+        self.policies: dict[Any, FlatPolicy] = dict(
+            factory.instantiate_collection(policies, config_path="policy.policies")
+        )
         if not self.policies:
             raise ConfigError("policy.policies: expected at least one flat policy, found none.")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
+    from maze.core.env.maze_env import ActionType
     from maze.core.env.observation_conversion import ObservationType
 
 

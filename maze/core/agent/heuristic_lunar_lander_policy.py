@@ -11,8 +11,8 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
     from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID

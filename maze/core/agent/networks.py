@@ -29,7 +29,7 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
     return tensors
 
 
-def check_networks(networks: Mapping[Any, nn.Module], what: str) -> dict[Any, nn.Module]:
+def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
     """A plain dictionary of the networks, all of which are modules."""
     if not isinstance(networks, Mapping) or not networks:
         raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")
@@ -59,7 +59,7 @@ def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, 
         network.load_state_dict(state[group][key])
 
 
-def check_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
+def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: str) -> None:
     """Compares the saved weights with the networks, and touches nothing.
 
     :raises CheckpointError: Lists every network and tensor that is missing, left over or of another shape.

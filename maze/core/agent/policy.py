@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
     from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID

@@ -14,8 +14,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from maze.core.env.action_conversion import ActionType
     from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
@@ -92,7 +92,7 @@ class _DiscreteSampler:
     def __init__(self, space: spaces.Discrete) -> None:
         self._low, self._high = int(space.start), int(space.start + space.n)
 
-    def __call__(self, rng: np.random.Generator) -> np.int64:
+    def __call__(self, rng: np.random.Generator) -> Any:
         return np.int64(rng.integers(self._low, self._high))
 
 

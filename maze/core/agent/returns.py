@@ -11,7 +11,7 @@ which ``next_values`` holds. Nothing flows backwards over either boundary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ def next_values_from(
     :param final_values: V of the final observations of truncated episodes, by ``(step, environment index)``.
     """
     if isinstance(values, torch.Tensor):
-        next_tensor = torch.cat([values[1:], cast(torch.Tensor, last_values).unsqueeze(0)]).detach().clone()
+        next_tensor = torch.cat([values[1:], last_values.unsqueeze(0)]).detach().clone()
         for index, value in (final_values or {}).items():
             next_tensor[index] = value
         return next_tensor
@@ -99,13 +99,23 @@ def _discounted_sums(
     step_complete: ArrayOrTensor | None = None,
 ) -> ArrayOrTensor:
     if isinstance(values, torch.Tensor):
-        parts = [
-            None if part is None else cast(torch.Tensor, part).detach().cpu().numpy()
-            for part in (rewards, values, next_values, terminated, truncated, step_complete)
-        ]
-        advantages = _numpy_discounted_sums(*parts[:5], gamma, gae_lambda, parts[5])  # type: ignore[arg-type]  # not None
+        advantages = _numpy_discounted_sums(
+            _as_array(rewards),
+            _as_array(values),
+            _as_array(next_values),
+            _as_array(terminated),
+            _as_array(truncated),
+            gamma,
+            gae_lambda,
+            None if step_complete is None else _as_array(step_complete),
+        )
         return torch.from_numpy(advantages).to(values.device)
     return _numpy_discounted_sums(rewards, values, next_values, terminated, truncated, gamma, gae_lambda, step_complete)
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array
 
 
 def _numpy_discounted_sums(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,22 +17,19 @@ from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
     from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-
-    Critic = Union[TorchStateCritic, TorchStateActionCritic]
 
 
 class TorchActorCritic(TorchModel):
     """Joins a policy and a critic, which may share modules.
 
     :param policy: The policy.
-    :param critic: Its critic.
+    :param critic: Its critic, of states or of state-action pairs.
     :param device: Device of both.
     """
 
-    def __init__(self, policy: TorchPolicy, critic: Critic, device: str) -> None:
+    def __init__(self, policy: TorchPolicy, critic: TorchModel, device: str) -> None:
         super().__init__(device)
         self.policy = policy
         self.critic = critic

@@ -52,9 +52,11 @@ class EnvironmentContext:
 
         :param seed: Anything with a faithful ``str``; None makes them random.
         """
+        if self._episode_count:
+            # The current episode keeps its identity: its records are completed by the reset that comes next.
+            self._episode_id = self.episode_id
         self._seed = seed
         self._episode_count = 0
-        self._episode_id = None
 
     def pre_step(self) -> None:
         """Begins a sub-step: if the previous environment step is complete, its events are dropped."""

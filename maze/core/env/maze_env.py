@@ -15,6 +15,7 @@ from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
+from maze.core.env.observation_check import check_observation
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
 T = TypeVar("T")
 ActionType = Any
+
+
+_N_CHECKED_OBSERVATIONS = 3
+"""So many observations of each sub-step are compared with its space; all of them would be too slow."""
 
 
 class MazeEnv(
@@ -236,6 +241,7 @@ class _StepPath:
         self.get_maze_state = env.get_maze_state if _overrides(env, "get_maze_state") else self.core_env.get_maze_state
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
         self.only_key = self._only_step_key()
+        self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
 
     def _only_step_key(self) -> StepKeyType | None:
         """The key of the one sub-step there is; None if there are several or a subclass chooses conversions itself."""
@@ -272,7 +278,19 @@ class _StepPath:
         """The observation of the actor that acts next."""
         only_key = self.only_key
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
-        return conversion.maze_to_space(maze_state)
+        observation = conversion.maze_to_space(maze_state)
+        if self.unchecked:
+            self.check(observation)
+        return observation
+
+    def check(self, observation: ObservationType) -> None:
+        """Checks the first observations of each sub-step."""
+        step_key = self.env.actor_id().step_key if self.only_key is None else self.only_key
+        if step_key in self.unchecked:
+            check_observation(observation, self.env.observation_space, type(self.env).__name__, step_key)
+            self.unchecked[step_key] -= 1
+            if self.unchecked[step_key] == 0:
+                del self.unchecked[step_key]
 
 
 def _overrides(env: MazeEnv[Any], name: str) -> bool:

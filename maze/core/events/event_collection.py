@@ -58,5 +58,9 @@ class EventCollection:
     def __iter__(self) -> Iterator[EventRecord]:
         return iter(self.events)
 
+    def __reduce__(self) -> tuple[type[EventCollection], tuple[list[EventRecord]]]:
+        # Without the index, which is made again when it is needed.
+        return type(self), (self.events,)
+
     def __repr__(self) -> str:
         return f"EventCollection({self.events!r})"

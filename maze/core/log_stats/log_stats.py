@@ -77,9 +77,9 @@ class LogStatsAggregator(LogStatsConsumer):
         self._n_received = 0
 
     @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
+    def receive(self, stats: LogStats) -> None:
         self._n_received += 1
-        for (event, name, group), value in stat.items():
+        for (event, name, group), value in stats.items():
             for slot in self._add(event, value, name, group):
                 slot.count_period(self._n_received)
 
@@ -212,7 +212,7 @@ class StatsContext:
 
     ``with StatsContext() as stats:`` gives the code inside writers and a step counter of its own; on leaving, its
     writers are closed. The functions below act on the active context: the one entered last in the same thread (or
-    task), in a thread that entered none the only one that is open in the process, and otherwise a default one.
+    task); in a thread that entered none, the innermost one of the only thread that did; otherwise a default one.
     """
 
     def __init__(self) -> None:
@@ -233,17 +233,17 @@ class StatsContext:
         context = _entered.get()
         if context is not None:
             return context
-        distinct = {id(context): context for context in _open_contexts}
-        return next(iter(distinct.values())) if len(distinct) == 1 else _DEFAULT
+        threads = {thread for thread, _ in _open_contexts}
+        return _open_contexts[-1][1] if len(threads) == 1 else _DEFAULT
 
     def __enter__(self) -> StatsContext:
         self._tokens.append(_entered.set(self))
-        _open_contexts.append(self)
+        _open_contexts.append((threading.get_ident(), self))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         _entered.reset(self._tokens.pop())
-        _open_contexts.remove(self)
+        _open_contexts.remove((threading.get_ident(), self))
         if not self._tokens:
             self.close()
 
@@ -300,7 +300,7 @@ def _nothing() -> None:
 _LOGGER = logging.getLogger(__name__)
 _DEFAULT = StatsContext()
 _entered: ContextVar[StatsContext | None] = ContextVar("maze_stats", default=None)
-_open_contexts: list[StatsContext] = []  # for threads that inherit no context variables
+_open_contexts: list[tuple[int, StatsContext]] = []  # with the entering thread; for threads that entered none
 
 
 class _ActiveContextView(type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from maze.core.annotations import override
@@ -35,7 +36,7 @@ class LogStatsWriterConsole(LogStatsWriter):
                 f"{'=' * _STEP}|{'=' * 4 * _COLUMN}|{'=' * _VALUE}",
             ]
         lines += [f"{step:>{_STEP}}|{_path(path, key)}|{format_value(value):>{_VALUE}}" for key, value in stats.items()]
-        print("\n".join(lines), flush=True)
+        _print("\n".join(lines))
 
 
 def format_value(value: Any) -> str:
@@ -46,6 +47,12 @@ def format_value(value: Any) -> str:
         return f"[len:{len(samples)}, μ:{samples.mean():.1f}]" if is_numeric else f"[len:{len(samples)}]"
     number = scalar_value(value)
     return str(value) if number is None else f"{number:.3f}"
+
+
+def _print(text: str) -> None:
+    # Consoles that have no μ or · show a question mark instead.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), flush=True)
 
 
 def _is_numeric(samples: Any) -> bool:

@@ -129,6 +129,8 @@ def _draw(create_figure: Callable[..., Any], value: Any, group: Any) -> Callable
     """The figure as an image, waiting for its tag; ``None`` if the function draws nothing for this group."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
+    if isinstance(value, np.ndarray):
+        value = [value]  # figure functions get lists, also of a single sample
     parameters = inspect.signature(create_figure).parameters
     takes_groups = "groups" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     figure = create_figure(value, groups=group) if takes_groups else create_figure(value)

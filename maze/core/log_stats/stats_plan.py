@@ -106,10 +106,9 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
                 f"Event {event.__qualname__}: a statistic reduces `input_name={input_name!r}`, but the event has only "
                 f"the attributes {', '.join(attributes) or '(none)'}."
             ) from None
-    values = [value for name, value in attributes.items() if name not in plan.grouping]
-    if len(values) == 1:
-        return values[0]
-    return {name: value for name, value in attributes.items() if name not in plan.grouping}
+    if plan.grouping:
+        attributes = {name: value for name, value in attributes.items() if name not in plan.grouping}
+    return next(iter(attributes.values())) if len(attributes) == 1 else attributes
 
 
 def group_of(

@@ -173,8 +173,8 @@ class RolloutColumns:
         """What they see: rows `[n_envs, ...]` by sub-step key."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
-        self.infos: list[list[dict[Any, Any]]] = []
-        """Per tick the infos, if recorded."""
+        self.infos: list[list[dict[Any, Any]]] | None = None
+        """Per tick the infos of all environments; recorded if this is a list."""
 
     @classmethod
     def for_env(cls, env: Any, n_steps: int, logits_shapes: LogitsShapes | None = None) -> RolloutColumns:
@@ -198,7 +198,8 @@ class RolloutColumns:
         self.actor_rewards = None
         self.final_observations = []
         self.terminal_observations = []
-        self.infos = []
+        if self.infos is not None:
+            self.infos = []
 
     def finish(self, last_actor_ids: list[ActorID], actors: Sequence[ActorID | None]) -> None:
         """Complete the rollout after its last tick.
@@ -288,6 +289,8 @@ class RolloutColumns:
             actor = ActorID(columns.step_key, int(agent_id))
             record = self._spaces_record(actor, columns, (row, env_indices), (tick, env_indices), [len(env_indices)])
             record.info = {"env_indices": env_indices}
+            if self.infos is not None:
+                record.info["infos"] = [self.infos[tick][index] for index in env_indices]
             records.append(record)
         return records
 

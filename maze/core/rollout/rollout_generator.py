@@ -84,7 +84,7 @@ class RolloutGenerator:
         return value
 
     def reset(self) -> None:
-        """Begin the next rollout with fresh episodes: needed when somebody else has reset or stepped the environment."""
+        """Begin the next rollout with fresh episodes: needed when somebody else has used the environment meanwhile."""
         self._last_observation = None
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
@@ -101,6 +101,7 @@ class RolloutGenerator:
             return self._rollout_single(policy, n_steps, trajectory_id)
         assert n_steps is not None
         columns = RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
+        columns.infos = []
         self.collect(policy, columns)
         return columns.to_record(with_next_observations=self.record_next_observations, id=trajectory_id)
 
@@ -147,10 +148,12 @@ class RolloutGenerator:
             actions = action_rows[tick]
             act(observation_rows[tick], actor, actions, logits_rows[tick], None)
             out[actor.step_key] = observation_rows[tick + 1]
-            step(actions, out)
+            _, _, _, infos = step(actions, out)
             rewards[tick] = env.rewards
             terminated[tick] = env.terminated
             truncated[tick] = env.truncated
+            if columns.infos is not None:
+                columns.infos.append(infos)
             if env.final_observations:
                 self._note_final_observations(tick, columns)
         columns.step_complete[:] = True
@@ -168,11 +171,13 @@ class RolloutGenerator:
                 step_key: self._act_at(act, columns.substeps[step_key], tick, actors)
                 for step_key in dict.fromkeys(actor.step_key for actor in actors)
             }
-            env.step(actions, columns.next_rows())
+            _, _, _, infos = env.step(actions, columns.next_rows())
             columns.rewards[tick] = env.rewards
             columns.terminated[tick] = env.terminated
             columns.truncated[tick] = env.truncated
             columns.step_complete[tick] = env.step_complete
+            if columns.infos is not None:
+                columns.infos.append(infos)
             if env.final_observations:
                 self._note_final_observations(tick, columns)
             if env.actor_rewards is not None:

@@ -52,9 +52,9 @@ def _successor(name: str) -> str | None:
         newest = newest_version(name)
     except gymnasium.error.Error:
         return None  # not an id; `make` says so
-    if name in registry or version is None or newest is None or version > parse_env_id(newest)[2]:
+    if name in registry or version is None or newest is None:
         return None
-    return newest
+    return newest if version < (parse_env_id(newest)[2] or 0) else None
 
 
 def _suggestion(name: str) -> str:

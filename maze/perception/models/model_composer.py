@@ -102,8 +102,8 @@ def joint_action_space(action_spaces_dict: Mapping[StepKeyType, spaces.Dict]) ->
         for head, subspace in space.spaces.items():
             if head in heads and heads[head] != subspace:
                 raise ConfigError(
-                    f"The action head `{head}` is {heads[head]} in sub-step {owners[head]!r} and {subspace} in sub-step "
-                    f"{step_key!r}. Rename one of them in its action conversion."
+                    f"The action head `{head}` is {heads[head]} in sub-step {owners[head]!r} and {subspace} in "
+                    f"sub-step {step_key!r}. Rename one of them in its action conversion."
                 )
             heads[head] = subspace
             owners[head] = step_key

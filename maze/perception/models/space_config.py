@@ -109,7 +109,8 @@ def _describe(space: spaces.Space[Any]) -> dict[str, Any]:
             "dtype": _dtype_name(space),
         }
     if type(space) is spaces.MultiBinary:
-        return {"type": "MultiBinary", "shape": list(space.shape)}
+        n = space.n  # a number or a shape, and `==` tells (3,) from 3
+        return {"type": "MultiBinary", "n": n if isinstance(n, int) else [int(size) for size in n]}
     raise ConfigError(
         f"The space {space} of type {type(space).__name__} cannot be saved. Use gymnasium's basic spaces."
     )
@@ -125,7 +126,8 @@ def _describe_array(array: Any) -> dict[str, Any]:
 
 
 def _array(text: Mapping[str, Any]) -> np.ndarray:
-    return np.frombuffer(text["bytes"], dtype=np.dtype(text["dtype"])).reshape(text["shape"]).copy()
+    array: np.ndarray = np.frombuffer(text["bytes"], dtype=np.dtype(text["dtype"])).reshape(text["shape"])
+    return np.array(array)  # frombuffer's is read-only
 
 
 def _box(text: Mapping[str, Any]) -> spaces.Box:
@@ -147,7 +149,7 @@ _BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], spaces.Space[Any]]] = {
     "Box": _box,
     "Discrete": _discrete,
     "MultiDiscrete": _multi_discrete,
-    "MultiBinary": lambda text: spaces.MultiBinary(tuple(text["shape"])),
+    "MultiBinary": lambda text: spaces.MultiBinary(text["n"] if isinstance(text["n"], int) else tuple(text["n"])),
 }
 
 

@@ -84,7 +84,7 @@ def test_lambda_one_is_the_discounted_return_minus_the_value(rollout, gamma):
 @settings(max_examples=50, deadline=None)
 @given(rollout=rollouts(), gamma=st.floats(0.0, 1.0))
 def test_lambda_zero_is_the_temporal_difference_error(rollout, gamma):
-    rewards, values, next_values, terminated, truncated = rollout
+    rewards, values, next_values, terminated, _ = rollout
     errors = rewards + gamma * next_values * ~terminated - values
     np.testing.assert_allclose(gae(*rollout, gamma, 0.0), errors, atol=1e-9)
 

@@ -210,9 +210,13 @@ def test_custom_distributions_are_asked_themselves_and_leave_the_global_generato
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("distribution", ["beta.Beta", "squashed_gaussian.SquashedGaussian", "gaussian.DiagonalGaussian"])
+@pytest.mark.parametrize(
+    "distribution", ["beta.Beta", "squashed_gaussian.SquashedGaussian", "gaussian.DiagonalGaussian"]
+)
 def test_the_same_seed_gives_the_same_actions(distribution):
-    config = [{"action_space": "gym.spaces.Box", "distribution": f"maze.distributions.{distribution}ProbabilityDistribution"}]
+    config = [
+        {"action_space": "gym.spaces.Box", "distribution": f"maze.distributions.{distribution}ProbabilityDistribution"}
+    ]
     policies = [flatten_concat(mapper_config=config) for _ in range(2)]
     observation = observations(5)
     policies[0].compute_actions(observation, ACTOR)
@@ -225,7 +229,9 @@ def test_the_same_seed_gives_the_same_actions(distribution):
 
 
 def test_generator_states_survive_a_weights_only_file():
-    policy = flatten_concat(mapper_config=[{"action_head": "steer", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"}])
+    policy = flatten_concat(
+        mapper_config=[{"action_head": "steer", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"}]
+    )
     observation = observations(4)
     policy.compute_actions(observation, ACTOR)
     file = io.BytesIO()
@@ -291,7 +297,7 @@ def test_logits_that_are_not_finite_are_named():
         policy.compute_actions(observation, ACTOR)
     with torch.no_grad():
         policy.networks[0].heads[1].bias[0] = torch.inf
-    with pytest.raises(NonFiniteError, match=r"networks\[0\].*`use`.*row 0 of 4"):
+    with pytest.raises(NonFiniteError, match=r"networks\[0\].*`steer`.*row 0 of 4"):
         policy.compute_actions(observations(4), ACTOR)
 
 
@@ -340,7 +346,7 @@ def test_each_actor_has_its_network():
 
 
 def test_unknown_actors_are_named():
-    with pytest.raises(ConfigError, match="step key 2 is unknown.*0, 1"):
+    with pytest.raises(ConfigError, match=r"step key 2 is unknown.*0, 1"):
         two_step_policy().network_for(ActorID(2, 0))
     with pytest.raises(ConfigError, match=r"\(1, 7\) is unknown"):
         two_step_policy(separate=[1]).network_for(ActorID(1, 7))
@@ -349,7 +355,9 @@ def test_unknown_actors_are_named():
 
 
 def test_outputs_that_are_no_action_heads_are_embeddings():
-    policy = policy_with(FixedLogits(action=[0.0, 0.0], latent=[1.0, 2.0, 3.0]), spaces.Dict({"action": spaces.Discrete(2)}))
+    policy = policy_with(
+        FixedLogits(action=[0.0, 0.0], latent=[1.0, 2.0, 3.0]), spaces.Dict({"action": spaces.Discrete(2)})
+    )
     output = policy.compute_substep_policy_output({"observation": torch.zeros(4, 1)}, ACTOR)
     assert list(output.action_logits) == ["action"]
     assert output.embedding_logits["latent"].shape == (4, 3)
@@ -360,7 +368,7 @@ def test_outputs_that_are_no_action_heads_are_embeddings():
 def test_a_network_without_action_heads_is_named():
     policy = policy_with(FixedLogits(akshun=[0.0, 0.0]), spaces.Dict({"action": spaces.Discrete(2)}))
     for call in (policy.compute_substep_policy_output, policy.compute_actions):
-        with pytest.raises(ConfigError, match="akshun.*Expected some of: action"):
+        with pytest.raises(ConfigError, match=r"akshun.*Expected some of: action"):
             call({"observation": np.zeros((1, 1), np.float32)}, ACTOR)
 
 
@@ -386,7 +394,11 @@ def test_weights_that_do_not_fit_change_nothing_and_are_listed():
     bad["policies"][0]["surplus"] = bad["policies"][0].pop("heads.1.bias")
     with pytest.raises(CheckpointError) as error:
         policy.load_state_dict(bad)
-    for expected in ("`heads.0.bias` is (9,), the model has (3,)", "`heads.1.bias` is missing", "`surplus` is left over"):
+    for expected in (
+        "`heads.0.bias` is (9,), the model has (3,)",
+        "`heads.1.bias` is missing",
+        "`surplus` is left over",
+    ):
         assert expected in str(error.value)
     for name, tensor in policy.state_dict()["policies"][0].items():
         assert torch.equal(tensor, before["policies"][0][name])
@@ -406,6 +418,8 @@ def test_cuda_means_cpu_with_a_notice_where_there_is_none(monkeypatch, caplog):
 
 def test_a_network_used_twice_counts_once():
     network = FixedLogits(action=[0.0, 0.0])
-    policy = TorchPolicy({0: network, 1: network}, DistributionMapper(spaces.Dict({"action": spaces.Discrete(2)}), []), "cpu")
+    policy = TorchPolicy(
+        {0: network, 1: network}, DistributionMapper(spaces.Dict({"action": spaces.Discrete(2)}), []), "cpu"
+    )
     assert len(policy.parameters()) == 1
     assert policy.num_params == 2

@@ -142,7 +142,9 @@ class NumberAction(ActionConversionInterface):
 
 def relay_env(**kwargs):
     return MazeEnv(
-        RelayEnv(**kwargs), {"a": NumberAction(), "b": NumberAction()}, {"a": TurnObservation(0), "b": TurnObservation(100)}
+        RelayEnv(**kwargs),
+        {"a": NumberAction(), "b": NumberAction()},
+        {"a": TurnObservation(0), "b": TurnObservation(100)},
     )
 
 
@@ -168,7 +170,9 @@ def test_a_simulation_that_counts_its_steps_itself_is_not_counted_twice():
             self.context.increment_env_step()
             return super().step(maze_action)
 
-    env = MazeEnv(Counting(), {"a": NumberAction(), "b": NumberAction()}, {"a": TurnObservation(0), "b": TurnObservation(0)})
+    env = MazeEnv(
+        Counting(), {"a": NumberAction(), "b": NumberAction()}, {"a": TurnObservation(0), "b": TurnObservation(0)}
+    )
     env.reset()
     for expected in (1, 2, 3):
         env.step({"number": 0})
@@ -208,12 +212,14 @@ def test_rewards_of_all_numeric_types_become_floats(reward):
 def test_a_vector_reward_is_refused_with_the_way_to_attribute_it():
     env = relay_env(reward=np.array([1.0, 2.0]))
     env.reset()
-    with pytest.raises(EnvironmentContractError, match="RelayEnv.*get_actor_rewards"):
+    with pytest.raises(EnvironmentContractError, match=r"RelayEnv.*get_actor_rewards"):
         env.step({"number": 0})
 
 
 def test_an_actor_without_conversions_is_named():
-    env = MazeEnv(RelayEnv(), {"a": NumberAction(), "c": NumberAction()}, {"a": TurnObservation(0), "c": TurnObservation(0)})
+    env = MazeEnv(
+        RelayEnv(), {"a": NumberAction(), "c": NumberAction()}, {"a": TurnObservation(0), "c": TurnObservation(0)}
+    )
     env.reset()
     env.step({"number": 0})
     with pytest.raises(EnvironmentContractError, match=r"step_key='b'.*Known sub-steps: \['a', 'c'\]"):
@@ -274,5 +280,37 @@ def test_recorded_states_and_actions_convert_back():
     assert actions == {0: CUT_LAST}
     assert env.get_observation_and_action_dicts(None, None, True) == (None, None)
     assert CuttingObservation(5).space() == env.observation_spaces_dict[0]
-    with pytest.raises(NotImplementedError, match="NumberAction.maze_to_space"):
+    with pytest.raises(NotImplementedError, match=r"NumberAction.maze_to_space"):
         relay_env().get_observation_and_action_dicts(None, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ({"turn": np.zeros(2, np.float32)}, r"sub-step 0, observation `turn`: expected the shape \(1,\), got \(2,\)"),
+        ({"turn": np.zeros(1, np.complex64)}, "`turn`: expected values of type float32, got complex64"),
+        ({"tern": np.zeros(1)}, r"has the keys \['tern'\], but its space has \['turn'\]"),
+        (np.zeros(1), "must be a dictionary"),
+    ],
+)
+def test_first_observations_that_do_not_fit_their_space_are_named(observation, message):
+    class Faulty(TurnObservation):
+        def maze_to_space(self, maze_state):
+            return observation
+
+    with pytest.raises(EnvironmentContractError, match=rf"MazeEnv, {'' if 'sub' in message else '.*'}{message}"):
+        MazeEnv(RelayEnv(), {0: NumberAction()}, {0: Faulty(0)}).reset()
+
+
+def test_values_out_of_range_are_a_warning_on_the_first_observations_only():
+    class Bounded(TurnObservation):
+        def space(self):
+            return spaces.Dict({"turn": spaces.Box(0, 5, (1,))})
+
+    env = MazeEnv(RelayEnv(), {0: NumberAction()}, {0: Bounded(10)})
+    with pytest.warns(UserWarning, match="MazeEnv, sub-step 0, observation `turn`: values from 10.0 to 10.0"):
+        env.reset()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="turn"):
+            env.step({"number": 0})
+    env.step({"number": 0})

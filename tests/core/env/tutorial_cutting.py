@@ -1,7 +1,7 @@
 """A cutting environment in the style of the documentation: plain methods, no annotations of Maze's."""
 
-from gymnasium import spaces
 import numpy as np
+from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface

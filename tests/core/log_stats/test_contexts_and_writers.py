@@ -1,5 +1,8 @@
 """Statistics contexts and the writers, their behaviour on a full disk included."""
 
+# Event interfaces have no abstract methods: topics implement all of them.
+# ruff: noqa: B024, B027
+
 from __future__ import annotations
 
 import io
@@ -115,7 +118,7 @@ def test_two_runs_in_two_threads_do_not_meet():
 
 
 def test_a_worker_thread_logs_into_the_run_that_is_open():
-    with StatsContext():
+    with StatsContext(), StatsContext():
         writer = Kept()
         register_log_stats_writer(writer)
         thread = threading.Thread(target=log_stats, args=(STATS, "worker"))
@@ -197,6 +200,13 @@ def test_long_names_are_cut_so_that_columns_stay_in_line(capsys):
 )
 def test_values_are_shown_as_documented(value, expected):
     assert format_value(value) == expected
+
+
+def test_a_console_without_greek_letters_shows_question_marks(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    LogStatsWriterConsole().write("train", 1, {LogStatsKey(BaseEnvEvents.reward, None, None): [1, 2]})
+    assert raw.getvalue().decode("ascii").endswith("?" * 22 + "|" + " " * 6 + "[len:2, ?:1.5]\n")
 
 
 def test_json_lines_hold_every_statistic(tmp_path):
@@ -437,8 +447,8 @@ def test_monitoring_events_keep_distributions_by_group():
 
 def test_importing_the_statistics_brings_no_heavy_package():
     code = (
-        "import sys, maze.core.log_stats.log_stats, maze.core.log_events.monitoring_events, maze.utils.log_stats_utils, "
-        "maze.core.wrappers.log_stats_wrapper, maze.utils.tensorboard_reader\n"
+        "import sys, maze.core.log_stats.log_stats, maze.core.log_events.monitoring_events, "
+        "maze.utils.log_stats_utils, maze.core.wrappers.log_stats_wrapper, maze.utils.tensorboard_reader\n"
         "print([m for m in ('torch', 'matplotlib', 'pandas', 'tensorboard', 'hydra', 'omegaconf') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -447,6 +457,7 @@ def test_importing_the_statistics_brings_no_heavy_package():
 
 def test_figures_stay_out_of_pyplots_registry():
     import matplotlib as mpl
+
     from maze.core.log_events import log_create_figure_functions as figures
 
     mpl.use("agg")

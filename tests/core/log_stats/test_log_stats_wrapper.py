@@ -35,7 +35,8 @@ HEADER = [
 ]
 
 
-def row(step, prefix, interface, event, name, value):
+def row(step, prefix, cells):
+    interface, event, name, value = cells
     return f"{step:5}|{prefix:<22}{interface:<22}{event:<22}{name or '·' * 22:<22}|{value:>20}"
 
 
@@ -69,7 +70,7 @@ def test_the_documented_example_prints_the_documented_table(capsys):
         env.reset()
         for action in FOUR_STEPS:
             env.step(action)
-    assert capsys.readouterr().out.splitlines() == HEADER + [row(1, "main", *cells) for cells in FLAT_ROWS]
+    assert capsys.readouterr().out.splitlines() == HEADER + [row(1, "main", cells) for cells in FLAT_ROWS]
 
 
 def test_a_multi_step_environment_prints_rows_per_sub_step_in_the_documented_order(capsys):
@@ -90,7 +91,7 @@ def test_a_multi_step_environment_prints_rows_per_sub_step_in_the_documented_ord
     # Names longer than 20 characters are cut, `substep_1/cut_rotation` among them.
     expected = [(*cells[:2], cells[2] if len(cells[2]) <= 20 else cells[2][:20] + "..", cells[3]) for cells in expected]
     expected[-4:] = FLAT_ROWS[-4:]
-    assert capsys.readouterr().out.splitlines() == HEADER + [row(1, "train", *cells) for cells in expected]
+    assert capsys.readouterr().out.splitlines() == HEADER + [row(1, "train", cells) for cells in expected]
 
 
 def run_episode(env, actions=FOUR_STEPS):

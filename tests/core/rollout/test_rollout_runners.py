@@ -47,12 +47,12 @@ def seeded(runner: Any) -> Any:
 
 
 def parallel(n_processes: int = 2, n_episodes: int = 4, **arguments: Any) -> ParallelRolloutRunner:
-    settings = {**NOTHING_RECORDED, "max_episode_steps": 20, **arguments}
+    settings = {**NOTHING_RECORDED, "max_episode_steps": 60, **arguments}
     return seeded(ParallelRolloutRunner(n_episodes=n_episodes, n_processes=n_processes, **settings))
 
 
 def sequential(n_episodes: int = 4, **arguments: Any) -> SequentialRolloutRunner:
-    settings = {**NOTHING_RECORDED, "max_episode_steps": 20, "render": False, **arguments}
+    settings = {**NOTHING_RECORDED, "max_episode_steps": 60, "render": False, **arguments}
     return seeded(SequentialRolloutRunner(n_episodes=n_episodes, **settings))
 
 
@@ -149,7 +149,7 @@ def test_episodes_without_a_limit_run_until_they_end() -> None:
     runner = sequential(1, max_episode_steps=0)
     runner.run_with(env=ENV, wrappers={}, agent=DummyCartPolePolicy())
     lengths = {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
-    assert lengths["max"] > 20
+    assert lengths["max"] > 60
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_error_of_ours_comes_through_as_it_is() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "three", True, None])
 def test_a_number_of_episodes_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="runner.n_episodes: expected a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"runner\.n_episodes: expected a whole number of at least 1"):
         sequential(value)
 
 

@@ -46,7 +46,7 @@ def test_each_call_of_a_pickled_factory_makes_another_wrapped_environment(env):
 
 
 def test_an_environment_that_is_none_is_named():
-    with pytest.raises(ConfigError, match="^env: "):
+    with pytest.raises(ConfigError, match=r"^env: "):
         EnvFactory(None, None)()
 
 

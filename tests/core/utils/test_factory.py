@@ -41,7 +41,7 @@ def test_functions_are_targets_and_what_they_return_is_checked():
 
 
 def test_a_class_of_the_wrong_type_is_refused_before_it_is_called():
-    with pytest.raises(ConfigError, match="`tests.*Studio` is no Shape"):
+    with pytest.raises(ConfigError, match=r"`tests.*Studio` is no Shape"):
         Factory(Shape).instantiate({"_target_": f"{HERE}.Studio"})
 
 
@@ -74,25 +74,28 @@ def test_omegaconf_is_accepted_with_its_interpolations_and_its_gaps_are_named():
     ],
 )
 def test_misspelt_targets_are_named_with_the_key_and_a_suggestion(target, message):
-    with pytest.raises(ConfigError, match=f"^algorithm.shape: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"^algorithm.shape: .*{message}"):
         Factory(Shape).instantiate({"_target_": target}, config_path="algorithm.shape")
 
 
 @pytest.mark.parametrize(
     "target",
-    ["os.system", "subprocess.Popen", "builtins.eval", "builtins.exec", "shutil.rmtree", "pickle.loads"]
-    + ["posix.system", f"{HERE}.innocent_name", "builtins.__import__", "torch.load"],
+    [
+        *("os.system", "subprocess.Popen", "builtins.eval", "builtins.exec", "shutil.rmtree", "pickle.loads"),
+        *("posix.system", f"{HERE}.innocent_name", "builtins.__import__", "torch.load"),
+    ],
 )
 def test_dangerous_targets_are_refused_under_whatever_name(target):
     with pytest.raises(ConfigError, match="refused"):
         Factory(object).instantiate({"_target_": target, "_args_": ["x"]})
-    with pytest.raises(ConfigError, match="shape: .*refused"):
+    with pytest.raises(ConfigError, match=r"shape: .*refused"):
         Factory(Drawing).instantiate({"_target_": f"{HERE}.Drawing", "shape": {"_target_": target}})
 
 
 def test_missing_and_unknown_arguments_are_named_with_the_signature():
     with pytest.raises(
-        ConfigError, match=r"a: missing argument\(s\) `size`; unknown argument `color` \(did you mean `colour`\?\).*size, c"
+        ConfigError,
+        match=r"a: missing argument\(s\) `size`; unknown argument `color` \(did you mean `colour`\?\).*size, c",
     ):
         Factory(Shape).instantiate({"_target_": f"{HERE}.Circle", "color": 1}, config_path="a")
 
@@ -136,7 +139,10 @@ def cart_pole():
             {"TimeLimitWrapper": {"max_episode_steps": 3}},
         ],
         OmegaConf.create(
-            {"RandomResetWrapper": {"min_skip_steps": 0, "max_skip_steps": 1}, "TimeLimitWrapper": {"max_episode_steps": 3}}
+            {
+                "RandomResetWrapper": {"min_skip_steps": 0, "max_skip_steps": 1},
+                "TimeLimitWrapper": {"max_episode_steps": 3},
+            }
         ),
     ],
     ids=["names", "classes", "list", "omegaconf"],

@@ -53,13 +53,13 @@ def test_global_seeds_reach_all_three_generators(caplog):
     def numbers():
         with caplog.at_level(logging.INFO):
             set_seeds_globally(5, set_cudnn_determinism=False, info_txt="a test")
-        return random.random(), np.random.rand(), torch.rand(1).item()
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
 
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     try:
         assert numbers() == numbers()
     finally:
-        random.setstate(state[0]), np.random.set_state(state[1]), torch.set_rng_state(state[2])
+        random.setstate(state[0]), np.random.set_state(state[1]), torch.set_rng_state(state[2])  # noqa: NPY002
     assert "a test" in caplog.text
 
 

@@ -224,7 +224,7 @@ def test_a_retired_id_means_its_current_version_and_a_warning_says_so(retired, c
 
 
 def test_an_unknown_id_gets_a_suggestion():
-    with pytest.raises(ConfigError, match="`CartPool-v1` cannot be made.*Did you mean `CartPole-v1`"):
+    with pytest.raises(ConfigError, match=r"`CartPool-v1` cannot be made.*Did you mean `CartPole-v1`"):
         GymMazeEnv("CartPool-v1")
     with pytest.raises(ConfigError, match="no_such_module"):
         GymMazeEnv("no_such_module:Env-v0")

@@ -48,8 +48,10 @@ def four_times_wrapped():
 
 @pytest.mark.parametrize(
     "seen",
-    [RandomResetWrapper, RewardClippingWrapper, TimeLimitWrapper, RewardScalingWrapper, RewardWrapper, Wrapper]
-    + [GymMazeEnv, MazeEnv, GymCoreEnv, CoreEnv, StructuredEnv, TimeEnvMixin, SimulatedEnvMixin, object],
+    [
+        *(RandomResetWrapper, RewardClippingWrapper, TimeLimitWrapper, RewardScalingWrapper, RewardWrapper, Wrapper),
+        *(GymMazeEnv, MazeEnv, GymCoreEnv, CoreEnv, StructuredEnv, TimeEnvMixin, SimulatedEnvMixin, object),
+    ],
 )
 def test_isinstance_sees_through_four_wrappers(seen):
     assert isinstance(four_times_wrapped(), seen)
@@ -125,7 +127,7 @@ def test_built_in_wrappers_take_over_the_state_of_another_environment(wrapper, a
 
 
 def test_cloning_from_a_differently_wrapped_environment_is_refused():
-    with pytest.raises(EnvironmentContractError, match="RewardScalingWrapper.*GymMazeEnv"):
+    with pytest.raises(EnvironmentContractError, match=r"RewardScalingWrapper.*GymMazeEnv"):
         RewardScalingWrapper(cart_pole(), 1.0).clone_from(cart_pole())
 
 
@@ -142,7 +144,9 @@ def test_the_property_of_a_wrapper_that_fails_is_not_replaced_by_that_of_the_wra
 def test_unknown_and_private_attributes_are_named_with_the_stack():
     env = TimeLimitWrapper(cart_pole())
     assert not hasattr(env, "nonsense")
-    with pytest.raises(AttributeError, match=r"TimeLimitWrapper\(GymMazeEnv\(GymCoreEnv\(CartPole-v1\)\)\).*`nonsense`"):
+    with pytest.raises(
+        AttributeError, match=r"TimeLimitWrapper\(GymMazeEnv\(GymCoreEnv\(CartPole-v1\)\)\).*`nonsense`"
+    ):
         env.nonsense
     with pytest.raises(AttributeError, match="private"):
         env._maze_state
@@ -154,7 +158,7 @@ def test_a_wrapper_must_say_how_it_converts_recordings():
     class Silent(Wrapper[MazeEnv]):
         pass
 
-    with pytest.raises(NotImplementedError, match="Silent.*get_observation_and_action_dicts"):
+    with pytest.raises(NotImplementedError, match=r"Silent.*get_observation_and_action_dicts"):
         Silent(cart_pole()).get_observation_and_action_dicts(None, None, True)
 
 

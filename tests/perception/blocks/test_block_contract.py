@@ -182,6 +182,7 @@ def test_numpy_program_equals_the_torch_forward_pass(case, data):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The tensor attributes.*_flat_weights:UserWarning")  # PyTorch's remark on its LSTM
 @every_block
 @given(data=st.data())
 @settings(max_examples=1, deadline=None, derandomize=True)

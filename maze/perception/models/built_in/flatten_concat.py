@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class FlattenConcatBaseNet(nn.Module):
         self._obs_shapes = {key: tuple(shape) for key, shape in obs_shapes.items()}
         widths = [sum(math.prod(shape) for shape in self._obs_shapes.values()), *hidden_units]
         layers: list[nn.Module] = []
-        for n_in, n_out in zip(widths[:-1], widths[1:], strict=True):
+        for n_in, n_out in pairwise(widths):
             layers += [nn.Linear(n_in, n_out), activation()]
         self.hidden = nn.Sequential(*layers)
         self.n_latent = widths[-1]
@@ -160,7 +161,8 @@ class _BufferedLinear:
         if buffer is None:
             buffer = self._buffers[len(x)] = np.empty((len(x), self._weight.shape[1]), np.float32)
         np.dot(x, self._weight, buffer)
-        return np.add(buffer, self._bias, buffer)
+        np.add(buffer, self._bias, buffer)
+        return buffer
 
 
 def _array_functions(layers: nn.Sequential) -> list[ArrayFunction] | None:

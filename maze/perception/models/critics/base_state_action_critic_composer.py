@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
+from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-
-if TYPE_CHECKING:
-    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 
 
 class BaseStateActionCriticComposer(CriticComposerInterface):
@@ -18,5 +15,5 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     @property
     @abstractmethod
     @override(CriticComposerInterface)
-    def critic(self) -> TorchStateActionCritic:
+    def critic(self) -> TorchModel:
         """The critic (always the same object)."""

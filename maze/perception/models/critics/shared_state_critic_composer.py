@@ -59,8 +59,8 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
             for key, shape in step_shapes.items():
                 if stack_observations and tuple(shapes.get(key, shape)) != tuple(shape):
                     raise ConfigError(
-                        f"model.critic.stack_observations: observation `{key}` has the shape {tuple(shape)} in sub-step "
-                        f"{step_key!r}, but {tuple(shapes[key])} in another; they cannot be stacked."
+                        f"model.critic.stack_observations: observation `{key}` has the shape {tuple(shape)} in "
+                        f"sub-step {step_key!r}, but {tuple(shapes[key])} in another; they cannot be stacked."
                     )
                 shapes.setdefault(key, shape)
                 counts[key] = counts.get(key, 0) + n_agents

@@ -33,7 +33,7 @@ class TrainingProgress:
             )
 
     def start_epoch(self, epoch: int) -> None:
-        """Announces an epoch, counted from 0."""
+        """Announces an epoch, counted from 0 in this training."""
         self._epoch_start = time.perf_counter()
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}", refresh=False)
@@ -48,15 +48,16 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.clear()
 
-    def epoch_done(self, epoch: int) -> float:
+    def epoch_done(self, epoch: int, n_done: int) -> float:
         """Prints the lines that end an epoch.
 
-        :param epoch: Number of epochs completed.
+        :param epoch: Number of the epoch, counted from 1.
+        :param n_done: Number of epochs completed in this training.
         :return: Seconds this one took.
         """
         seconds = time.perf_counter() - self._epoch_start
         rate = self.epoch_length * self.steps_per_update / seconds
-        remaining = self.n_epochs - epoch
+        remaining = self.n_epochs - n_done
         left = f", about {_duration(remaining * seconds)} left" if remaining > 0 else ""
         self.before_output()
         print(f"Time required for epoch: {seconds:.2f}s ({rate:,.0f} environment steps/s{left})")

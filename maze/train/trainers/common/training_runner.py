@@ -11,7 +11,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
-from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
@@ -52,6 +52,10 @@ class TrainingRunner(Runner):
         seeding = cfg.get("seeding") or {}
         self.maze_seeding = MazeSeeding(
             seeding.get("env_base_seed"), seeding.get("agent_base_seed"), bool(seeding.get("cudnn_determinism_flag"))
+        )
+        # networks draw their initial weights from torch's global generator
+        set_seeds_globally(
+            self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
         )
         self.env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
         env = self.env_factory()

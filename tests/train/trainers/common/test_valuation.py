@@ -113,9 +113,7 @@ def test_rows_of_several_environments_stay_together():
     columns.terminated[2, 1] = True
     columns.finish([FLAT] * 3, [FLAT] * 4)
     (part,) = value_rollout(build_model([0]), columns, GAMMA, LAMBDA).parts
-    expected = gae(
-        columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA
-    )
+    expected = gae(columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA)
     assert torch.allclose(part.advantages[0].reshape(4, 3), torch.from_numpy(expected), atol=1e-5)
     assert torch.equal(part.record.observations[0]["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
 
@@ -235,9 +233,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
     for place, value in final.items():
         next_values[place] = value[0]
     actors, complete = np.zeros((n_ticks, n_envs), int), np.ones((n_ticks, n_envs), bool)
-    found = actor_stream_gae(
-        rewards, values, actors, last, final, terminated, truncated, complete, GAMMA, LAMBDA
-    )
+    found = actor_stream_gae(rewards, values, actors, last, final, terminated, truncated, complete, GAMMA, LAMBDA)
     expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
     assert np.allclose(found, expected)
 

@@ -102,6 +102,10 @@ class ActorCritic(Trainer, ABC):
         """Number of completed epochs."""
         self.update = 0
         """Number of completed updates of the current epoch."""
+        self._first_epoch = 0
+        """Number of epochs completed before the current call of :meth:`train`."""
+        self._is_finished = False
+        """Whether the last training came to its end."""
         self._evaluated_epoch: int | None = None
         self._columns: RolloutColumns | None = None
         self._stats = UpdateStats()
@@ -128,7 +132,10 @@ class ActorCritic(Trainer, ABC):
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
 
-        :param n_epochs: Total number of epochs; 0: no limit. ``None`` takes the configuration's.
+        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
+        one whose state was loaded), it does what was left.
+
+        :param n_epochs: Number of epochs; 0: no limit. ``None`` takes the configuration's.
         """
         n_epochs = self.config.n_epochs if n_epochs is None else n_epochs
         if n_epochs == 0 and self.config.lr_schedule != "constant":
@@ -137,10 +144,12 @@ class ActorCritic(Trainer, ABC):
                 "`algorithm.n_epochs`, or use `constant`."
             )
         self.optimizer.tie()
+        if self._is_finished:
+            self._first_epoch, self._is_finished = self.epoch, False
         progress = TrainingProgress(n_epochs, self.config.epoch_length, self._steps_per_update())
         with InterruptGuard(_announce_interrupt) as interrupt:
             try:
-                while n_epochs == 0 or self.epoch < n_epochs:
+                while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
                     self._evaluate_if_due(progress)
                     if self._has_stopped_improving():
                         print(f"-> early stopping: {self.config.patience} evaluations without improvement.", flush=True)
@@ -150,13 +159,15 @@ class ActorCritic(Trainer, ABC):
             finally:
                 progress.close()
         increment_log_step()
+        self._is_finished = True
         self._save_checkpoint()
 
     def _run_epoch(self, n_epochs: int, progress: TrainingProgress, interrupt: InterruptGuard) -> None:
         self._stop_if_requested(interrupt)
-        progress.start_epoch(self.epoch)
+        first = self._first_epoch
+        progress.start_epoch(self.epoch - first)
         while self.update < self.config.epoch_length:
-            done = (self.epoch + self.update / self.config.epoch_length) / max(n_epochs, 1)
+            done = (self.epoch - first + self.update / self.config.epoch_length) / max(n_epochs, 1)
             self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, done)
             self._update()
             self.update += 1
@@ -166,7 +177,7 @@ class ActorCritic(Trainer, ABC):
         progress.before_output()
         self._write_epoch_stats()
         increment_log_step()
-        self._stats.add("time_epoch", progress.epoch_done(self.epoch))
+        self._stats.add("time_epoch", progress.epoch_done(self.epoch, self.epoch - first))
         self._save_checkpoint()
 
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
@@ -354,6 +365,8 @@ class ActorCritic(Trainer, ABC):
             "optimizer": self.optimizer.state_dict(),
             "epoch": self.epoch,
             "update": self.update,
+            "first_epoch": self._first_epoch,
+            "is_finished": self._is_finished,
             "evaluated_epoch": self._evaluated_epoch,
             "generator": self.generator.get_state(),
             "policy_generators": self.model.policy.rng_state(),
@@ -365,6 +378,7 @@ class ActorCritic(Trainer, ABC):
         load_into(self.model, state["model"], origin)
         self.optimizer.load_state_dict(state["optimizer"])
         self.epoch, self.update = state["epoch"], state["update"]
+        self._first_epoch, self._is_finished = state["first_epoch"], state["is_finished"]
         self._evaluated_epoch = state["evaluated_epoch"]
         self.generator.set_state(state["generator"])
         self.model.policy.set_rng_state(state["policy_generators"])
@@ -409,4 +423,6 @@ def _non_finite_term(losses: Losses, norms: dict[Any, Tensor]) -> str:
 
 
 def _announce_interrupt(signal_name: str) -> None:
-    print(f"{signal_name}: ending after the current update; interrupt again to stop at once.", file=sys.stderr, flush=True)
+    print(
+        f"{signal_name}: ending after the current update; interrupt again to stop at once.", file=sys.stderr, flush=True
+    )

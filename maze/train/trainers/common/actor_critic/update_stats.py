@@ -34,7 +34,9 @@ class UpdateStats:
     def publish(self, events: ActorCriticEvents) -> None:
         """Fires the mean of each event and group, and starts over; this is the only place that waits for the device."""
         groups = list(dict.fromkeys(row.group for row in self._values))
-        rows = sorted(self._values, key=lambda row: (_section(row.event), groups.index(row.group), _EVENTS.index(row.event)))
+        rows = sorted(
+            self._values, key=lambda row: (_section(row.event), groups.index(row.group), _EVENTS.index(row.event))
+        )
         means = torch.stack([torch.stack([v.float() for v in self._values[row]]).mean().cpu() for row in rows])
         for row, mean in zip(rows, means.tolist(), strict=True):
             arguments = (mean,) if row.group is None else (row.group, mean)

@@ -76,9 +76,7 @@ def _value_dense(model: TorchActorCritic, columns: RolloutColumns, gamma: float,
     )
     part = AlignedSubsteps(
         record=record,
-        advantages=[
-            (target - values[min(index, len(values) - 1)]).flatten() for index, target in enumerate(targets)
-        ],
+        advantages=[(target - values[min(index, len(values) - 1)]).flatten() for index, target in enumerate(targets)],
         old_log_probs=policy_output.joint_log_probs_for_actions(record.actions),
         targets=[target.flatten() for target in targets[: len(values)]],
         old_values=[value.flatten() for value in values],
@@ -323,5 +321,3 @@ def _by_substep(array: np.ndarray | None, n_substeps: int) -> list[Tensor]:
 
 def _select(arrays: Mapping[str, Any], index: Sequence[Any] | tuple[Any, ...]) -> dict[str, Any]:
     return {key: array[index] for key, array in arrays.items()}
-
-

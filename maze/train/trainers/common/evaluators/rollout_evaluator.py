@@ -93,9 +93,7 @@ class RolloutEvaluator(Evaluator):
         for _ in range(self.n_episodes):
             done = False
             while not done:
-                action = policy.compute_action(
-                    observation, actor_id=env.actor_id(), deterministic=self.deterministic
-                )
+                action = policy.compute_action(observation, actor_id=env.actor_id(), deterministic=self.deterministic)
                 observation, _, done, _ = env.step(action)
             observation = env.reset()  # publishes the statistics of the episode
 

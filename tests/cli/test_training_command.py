@@ -1,0 +1,187 @@
+"""Trainings from the command line, and what can be done with the directories they leave behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from maze.cli.run_directory import WORTHLESS
+from maze.maze_cli import main
+
+TINY = (
+    *("env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=2"),
+    *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=4"),
+    *("algorithm.rollout_evaluator.n_episodes=2",),
+)
+ROLLOUT = ("env.name=CartPole-v1", "policy=torch_policy", "runner=sequential", "runner.n_episodes=1")
+
+
+def train(*arguments: str) -> int:
+    return main(["-cn", "conf_train", *TINY, *arguments])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    assert train(f"hydra.run.dir={directory}") == 0
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_training_leaves_the_documented_files(trained: Path) -> None:
+    names = {path.relative_to(trained).as_posix() for path in trained.rglob("*") if path.is_file()}
+    assert {"state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "command.txt"} <= names
+    assert {"versions.json", ".hydra/config.yaml", ".hydra/overrides.yaml"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+
+
+def test_a_trained_policy_is_rolled_out_from_a_relative_directory(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    assert main([*ROLLOUT, "input_dir=run"]) == 0
+    output = capfd.readouterr().out
+    assert f"input_dir: {tmp_path / 'run'}" in output
+    assert output.count("total_episode_count") == 1
+
+
+def test_a_deterministic_rollout_depends_on_the_environment_only(
+    trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tables = []
+    for agent_seed in (1, 2):
+        seeds = ("seeding.env_base_seed=1", f"seeding.agent_base_seed={agent_seed}")
+        assert main([*ROLLOUT, f"input_dir={trained}", "runner.deterministic=true", *seeds]) == 0
+        tables.append([line for line in capfd.readouterr().out.splitlines() if "rollout_stats" in line])
+    assert tables[0] == tables[1]
+
+
+def test_a_training_starts_from_an_earlier_one(trained: Path) -> None:
+    assert train(f"input_dir={trained}", "algorithm.lr=0.0001") == 0
+
+
+def test_two_runs_of_the_same_second_do_not_share_a_directory(tmp_path: Path) -> None:
+    quick = ("env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", "hydra.run.dir=same")
+    assert main(quick) == main(quick) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same_02"]
+
+
+def test_the_model_of_the_training_is_used_for_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    shipped = Path(__file__).parents[2] / "maze" / "conf" / "model" / "flatten_concat.yaml"
+    (tmp_path / "conf" / "model" / "small.yaml").write_text(shipped.read_text().replace("[64, 64]", "[8]"))
+    assert train("-cd", "conf", "model=small", "hydra.run.dir=run") == 0
+    assert main([*ROLLOUT, "input_dir=run"]) == 0
+    assert "Using the model configuration of" in capfd.readouterr().out
+    assert main([*ROLLOUT, "input_dir=run", "model=flatten_concat"]) == 1
+    assert "CheckpointError" in capfd.readouterr().err
+
+
+def test_a_stored_model_cannot_run_foreign_code(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    config = OmegaConf.load(tmp_path / "run" / ".hydra" / "config.yaml")
+    config.model.policy.networks[0]._target_ = "tensorboard.program.TensorBoard"
+    OmegaConf.save(config, tmp_path / "run" / ".hydra" / "config.yaml")
+    assert main([*ROLLOUT, "input_dir=run"]) == 1
+    assert "names tensorboard.program.TensorBoard, which is neither part of Maze" in capfd.readouterr().err
+
+
+ERRORS = [
+    (["critic=~"], "ConfigError: model.critic", 1),
+    (["critic=null"], "ConfigError: model.critic", 1),
+    (["algorithm.device=cudaa"], "cudaa", 1),
+    (["+algorithm.unknown=1"], "unknown", 1),
+    (["algorithm.gamma=2"], "gamma", 1),
+    (["env.name=Taxi"], "Taxi", 1),
+    (["runner.concurrency=-1"], "concurrency", 1),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message", "status"), ERRORS, ids=str)
+def test_a_training_that_cannot_start_says_why_and_leaves_nothing(
+    arguments: list[str], message: str, status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(*arguments) == status
+    error = capfd.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text"])
+def test_a_broken_state_dict_is_named_and_nothing_is_left(
+    damage: str, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    whole = (run / "state_dict.pt").read_bytes()
+    (run / "state_dict.pt").write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"<html>"}[damage])
+    for command in ([*ROLLOUT, "input_dir=run"], ["-cn", "conf_train", *TINY, "input_dir=run"]):
+        assert main(command) == 1
+        error = capfd.readouterr().err
+        assert error.splitlines()[-1].startswith("CheckpointError: ")
+        assert "state_dict.pt" in error
+        assert str(run) in error
+        assert "Traceback" not in error
+        assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_critic_that_would_be_ignored_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    shipped = Path(__file__).parents[2] / "maze" / "conf"
+    critic = OmegaConf.load(shipped / "critic" / "flatten_concat_step.yaml")
+    model = OmegaConf.merge(OmegaConf.load(shipped / "model" / "flatten_concat.yaml"), {"critic": critic})
+    OmegaConf.save(model, tmp_path / "conf" / "model" / "whole.yaml")
+    whole = ("-cd", "conf", "model=whole")
+    assert train(*whole, "critic=flatten_concat_shared") == 2
+    assert "the chosen model brings its own critic" in capfd.readouterr().err
+    assert train(*whole, "hydra.run.dir=run") == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_its_jobs_in_processes_beside_each_other(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = ["-cn", "conf_train", "-m", *TINY, "algorithm.lr=0.0001,0.001", "hydra/launcher=local"]
+    command = [sys.executable, "-m", "maze.maze_cli", *arguments, "hydra.launcher.n_jobs=2", "hydra.sweep.dir=sweep"]
+    subprocess.run(command, check=True, env=environment, timeout=120, cwd=tmp_path)
+    rates = [OmegaConf.load(tmp_path / "sweep" / job / "hydra_config.yaml").algorithm.lr for job in "01"]
+    assert rates == [0.0001, 0.001]
+    assert all((tmp_path / "sweep" / job / "state_dict.pt").is_file() for job in "01")
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
+    signum: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = ["env.name=CartPole-v1", "runner.n_processes=2", "runner.n_episodes=1000000", "hydra.run.dir=run"]
+    command = [sys.executable, "-m", "maze.maze_cli", *arguments]
+    process = subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("run/trajectory_data/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signum)
+    assert process.wait(10) == status
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_what_counts_as_worthless_leaves_out_models() -> None:
+    assert not [name for name in ("state_dict.pt", "latest.pt") if any(Path(name).match(p) for p in WORTHLESS)]

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
+from maze.core.rollout.rollout_columns import RolloutColumns
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+from tests.train.parallelization.toy_envs import (
+    coming_and_going_env,
+    counting_env,
+    hierarchical_env,
+    random_walk_env,
+    two_step_env,
+)
+
+
+class Reflex(Policy):
+    """Answers each observation with an action computed from it: every entry of a rollout can be checked."""
+
+    def seed(self, seed: int) -> None:
+        pass
+
+    def needs_state(self) -> bool:
+        return False
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False) -> Any:
+        number = sum(int(np.sum(value) * 1000) for value in observation.values())
+        if "count" in observation:
+            return {"move": number % 5}
+        if "time" in observation:
+            return {"item": number % 4}
+        if "choice" in observation:
+            return {"where": np.array([number % 2, 0.25], np.float32)}
+        if "position" in observation:
+            return {"direction": number % 4}
+        if "pressure" in observation:
+            return {"force": np.array([number % 3 - 1, 0.5], np.float32)}
+        return {"signal": number % 2}
+
+    def compute_top_action_candidates(self, *arguments: Any, **keywords: Any) -> Any:
+        raise NotImplementedError
+
+
+class BatchedReflex(Reflex):
+    """The same for whole batches, with logits, as a TorchPolicy does it."""
+
+    distribution_mapper = SimpleNamespace(required_logits_shape=lambda head: (2,))
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[ActorID, int]] = []
+
+    def compute_actions(self, observation, actor_id=None, deterministic=False, out=None, logits_out=None) -> Any:
+        n_rows = len(next(iter(observation.values())))
+        self.batches.append((actor_id, n_rows))
+        actions = [
+            self.compute_action({key: value[row] for key, value in observation.items()}) for row in range(n_rows)
+        ]
+        out = {} if out is None else out
+        for key in actions[0]:
+            stacked = np.stack([np.asarray(action[key]) for action in actions])
+            if key in out:
+                out[key][...] = stacked
+            else:
+                out[key] = stacked
+            if logits_out is not None:
+                logits_out[key][...] = actor_id.agent_id + 0.5
+        return out
+
+
+FACTORIES = {
+    "flat": partial(counting_env, ((3, "terminated"), (2, "truncated"))),
+    "multi-step": partial(two_step_env, 3),
+    "multi-step, cut off in mid-step": partial(two_step_env, 3, 2),
+    "hierarchical": hierarchical_env,
+    "agents": coming_and_going_env,
+}
+
+
+def by_hand(factory: Any, policy: Policy, seed: int, n_ticks: int) -> list[Any]:
+    """What one environment goes through, tick by tick."""
+    env = factory()
+    env.seed(seed)
+    observation = env.reset()
+    ticks = []
+    for _ in range(n_ticks):
+        actor = env.actor_id()
+        action = policy.compute_action(observation, actor_id=actor)
+        next_observation, reward, done, info = env.step(action)
+        truncated = done and info.get("TimeLimit.truncated", False)
+        ticks.append((actor, observation, action, reward, done and not truncated, truncated, next_observation))
+        observation = env.reset() if done else next_observation
+    ticks.append((env.actor_id(), observation))
+    return ticks
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(np.asarray(one[key], np.float32), np.asarray(other[key], np.float32)) for key in one
+    )
+
+
+def assert_columns_tell(columns: RolloutColumns, env_index: int, ticks: list[Any]) -> None:
+    position = dict.fromkeys(columns.substeps, 0)
+    finals = {(entry.tick, entry.env_index): entry for entry in columns.final_observations}
+    for tick, (actor, observation, action, reward, terminated, truncated, following) in enumerate(ticks[:-1]):
+        substep = columns.substeps[actor.step_key]
+        rows = np.flatnonzero(substep.ticks == tick)
+        assert len(rows) == 1, f"tick {tick}"
+        row = rows[0]
+        assert substep.valid is None or substep.valid[row, env_index]
+        assert substep.agent_ids[row, env_index] == actor.agent_id
+        assert same({key: array[row, env_index] for key, array in substep.observations.items()}, observation)
+        assert same({key: array[row, env_index] for key, array in substep.actions.items()}, action)
+        assert columns.rewards[tick, env_index] == np.float32(reward)
+        assert columns.terminated[tick, env_index] == terminated
+        assert columns.truncated[tick, env_index] == truncated
+        assert ((tick, env_index) in finals) == truncated
+        if truncated:
+            assert same(finals[tick, env_index].observation, following)
+        position[actor.step_key] += 1
+    last_actor, last_observation = ticks[-1]
+    assert columns.last_actor_ids[env_index] == last_actor
+    last = columns.last_observations[last_actor.step_key]
+    assert same({key: array[env_index] for key, array in last.items()}, last_observation)
+    for key, substep in columns.substeps.items():
+        n_valid = substep.n_rows if substep.valid is None else int(substep.valid[:, env_index].sum())
+        assert n_valid == position[key]
+        assert all(len(array) == substep.n_rows + 1 for array in substep.observations.values())
+        assert all(len(array) == substep.n_rows for array in substep.actions.values())
+
+
+@pytest.mark.parametrize("policy", [Reflex(), BatchedReflex()], ids=["one by one", "batched"])
+@pytest.mark.parametrize("name", FACTORIES)
+def test_columns_hold_exactly_what_each_environment_went_through(name, policy):
+    n_envs, n_ticks = 3, 24
+    env = SequentialVectorEnv([FACTORIES[name]] * n_envs)
+    env.seed([5, 6, 7])
+    columns = RolloutColumns(env.observation_spaces_dict, env.action_spaces_dict, n_envs, n_ticks)
+    generator = RolloutGenerator(env)
+    generator.collect(policy, columns)
+    assert columns.is_dense() == (name in ("flat", "multi-step"))
+    for index in range(n_envs):
+        assert_columns_tell(columns, index, by_hand(FACTORIES[name], policy, 5 + index, n_ticks))
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_rollouts_continue_one_another_whatever_becomes_of_the_columns(name):
+    env = SequentialVectorEnv([FACTORIES[name]] * 2)
+    env.seed([5, 6])
+    generator = RolloutGenerator(env)
+    columns = RolloutColumns(env.observation_spaces_dict, env.action_spaces_dict, 2, 11)
+    generator.collect(Reflex(), columns)
+    for substep in columns.substeps.values():
+        for array in (*substep.observations.values(), *substep.actions.values()):
+            array[...] = 0  # a trainer may do what it wants with them
+    generator.collect(Reflex(), columns)
+    for index in range(2):
+        ticks = by_hand(FACTORIES[name], Reflex(), 5 + index, 22)
+        assert_columns_tell(columns, index, ticks[11:])
+
+
+def test_worker_processes_give_the_same_rollouts():
+    env, subproc = SequentialVectorEnv([hierarchical_env] * 3), SubprocVectorEnv([hierarchical_env] * 3, n_workers=2)
+    for one in (env, subproc):
+        one.seed([1, 2, 3])
+    expected = RolloutGenerator(env).rollout(Reflex(), 20)
+    found = RolloutGenerator(subproc).rollout(Reflex(), 20)
+    subproc.close()
+    for step, other in zip(expected.step_records, found.step_records, strict=True):
+        assert step.actor_ids == other.actor_ids
+        for record, its in zip(step.substep_records, other.substep_records, strict=True):
+            assert same(record.observation, its.observation)
+            np.testing.assert_array_equal(record.reward, its.reward)
+
+
+def test_the_policy_is_asked_once_per_tick_where_actors_are_the_same_and_else_once_per_actor():
+    policy = BatchedReflex()
+    RolloutGenerator(SequentialVectorEnv([FACTORIES["multi-step"]] * 3)).rollout(policy, 2)
+    assert policy.batches == [(ActorID("choose", 0), 3), (ActorID("cut", 0), 3)] * 2
+    policy.batches.clear()
+    env = SequentialVectorEnv([hierarchical_env] * 4)
+    env.seed([1, 2, 3, 4])
+    RolloutGenerator(env).rollout(policy, 10)
+    assert {actor.step_key for actor, _ in policy.batches} == {"walk", "grasp"}
+    assert sum(n_rows for _, n_rows in policy.batches) == 4 * 20
+
+
+def test_a_dense_rollout_is_one_structured_record_of_views():
+    env = SequentialVectorEnv([FACTORIES["multi-step"]] * 2)
+    generator = RolloutGenerator(env, record_logits=True)
+    columns = generator.collect(BatchedReflex(), generator.allocate(4, BatchedReflex()))
+    record = columns.structured_record()
+    assert record.actor_ids == [ActorID("choose", 0), ActorID("cut", 0)]
+    assert record.batch_shape == [4, 2]
+    assert record.observations[0]["time"].shape == (4, 2, 1)
+    assert np.shares_memory(record.observations[0]["time"], columns.substeps["choose"].observations["time"])
+    np.testing.assert_array_equal(record.rewards[0], np.zeros((4, 2)))
+    np.testing.assert_array_equal(record.rewards[1][:, 0] // 10, [1, 2, 3, 1])  # ten times the step number, plus choice
+    np.testing.assert_array_equal(record.logits[1]["where"], np.full((4, 2, 2), 0.5))
+    np.testing.assert_array_equal(columns.actor_rewards[1::2, 0], [10, 20, 30, 10])
+    np.testing.assert_array_equal(columns.actor_rewards[0::2], record.actions[0]["item"])
+
+
+def test_agents_that_share_a_policy_have_their_own_records():
+    from gymnasium import spaces
+
+    from maze.core.env.maze_env import MazeEnv
+    from tests.train.parallelization.toy_envs import ComingAndGoingCoreEnv
+
+    class TwoAgents(ComingAndGoingCoreEnv):
+        agent_counts_dict = {"agent": 2}  # type: ignore[assignment]
+
+        def step(self, maze_action: Any) -> Any:
+            self.present = [0, 1]
+            result = super().step(maze_action)
+            self.present = [0, 1]
+            self.actor = ActorID("agent", self.position)
+            return result
+
+    def factory() -> Any:
+        like = coming_and_going_env()
+        return MazeEnv(TwoAgents(), like.action_conversion_dict, like.observation_conversion_dict)
+
+    assert isinstance(factory().action_space, spaces.Dict)
+    env = SequentialVectorEnv([factory] * 2)
+    generator = RolloutGenerator(env)
+    columns = generator.collect(Reflex(), generator.allocate(3))
+    assert columns.actor_sequence == [ActorID("agent", 0), ActorID("agent", 1)]
+    record = columns.structured_record()
+    assert record.observations[1]["self"].shape == (3, 2, 2)
+    np.testing.assert_array_equal(columns.substeps["agent"].agent_ids[:, 0], [0, 1] * 3)
+    with pytest.raises(ValueError, match="share a sub-step key"):
+        _ = record.observations_dict
+
+
+def test_the_documented_record_of_a_vector_environment():
+    env = SequentialVectorEnv([FACTORIES["flat"]] * 2)
+    record = RolloutGenerator(env, record_next_observations=True).rollout(Reflex(), 6, trajectory_id="mine")
+    assert record.id == "mine"
+    assert len(record) == 6
+    assert record.step_records[0].batch_shape == [2]
+    dones = np.stack([step.dones[0] for step in record.step_records])
+    np.testing.assert_array_equal(dones[:, 0], [False, False, True, False, True, False])
+    following = np.stack([step.next_observations[0]["count"][0] for step in record.step_records])
+    # the last observations of both episodes, the terminated one's too, and nothing of the next episode's first
+    np.testing.assert_array_equal(following, [[1, 0], [2, 0], [3, 0], [1, 1], [2, 1], [1, 2]])
+    assert [step.infos[0][0] for step in record.step_records[3:]] == [{}, {"TimeLimit.truncated": True}, {}]
+    stacked = record.stack()
+    assert stacked.batch_shape == [6, 2]
+    np.testing.assert_array_equal(record.total_reward(), [10, 10])
+
+
+def test_asynchronous_records_name_the_environments_of_each_actor():
+    env = SequentialVectorEnv([hierarchical_env] * 3)
+    env.seed([1, 2, 3])
+    record = RolloutGenerator(env).rollout(Reflex(), 10)
+    for step in record.step_records:
+        indices = np.concatenate([substep.info["env_indices"] for substep in step.substep_records])
+        assert sorted(indices) == [0, 1, 2]
+    columns = RolloutGenerator(env).collect(Reflex(), RolloutColumns.for_env(env, 10))
+    entries = [substep.entries() for substep in columns.substeps.values()]
+    assert sum(len(rows) for rows, _ in entries) == columns.n_ticks * 3
+    with pytest.raises(ValueError, match="differ"):
+        columns.structured_record()
+
+
+# -- single environments -------------------------------------------------------------------------------------------
+
+
+def test_a_single_environment_gives_unbatched_records_and_goes_on_where_it_stopped():
+    env = counting_env(((3, "terminated"),))
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    generator = RolloutGenerator(env)
+    first, second = generator.rollout(policy, 2), generator.rollout(policy, 3)
+    counts = [step.observations[0]["count"].tolist() for step in (*first.step_records, *second.step_records)]
+    assert counts == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1]]
+    assert second.step_records[0].is_done()
+    assert not second.is_done()
+    assert first.step_records[0].batch_shape is None
+    assert first.total_reward() == 3
+
+
+def test_a_rollout_may_end_with_the_episode():
+    generator = RolloutGenerator(
+        counting_env(((3, "truncated"),)), terminate_on_done=True, record_next_observations=True
+    )
+    record = generator.rollout(Reflex(), None)
+    assert len(record) == 3
+    assert record.is_done()
+    assert record.step_records[-1].substep_records[0].info["TimeLimit.truncated"]
+    np.testing.assert_array_equal(record.step_records[-1].next_observations[0]["count"], [3, 0])
+    assert len(generator.rollout(Reflex(), 2)) == 2
+    assert generator.rollout(Reflex(), 2).total_reward() == 3
+
+
+def test_the_statistics_of_steps_and_episodes_are_recorded_on_request():
+    generator = RolloutGenerator(
+        counting_env(((3, "terminated"),)), record_step_stats=True, record_episode_stats=True, terminate_on_done=True
+    )
+    record = generator.rollout(Reflex(), None)
+    key = LogStatsKey(BaseEnvEvents.reward, None, None)
+    assert [step.step_stats[key] for step in record.step_records] == [1, 2, 3]
+    assert [step.episode_stats is None for step in record.step_records] == [True, True, False]
+    generator.get_epoch_stats_aggregator().reduce()
+    assert generator.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean") == 6
+
+
+def test_sub_steps_of_a_single_environment_stay_together():
+    record = RolloutGenerator(two_step_env(2), record_logits=True).rollout(BatchedReflex(), 3)
+    assert record.step_records[0].actor_ids == [ActorID("choose", 0), ActorID("cut", 0)]
+    assert record.step_records[0].substep_keys == ["choose", "cut"]
+    np.testing.assert_array_equal(record.step_records[2].logits_dict["cut"]["where"], [0.5, 0.5])
+    assert [len(step.substep_records) for step in record.step_records] == [2, 2, 2]
+
+
+def test_policies_that_need_the_state_or_the_environment_get_it_where_they_can():
+    class Curious(Reflex):
+        def needs_state(self) -> bool:
+            return True
+
+        def needs_env(self) -> bool:
+            return True
+
+        def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False) -> Any:
+            assert maze_state["count"] == observation["count"].tolist()
+            assert env.get_env_time() == maze_state["count"][0]
+            return {"move": 0}
+
+    RolloutGenerator(counting_env()).rollout(Curious(), 4)
+    RolloutGenerator(SequentialVectorEnv([counting_env] * 2)).rollout(Curious(), 4)
+    subproc = SubprocVectorEnv([counting_env])
+    with pytest.raises(ConfigError, match="Curious wants to see the environment"):
+        RolloutGenerator(subproc).rollout(Curious(), 4)
+    subproc.close()
+
+
+def test_what_cannot_be_recorded_is_refused():
+    env = SequentialVectorEnv([random_walk_env])
+    with pytest.raises(ValueError, match="belong to a single environment"):
+        RolloutGenerator(env, terminate_on_done=True)
+    with pytest.raises(ValueError, match="give `n_steps`"):
+        RolloutGenerator(env).rollout(Reflex(), None)
+    with pytest.raises(ConfigError, match="no logits"):
+        RolloutGenerator(env, record_logits=True).rollout(Reflex(), 2)

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.errors import CheckpointError, EnvironmentContractError
+from maze.core.log_stats.log_stats import StatsContext
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
+from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
+from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from tests.train.parallelization.toy_envs import counting_env, two_step_env
+
+
+class Collected(TrajectoryWriter):
+    def __init__(self) -> None:
+        self.episodes: list[StateTrajectoryRecord] = []
+
+    def write(self, episode_record: StateTrajectoryRecord) -> None:
+        self.episodes.append(episode_record)
+
+
+@pytest.fixture
+def writer():
+    writer = Collected()
+    TrajectoryWriterRegistry.register_writer(writer)
+    yield writer
+    TrajectoryWriterRegistry.unregister_writer(writer)
+
+
+def test_an_episode_is_recorded_with_the_states_its_actions_were_taken_in(writer):
+    env = TrajectoryRecordingWrapper.wrap(counting_env(((3, "truncated"),)))
+    env.seed(5)
+    env.reset()
+    episode_id = env.get_episode_id()
+    for move in (4, 2, 1):
+        env.step({"move": move})
+    assert writer.episodes == []
+    env.reset()
+    (episode,) = writer.episodes
+    assert episode.id == episode_id
+    assert [step.maze_state["count"] for step in episode.step_records] == [[0, 0], [1, 0], [2, 0], [3, 0]]
+    assert [step.maze_action and step.maze_action["move"] for step in episode.step_records] == [4, 2, 1, None]
+    assert [step.reward for step in episode.step_records] == [1, 2, 3, None]
+    assert [step.done for step in episode.step_records] == [False, False, True, None]
+    assert [step.env_time for step in episode.step_records] == [0, 1, 2, 3]
+    assert episode.step_records[2].info == {"TimeLimit.truncated": True}
+
+
+def test_a_step_of_several_sub_steps_is_one_record(writer):
+    env = TrajectoryRecordingWrapper.wrap(two_step_env(2))
+    env.reset()
+    for _ in range(2):
+        env.step({"item": 3})
+        env.step({"where": np.zeros(2)})
+    env.publish_trajectory()
+    (episode,) = writer.episodes
+    assert [step.reward for step in episode.step_records] == [13, 23, None]
+    assert [step.maze_state["time"] for step in episode.step_records] == [[0], [1], [2]]
+
+
+def test_an_episode_without_steps_is_not_recorded(writer):
+    env = TrajectoryRecordingWrapper.wrap(counting_env())
+    env.reset()
+    env.reset()
+    assert writer.episodes == []
+
+
+def test_the_recording_of_a_clone_goes_its_own_way(writer):
+    env, clone = (TrajectoryRecordingWrapper.wrap(GymMazeEnv("CartPole-v1")) for _ in range(2))
+    env.reset()
+    env.step({"action": 0})
+    clone.clone_from(env)
+    clone.step({"action": 1})
+    assert len(env.episode_record.step_records) == 1
+    assert len(clone.episode_record.step_records) == 2
+    assert clone.episode_record.id == env.episode_record.id
+
+
+def test_files_are_named_by_episode_and_load_without_further_permissions(tmp_path):
+    env = TrajectoryRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"))
+    env.seed(1)
+    with SimpleTrajectoryRecordingSetup(env, tmp_path / "trajectory_data"):
+        ids = []
+        for _ in range(2):
+            observation, done = env.reset(), False
+            ids.append(env.get_episode_id())
+            while not done:
+                observation, _, done, _ = env.step({"action": int(observation["observation"][3] > 0)})
+    files = {path.name for path in (tmp_path / "trajectory_data").iterdir()}
+    assert files == {f"{episode_id}.pkl" for episode_id in ids}
+    trajectory = load_trajectory(tmp_path / "trajectory_data" / f"{ids[0]}.pkl")
+    assert isinstance(trajectory, StateTrajectoryRecord)
+    assert trajectory.id == ids[0]
+    assert trajectory.step_records[-2].done
+    assert TrajectoryWriterRegistry.writers == []
+
+
+class OwnState:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def stored(state: Any, directory: Path) -> Path:
+    from maze.core.trajectory_recording.records.state_record import StateRecord
+
+    episode = StateTrajectoryRecord("episode")
+    episode.append(StateRecord(state, None, None, None, None, None, {}))
+    TrajectoryWriterFile(directory).write(episode)
+    return directory / "episode.pkl"
+
+
+def test_code_in_a_trajectory_is_refused_and_not_run(tmp_path):
+    path = stored(Malicious(tmp_path / "owned"), tmp_path)
+    with pytest.raises(CheckpointError, match=r"episode.pkl: contains the type `posix.mkdir`.*allow_pickle=True"):
+        load_trajectory(path)
+    assert not (tmp_path / "owned").exists()
+
+
+def test_types_of_ones_own_are_allowed_by_class_by_name_by_pattern_or_for_good(tmp_path):
+    path = stored(OwnState(3), tmp_path)
+    with pytest.raises(CheckpointError, match=rf"`{OwnState.__module__}.OwnState`.*extra_types"):
+        load_trajectory(path)
+    name = f"{OwnState.__module__}.OwnState"
+    for extra_types in ([OwnState], [name], [f"{OwnState.__module__}.*"]):
+        assert load_trajectory(path, extra_types=extra_types).step_records[0].maze_state.value == 3
+    assert load_trajectory(path, allow_pickle=True).step_records[0].maze_state.value == 3
+    assert name not in registered_safe_types()
+    register_safe_types(OwnState)
+    assert load_trajectory(path).step_records[0].maze_state.value == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "not a readable pickle"),
+        (b"<html>", "not a readable pickle"),
+        (pickle.dumps([1]), "found an object of type list"),
+    ],
+)
+def test_damaged_and_foreign_files_are_named(content, expected, tmp_path):
+    path = tmp_path / "some.pkl"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"some.pkl.*{expected}"):
+        load_trajectory(path)
+    with pytest.raises(CheckpointError, match="missing.pkl: cannot be read"):
+        load_trajectory(tmp_path / "missing.pkl")
+
+
+def test_a_file_cut_off_is_an_error(tmp_path):
+    path = stored({"a": np.arange(100)}, tmp_path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match="cut off"):
+        load_trajectory(path)
+
+
+def test_a_state_that_cannot_be_stored_is_an_error_and_leaves_no_file(tmp_path):
+    with pytest.raises(EnvironmentContractError, match="Episode episode cannot be stored"):
+        stored({"function": lambda: None}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_costs_one_warning_and_the_writer(caplog):
+    class FullDisk(TrajectoryWriter):
+        def write(self, episode_record: StateTrajectoryRecord) -> None:
+            raise OSError(28, "No space left on device")
+
+    TrajectoryWriterRegistry.register_writer(FullDisk())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            TrajectoryWriterRegistry.record_trajectory_data(StateTrajectoryRecord("x"))
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert TrajectoryWriterRegistry.writers == []
+
+
+def test_monitoring_records_trajectories_events_and_statistics(tmp_path, capsys):
+    with StatsContext(), MonitoringSetup(counting_env(((2, "terminated"),)), log_dir=str(tmp_path)) as env:
+        for _ in range(2):
+            env.reset()
+            env.step({"move": 1})
+            env.step({"move": 2})
+    assert len(list((tmp_path / "trajectory_data").iterdir())) == 2
+    assert list((tmp_path / "event_logs").iterdir())
+    assert "total_episode_count" in capsys.readouterr().out

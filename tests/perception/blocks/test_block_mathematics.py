@@ -1,0 +1,250 @@
+"""Blocks compared with reference implementations and with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from maze.core.errors import ConfigError
+from maze.perception import blocks
+
+few = settings(max_examples=10, deadline=None, derandomize=True)
+
+
+def graph(n_nodes: int, directed: bool = False) -> torch.Tensor:
+    adjacency = (torch.rand(n_nodes, n_nodes) < 0.5).float().fill_diagonal_(0.0)
+    return adjacency if directed else torch.triu(adjacency) + torch.triu(adjacency).T
+
+
+def edge_index(adjacency: torch.Tensor) -> torch.Tensor:
+    """Edges from sender to receiver; rows of an adjacency matrix are receivers."""
+    return adjacency.T.nonzero().T
+
+
+@given(seed=st.integers(0, 1000), n_nodes=st.integers(2, 6), directed=st.booleans())
+@few
+def test_graph_convolution_equals_torch_geometric(seed, n_nodes, directed):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(seed)
+    block = blocks.GraphConvBlock(
+        ["x", "adjacency"], "out", [(n_nodes, 3), (n_nodes, n_nodes)], [4], True, nn.Identity, 1.0, False, True
+    )
+    layer = block.net["graph_conv_0"]
+    nn.init.normal_(layer.bias)
+    features, adjacency = torch.randn(n_nodes, 3), graph(n_nodes, directed)
+    reference = geometric.GCNConv(3, 4)
+    reference.lin.weight.data.copy_(layer.linear.weight)
+    reference.bias.data.copy_(layer.bias)
+    expected = reference(features, edge_index(adjacency))
+    torch.testing.assert_close(block({"x": features, "adjacency": adjacency})["out"], expected)
+
+
+@given(seed=st.integers(0, 1000), n_nodes=st.integers(2, 6), n_heads=st.integers(1, 3), average=st.booleans())
+@few
+def test_graph_attention_equals_torch_geometric(seed, n_nodes, n_heads, average):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(seed)
+    shapes = [(n_nodes, 3), (n_nodes, n_nodes)]
+    block = blocks.GraphAttentionBlock(
+        ["x", "adjacency"], "out", shapes, [4], nn.Identity, n_heads, 0.2, average, attention_dropout=0.0
+    )
+    layer = block.net["graph_attention_0"]
+    features, adjacency = torch.randn(n_nodes, 3), graph(n_nodes, directed=True)
+    reference = geometric.GATConv(3, 4, heads=n_heads, concat=not average, negative_slope=0.2, bias=False)
+    reference.lin.weight.data.copy_(layer.linear.weight)
+    reference.att_src.data.copy_(layer.attention_sender.unsqueeze(0))
+    reference.att_dst.data.copy_(layer.attention_receiver.unsqueeze(0))
+    expected = reference(features, edge_index(adjacency))
+    torch.testing.assert_close(block({"x": features, "adjacency": adjacency})["out"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_node_without_connections_neither_sends_nor_receives():
+    block = blocks.GraphConvBlock(
+        ["x", "adjacency"], "out", [(3, 2), (3, 3)], [2], False, nn.Identity, 0.0, False, True
+    )
+    adjacency = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    features = torch.randn(3, 2, requires_grad=True)
+    output = block({"x": features, "adjacency": adjacency})["out"]
+    output.sum().backward()
+    assert output[2].tolist() == [0.0, 0.0]
+    assert features.grad is not None
+    assert bool(torch.isfinite(features.grad).all())
+    torch.testing.assert_close(output[0], block.net["graph_conv_0"].linear(features)[1])
+
+
+def test_self_importance_that_cannot_be_trained_because_nothing_is_preprocessed_is_an_error():
+    with pytest.raises(ConfigError, match=r"GraphConvBlock \(out\): `trainable_node_self_importance`"):
+        blocks.GraphConvBlock(["x", "a"], "out", [(3, 2), (3, 3)], [2], False, nn.ReLU, 1.0, True, False)
+
+
+@pytest.mark.parametrize("padding_mask", [True, False])
+def test_multi_head_attention_equals_pytorch_with_inverted_masks(padding_mask):
+    torch.manual_seed(0)
+    mask_shape = (5,) if padding_mask else (3, 5)
+    block = blocks.MultiHeadAttentionBlock(
+        ["q", "k", "v", "mask"],
+        ["out", "weights"],
+        [(3, 4), (5, 6), (5, 2), mask_shape],
+        num_heads=2,
+        dropout=None,
+        add_input_to_output=True,
+        bias=True,
+        add_bias_kv=False,
+        add_zero_attn=False,
+        kdim=6,
+        vdim=2,
+        use_key_padding_mask=padding_mask,
+    )
+    query, key, value = torch.randn(7, 3, 4), torch.randn(7, 5, 6), torch.randn(7, 5, 2)
+    mask = (torch.rand(7, *mask_shape) < 0.5).float()
+    mask[..., 0] = 1.0
+    masks = {"key_padding_mask": mask == 0} if padding_mask else {"attn_mask": (mask == 0).repeat_interleave(2, dim=0)}
+    expected, weights = block.self_attn(query, key, value, **masks)
+    result = block({"q": query, "k": key, "v": value, "mask": mask})
+    torch.testing.assert_close(result["out"], expected + query)
+    torch.testing.assert_close(result["weights"], weights)
+    ignored = (mask == 0).reshape(7, -1, 5).expand(7, 3, 5)
+    assert bool((result["weights"][ignored] == 0).all())
+
+
+def test_attention_to_nothing_is_zero_and_leaves_gradients_finite():
+    block = blocks.SelfAttentionSeqBlock(["x", "mask"], "out", [(3, 4), (3,)], 2, None, False, True)
+    sequence = torch.randn(2, 3, 4, requires_grad=True)
+    output = block({"x": sequence, "mask": torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 1.0]])})["out"]
+    output.sum().backward()
+    assert bool((output[0] == 0).all())
+    assert bool((output[1] != 0).any())
+    assert sequence.grad is not None
+    assert bool(torch.isfinite(sequence.grad).all())
+
+
+def test_masked_elements_do_not_influence_self_attention():
+    block = blocks.SelfAttentionSeqBlock(["x", "mask"], "out", [(3, 4), (3,)], 2, None, False, True)
+    sequence, mask = torch.randn(3, 4), torch.tensor([1.0, 1.0, 0.0])
+    changed = sequence.clone()
+    changed[2] += 1.0
+    before, after = (block({"x": x, "mask": mask})["out"] for x in (sequence, changed))
+    torch.testing.assert_close(before[:2], after[:2])
+
+
+def test_convolutional_self_attention_equals_attention_over_the_list_of_pixels():
+    torch.manual_seed(0)
+    block = blocks.SelfAttentionConvBlock("x", ["out", "weights"], (3, 2, 4), 5, None, True, True)
+    nn.init.constant_(block.gamma, 0.5)
+    image = torch.randn(6, 3, 2, 4)
+    query, key, value = (
+        conv(image).flatten(2).transpose(1, 2).unsqueeze(1) for conv in (block.query, block.key, block.value)
+    )
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0).squeeze(1)
+    result = block({"x": image})
+    torch.testing.assert_close(result["out"], image + 0.5 * attended.transpose(1, 2).reshape(image.shape))
+    torch.testing.assert_close(result["weights"].sum(-1), torch.ones(6, 8))
+
+
+def test_convolutional_self_attention_starts_as_the_identity():
+    image = torch.randn(2, 3, 4, 4)
+    block = blocks.SelfAttentionConvBlock("x", "out", (3, 4, 4), 2, None, add_input_to_output=True, bias=True)
+    assert torch.equal(block({"x": image})["out"], image)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lstm_equals_pytorch_followed_by_one_layer_per_time_step(bidirectional):
+    block = blocks.LSTMBlock("x", "out", (5, 3), 4, 2, bidirectional, nn.SELU)
+    sequence = torch.randn(2, 7, 5, 3)
+    states, _ = block.net(sequence.flatten(0, 1))
+    expected = nn.functional.selu(block.output[0](states)).reshape(2, 7, 5, 4)
+    torch.testing.assert_close(block({"x": sequence})["out"], expected)
+
+
+def test_last_step_is_the_last_of_the_sequence_that_arrives_whatever_its_length():
+    block = blocks.LSTMLastStepBlock("x", "out", (5, 3), 4, 1, False, nn.Tanh)
+    sequence = torch.randn(2, 9, 3)
+    torch.testing.assert_close(block({"x": sequence})["out"], block.lstm_block({"x": sequence})["out_lstm"][:, -1])
+
+
+@given(seed=st.integers(0, 100), masked=st.booleans(), pooling=st.sampled_from(["max", "mean", "sum", "min"]))
+@few
+def test_point_net_does_not_depend_on_the_order_of_points_nor_on_masked_points(seed, masked, pooling):
+    torch.manual_seed(seed)
+    block = blocks.PointNetFeatureBlock(
+        ["x", "mask"],
+        "out",
+        [(5, 3), (5,)],
+        4,
+        pooling,
+        use_feature_transform=True,
+        use_batch_norm=True,
+        non_lin=nn.ReLU,
+    ).eval()
+    points, mask = torch.randn(2, 5, 3), torch.ones(2, 5)
+    order = torch.randperm(5)
+    expected = block({"x": points, "mask": mask})["out"]
+    torch.testing.assert_close(block({"x": points[:, order], "mask": mask})["out"], expected, rtol=1e-4, atol=1e-5)
+    with_junk = torch.cat([points, 100.0 * torch.randn(2, 3, 3)], dim=1)
+    junk_mask = torch.cat([mask, torch.zeros(2, 3)], dim=1)
+    torch.testing.assert_close(block({"x": with_junk, "mask": junk_mask})["out"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ("mean", [[2.0, -1.0], [0.0, 0.0]]),
+        ("sum", [[4.0, -2.0], [0.0, 0.0]]),
+        ("max", [[3.0, 1.0], [0.0, 0.0]]),
+        ("min", [[1.0, -3.0], [0.0, 0.0]]),  # nothing valid in the second sample: zero, not infinity
+    ],
+)
+def test_masked_pooling_of_hand_worked_numbers(pooling, expected):
+    block = blocks.MaskedGlobalPoolingBlock(["x", "mask"], "out", [(3, 2), (3,)], pooling, pooling_dim=1)
+    features = torch.tensor([[[1.0, 1.0], [9.0, -9.0], [3.0, -3.0]]]).repeat(2, 1, 1)
+    mask = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    assert block({"x": features, "mask": mask})["out"].tolist() == expected
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [(False, [[3.0, 8.0], [9.0, 16.0]]), (True, [11.0, 25.0])])
+def test_correlation_of_items_with_one_query(reduce, expected):
+    block = blocks.CorrelationBlock(["items", "query"], "out", [(2, 2), (1, 2)], reduce=reduce)
+    inputs = {"items": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "query": torch.tensor([[3.0, 4.0]])}
+    assert block(inputs)["out"].tolist() == expected
+
+
+def test_repetition_makes_features_concatenable():
+    block = blocks.RepeatToMatchBlock(["x", "items"], "out", [(2,), (3, 4)], repeat_at_idx=1)
+    result = block({"x": torch.tensor([[1.0, 2.0]]), "items": torch.zeros(1, 3, 4)})["out"]
+    assert result.tolist() == [[[1.0, 2.0]] * 3]
+
+
+def test_slices_of_hand_worked_numbers():
+    matrix = torch.arange(6.0).reshape(2, 3)
+    assert blocks.SliceBlock("x", "out", (2, 3), slice_dim=2, slice_idx=-1)({"x": matrix})["out"].tolist() == [2.0, 5.0]
+    several = blocks.MultiIndexSlicingBlock("x", "out", (2, 3), select_dim=-1, select_idxs=[2, 0])
+    assert several({"x": matrix})["out"].tolist() == [[2.0, 0.0], [5.0, 3.0]]
+
+
+def test_vgg_halves_the_image_at_each_stage():
+    block = blocks.VGGConvolutionBlock("screen", "out", (3, 64, 64), [8, 16, 32], nn.ReLU)
+    assert block.out_shapes() == [(32, 8, 8)]
+    assert len([layer for layer in block.net if isinstance(layer, nn.Conv2d)]) == 6
+
+
+def test_strided_convolution_equals_a_plain_convolution_with_its_settings():
+    block = blocks.StridedConvolutionBlock(
+        "x", "out", (2, 9, 11), [3], [(3, 2)], nn.ReLU, 2, [(2, 1)], [(1, 2)], [(1, 0)], "circular"
+    )
+    reference = nn.Conv2d(2, 3, (3, 2), stride=(2, 1), dilation=(1, 2), padding=(1, 0), padding_mode="circular")
+    reference.load_state_dict(block.net[0].state_dict())
+    image = torch.randn(4, 2, 9, 11)
+    torch.testing.assert_close(block({"x": image})["out"], reference(image).relu())
+
+
+@pytest.mark.parametrize(
+    ("function", "n_inputs"),
+    [(lambda tensors: tensors[0] + tensors[1], 2), (lambda a, b: a + b, 2), (lambda *all_of: sum(all_of), 2)],
+    ids=["list", "one argument each", "variadic"],
+)
+def test_functions_take_the_list_of_tensors_or_one_argument_each(function, n_inputs):
+    block = blocks.FunctionalBlock(["x", "y"], "out", [(2,), (2,)], function)
+    assert block({"x": torch.ones(2), "y": torch.ones(2)})["out"].tolist() == [2.0, 2.0]

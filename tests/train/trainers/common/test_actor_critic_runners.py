@@ -1,0 +1,192 @@
+"""Training runs from a configuration."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+import maze.conf
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.log_stats.log_stats import StatsContext
+from maze.perception.models.space_config import SpacesConfig
+from maze.runner import Runner
+from maze.train.checkpoint import load_state
+from maze.train.trainers.a2c.a2c_trainer import A2C
+from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner, ACLocalRunner
+from maze.train.trainers.common.interrupt import TrainingInterrupted
+from maze.train.trainers.ppo.ppo_trainer import PPO
+
+CONF = Path(maze.conf.__file__).parent
+
+
+def read(name):
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+def composed(algorithm="ppo", **overrides):
+    cfg = OmegaConf.create(
+        {
+            "env": {**read("env/gym_env"), "name": "CartPole-v1"},
+            "wrappers": {},
+            "algorithm": read(f"algorithm/{algorithm}"),
+            "model": read("model/flatten_concat"),
+            "critic": read("critic/flatten_concat_shared"),
+            "seeding": {"env_base_seed": 1, "agent_base_seed": 2, "cudnn_determinism_flag": False},
+            "input_dir": "",
+        }
+    )
+    small = {"n_epochs": 1, "epoch_length": 2, "n_rollout_steps": 8, "rollout_evaluator.n_episodes": 2}
+    for key, value in small.items():
+        OmegaConf.update(cfg, f"algorithm.{key}", value)
+    for key, value in overrides.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value)
+    return cfg
+
+
+@pytest.fixture(autouse=True)
+def in_run_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with StatsContext():
+        yield tmp_path
+
+
+@pytest.fixture
+def start():
+    runners = []
+
+    def build(cfg, runner_class=ACDevRunner, trainer_class=PPO, **arguments):
+        arguments = {"concurrency": 2, "eval_concurrency": 1, **arguments}
+        runner = runner_class(trainer_class=trainer_class, **arguments)
+        runners.append(runner)
+        runner.setup(cfg)
+        return runner
+
+    yield build
+    for runner in runners:
+        runner.close()
+
+
+def weights(runner):
+    return [parameter.detach().clone() for parameter in runner.trainer.model.parameters()]
+
+
+def test_a_run_trains_and_writes_what_it_should(start, in_run_directory, capsys):
+    runner = start(composed())
+    assert isinstance(runner, Runner)
+    runner.run()
+    names = {file.name for file in in_run_directory.iterdir()}
+    assert {"state_dict.pt", "latest.pt", "spaces_config.pkl"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert load_state("latest.pt")["epoch"] == 1
+    spaces = SpacesConfig.load("spaces_config.pkl")
+    assert list(spaces.observation_spaces_dict[0].spaces) == ["observation"]
+    output = capsys.readouterr().out
+    assert "-> new overall best model" in output
+    assert "Update epoch - 1" in output
+
+
+@pytest.mark.parametrize(("name", "trainer_class"), [("a2c", A2C), ("ppo", PPO)])
+def test_the_trainer_is_named_by_its_path_and_configured_by_the_algorithm(start, name, trainer_class):
+    path = read(f"algorithm_runner/{name}-dev")["trainer_class"]
+    runner = start(composed(name, algorithm__lr=0.123), trainer_class=path)
+    assert type(runner.trainer) is trainer_class
+    assert runner.trainer.config.lr == 0.123
+
+
+def test_runs_with_the_same_seeds_are_bit_identical_wherever_environments_are_stepped(start):
+    results = []
+    for runner_class in (ACDevRunner, ACDevRunner, ACLocalRunner):
+        runner = start(composed(), runner_class=runner_class)
+        runner.run()
+        results.append(weights(runner))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_initial_weights_follow_from_the_agent_seed(start):
+    first, second = (weights(start(composed(seeding__agent_base_seed=seed))) for seed in (2, 3))
+    again = weights(start(composed()))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_number_of_environments_is_chosen_where_it_is_zero(start):
+    runner = start(composed(), concurrency=0, eval_concurrency=0)
+    assert runner.trainer.rollout_generator.env.n_envs == max(8, os.cpu_count())
+    assert runner.trainer.evaluator.eval_env.n_envs == 2  # as many as episodes
+
+
+def test_a_run_starts_from_the_model_of_an_earlier_one(start, tmp_path):
+    first = start(composed())
+    first.run()
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    (tmp_path / "state_dict.pt").rename(earlier / "state_dict.pt")
+    second = start(composed("a2c", input_dir=str(earlier), seeding__agent_base_seed=9), trainer_class=A2C)
+    saved = load_state(earlier / "state_dict.pt")
+    assert torch.equal(
+        next(iter(second.trainer.model.policy.state_dict()["policies"][0].values())),
+        next(iter(saved["policies"][0].values())),
+    )
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_an_input_directory_without_a_model_is_refused_with_the_way_out(start, tmp_path, kind):
+    directory = tmp_path / "earlier"
+    if kind == "empty":
+        directory.mkdir()
+    with pytest.raises(ConfigError, match=r"input_dir: .*earlier.*maze-run -cn conf_train"):
+        start(composed(input_dir=str(directory)))
+
+
+def test_a_broken_checkpoint_in_the_input_directory_is_named(start, tmp_path):
+    directory = tmp_path / "earlier"
+    directory.mkdir()
+    (directory / "state_dict.pt").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(CheckpointError, match=r"earlier.state_dict\.pt"):
+        start(composed(input_dir=str(directory)))
+
+
+def test_a_model_without_critic_is_refused(start):
+    with pytest.raises(ConfigError, match=r"model\.critic: PPO needs a model with a policy and a state critic"):
+        start(composed(model__critic=None))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"concurrency": -1}, r"runner\.concurrency"),
+        ({"eval_concurrency": 1.5}, r"runner\.eval_concurrency"),
+        ({"trainer_class": ""}, r"runner\.trainer_class"),
+    ],
+)
+def test_wrong_arguments_of_the_runner_are_named(start, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        start(composed(), **arguments)
+
+
+def test_components_are_not_there_before_setup():
+    with pytest.raises(ConfigError, match="was not set up"):
+        _ = ACDevRunner(trainer_class=PPO).trainer
+
+
+def test_worker_processes_are_gone_after_an_interrupted_run(start):
+    runner = start(composed(), runner_class=ACLocalRunner)
+    update = runner.trainer._update
+
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        update()
+
+    runner.trainer._update = interrupted
+    pids = [worker.process.pid for worker in runner.trainer.rollout_generator.env._pool.workers]
+    with pytest.raises(TrainingInterrupted) as interruption:
+        runner.run()
+    assert interruption.value.exit_status == 143
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
