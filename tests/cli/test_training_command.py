@@ -106,7 +106,7 @@ ERRORS = [
     (["algorithm.device=cudaa"], "cudaa", 1),
     (["+algorithm.unknown=1"], "unknown", 1),
     (["algorithm.gamma=2"], "gamma", 1),
-    (["env.name=Taxi"], "Taxi", 1),
+    (["env.name=CartPoll-v1"], "CartPole-v1", 1),
     (["runner.concurrency=-1"], "concurrency", 1),
 ]
 
@@ -133,7 +133,7 @@ def test_a_broken_state_dict_is_named_and_nothing_is_left(
     for command in ([*ROLLOUT, "input_dir=run"], ["-cn", "conf_train", *TINY, "input_dir=run"]):
         assert main(command) == 1
         error = capfd.readouterr().err
-        assert error.splitlines()[-1].startswith("CheckpointError: ")
+        assert any(line.startswith("CheckpointError: ") for line in error.splitlines())
         assert "state_dict.pt" in error
         assert str(run) in error
         assert "Traceback" not in error
@@ -168,7 +168,7 @@ def test_an_interrupted_rollout_ends_at_once_with_the_status_of_its_signal(
     signum: signal.Signals, status: int, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    arguments = ["env.name=CartPole-v1", "runner.n_processes=2", "runner.n_episodes=1000000", "hydra.run.dir=run"]
+    arguments = ["env.name=CartPole-v1", "runner.n_processes=2", "runner.n_episodes=5000", "hydra.run.dir=run"]
     command = [sys.executable, "-m", "maze.maze_cli", *arguments]
     process = subprocess.Popen(
         command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

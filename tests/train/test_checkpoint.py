@@ -58,7 +58,7 @@ def test_a_flipped_bit_never_changes_the_loaded_state_silently(position, bit):
 def test_a_truncated_file_is_an_error_that_names_it(tmp_path, length):
     path = tmp_path / "state_dict.pt"
     path.write_bytes(CONTENT[:length])
-    with pytest.raises(CheckpointError, match="state_dict.pt"):
+    with pytest.raises(CheckpointError, match=r"state_dict\.pt"):
         load_state(path)
 
 
@@ -94,7 +94,7 @@ def test_a_missing_file_is_an_error_that_offers_the_others(tmp_path):
         CheckpointError, match=r"no checkpoint .*state_dict.pt`. Other checkpoints there: newer.pt, old"
     ):
         load_state(tmp_path / "state_dict.pt")
-    with pytest.raises(CheckpointError, match="The directory .*nowhere` does not exist"):
+    with pytest.raises(CheckpointError, match=r"The directory .*nowhere` does not exist"):
         load_state(tmp_path / "nowhere" / "state_dict.pt")
     with pytest.raises(CheckpointError, match=r"is a directory; .* newer.pt, older.pt"):
         load_state(tmp_path)

@@ -171,8 +171,10 @@ class _Categorical:
         self._buffers: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        choices: np.ndarray
         if deterministic:
-            return logits.argmax(-1)
+            choices = logits.argmax(-1)
+            return choices
         noise = self._buffers.get(logits.shape)
         if noise is None:
             noise = self._buffers[logits.shape] = np.empty(logits.shape, np.float64)
@@ -180,7 +182,8 @@ class _Categorical:
         np.add(noise, _TINY, noise)  # zero has no logarithm
         np.log(noise, noise)
         np.subtract(logits, noise, noise)
-        return noise.argmax(-1)
+        choices = noise.argmax(-1)
+        return choices
 
 
 class _MultiCategorical:

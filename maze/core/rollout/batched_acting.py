@@ -39,7 +39,7 @@ def acting_function(policy: Policy, env: Any) -> ActingFunction:
 
 def _act_one_by_one(policy: Policy, env: Any) -> ActingFunction:
     needs_state, needs_env = policy.needs_state(), policy.needs_env()
-    envs = getattr(env, "envs", None)
+    envs: Any = getattr(env, "envs", None)
     if (needs_state or needs_env) and envs is None:
         raise ConfigError(
             f"{type(policy).__name__} wants to see the environment or its state, which worker processes do not show. "

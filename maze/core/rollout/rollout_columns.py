@@ -51,6 +51,7 @@ class SubstepColumns:
         n_envs: int,
         observation_space: spaces.Dict,
         action_space: spaces.Dict,
+        *,
         logits_shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.step_key = step_key
@@ -153,7 +154,12 @@ class RolloutColumns:
         self.n_envs = n_envs
         self.substeps = {
             key: SubstepColumns(
-                key, n_ticks, n_envs, space, action_spaces_dict[key], logits_shapes[key] if logits_shapes else None
+                key,
+                n_ticks,
+                n_envs,
+                space,
+                action_spaces_dict[key],
+                logits_shapes=logits_shapes[key] if logits_shapes else None,
             )
             for key, space in observation_spaces_dict.items()
         }
@@ -318,12 +324,20 @@ class RolloutColumns:
             following = records[tick + 1] if tick + 1 < self.n_ticks else None
             actor = following.actor_id if following is not None else self.last_actor_ids[0]
             source: Any = following.observation if following is not None else self.last_observations[actor.step_key]
-            record.next_observation = {key: array.copy() for key, array in source.items()}
+            next_observation = {key: array.copy() for key, array in source.items()}
+            record.next_observation = next_observation
             for env_index in range(self.n_envs):
                 entry = ends.get((tick, env_index))
-                if entry is not None and entry.actor_id.step_key == actor.step_key:
-                    for key, value in entry.observation.items():
-                        record.next_observation[key][env_index] = value
+                if entry is None:
+                    continue
+                if entry.actor_id.step_key != actor.step_key:
+                    raise ValueError(
+                        f"The last observation of environment {env_index}, tick {tick}, is one of sub-step "
+                        f"{entry.actor_id.step_key!r} while the other environments are at {actor.step_key!r}; one "
+                        "record cannot hold both. Use `collect` and the columns' `final_observations`."
+                    )
+                for key, value in entry.observation.items():
+                    next_observation[key][env_index] = value
 
     def check_finite(self) -> None:
         """Raise :class:`NonFiniteError` naming the first number in the rollout that is NaN or infinite, if any."""
@@ -344,11 +358,12 @@ class RolloutColumns:
         for key, array in arrays.items():
             if array.dtype.kind != "f" or np.isfinite(array).all():
                 continue
-            for row, env_index, *rest in np.argwhere(~np.isfinite(array)):
-                if self._is_used(columns, int(row), int(env_index)):
+            for place in np.argwhere(~np.isfinite(array)).tolist():
+                row, env_index, *rest = place
+                if self._is_used(columns, row, env_index):
                     tick = int(columns.ticks[row]) if row < columns.n_rows else self.n_ticks
-                    where = f"{name} `{key}` (sub-step {columns.step_key!r}, index {[int(index) for index in rest]})"
-                    raise NonFiniteError(self._place(where, tick, int(env_index), array[(row, env_index, *rest)]))
+                    where = f"{name} `{key}` (sub-step {columns.step_key!r}, index {rest})"
+                    raise NonFiniteError(self._place(where, tick, env_index, array[tuple(place)]))
 
     def _is_used(self, columns: SubstepColumns, row: int, env_index: int) -> bool:
         if row < columns.n_rows:

@@ -27,8 +27,8 @@ _IGNORED_KEYS = ("_recursive_", "_convert_")  # hints for Hydra's own instantiat
 class Factory(Generic[BaseType]):
     """Builds objects of one type.
 
-    >>> Factory(dict).instantiate({"_target_": "collections.OrderedDict", "a": 1})
-    OrderedDict({'a': 1})
+    >>> Factory(dict).instantiate({"_target_": "builtins.dict", "a": 1})
+    {'a': 1}
 
     :param base_type: What every object must be an instance of. Checked before anything is called.
     """

@@ -78,13 +78,16 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         renderer = self.env.get_renderer()
         steps = self.episode_record.step_records
         if interactive:
-            from maze.core.rendering.keyboard_controlled_trajectory_viewer import KeyboardControlledTrajectoryViewer
+            from maze.core.rendering.keyboard_controlled_trajectory_viewer import (  # type: ignore[import-not-found,unused-ignore]
+                KeyboardControlledTrajectoryViewer,
+            )
 
             KeyboardControlledTrajectoryViewer(
                 self.episode_record, renderer, initial_step_index=len(steps) - 1, renderer_kwargs=kwargs
             ).render()
             return
         last = steps[-1]
+        assert last.step_event_log is not None
         renderer.render(last.maze_state, last.maze_action, last.step_event_log, **kwargs)
 
     @override(Wrapper)

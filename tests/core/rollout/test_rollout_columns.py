@@ -69,7 +69,7 @@ def test_the_observation_after_the_rollout_and_final_observations_are_checked_to
     columns = filled()
     observation = {"image": np.zeros((2, 2), np.uint8), "vector": np.array([0, np.inf, 0], np.float32)}
     columns.final_observations.append(FinalObservationEntry(3, 1, ActorID(0, 0), observation))
-    with pytest.raises(NonFiniteError, match="environment 1, tick 3 .*final observation `vector`"):
+    with pytest.raises(NonFiniteError, match=r"environment 1, tick 3 .*final observation `vector`"):
         columns.check_finite()
 
 

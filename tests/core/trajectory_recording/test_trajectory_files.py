@@ -163,7 +163,7 @@ def test_damaged_and_foreign_files_are_named(content, expected, tmp_path):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"some.pkl.*{expected}"):
         load_trajectory(path)
-    with pytest.raises(CheckpointError, match="missing.pkl: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"missing\.pkl: cannot be read"):
         load_trajectory(tmp_path / "missing.pkl")
 
 

@@ -22,17 +22,17 @@ def round_trip(value: Any, protocol: int = pickle.HIGHEST_PROTOCOL, **options: A
     return safe_load(io.BytesIO(pickle.dumps(value, protocol=protocol)), **options)
 
 
-class OwnEvents(ABC):
+class OwnEvents(ABC):  # noqa: B024 - that is how events are declared
     """Events of a user's environment."""
 
-    def happened(self, value: int) -> None:
+    def happened(self, value: int) -> None:  # noqa: B027
         """Something happened."""
 
-    def stopped(self) -> None:
+    def stopped(self) -> None:  # noqa: B027
         pass
 
 
-class ActingEvents(ABC):
+class ActingEvents(ABC):  # noqa: B024
     def happened(self) -> None:
         os.getcwd()
 

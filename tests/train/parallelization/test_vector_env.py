@@ -178,7 +178,7 @@ def test_seeds_must_be_one_per_environment():
 
 
 def test_environments_of_different_spaces_are_refused_by_index():
-    with pytest.raises(EnvironmentContractError, match="environment 1: .*observation_spaces_dict"):
+    with pytest.raises(EnvironmentContractError, match=r"environment 1: .*observation_spaces_dict"):
         SequentialVectorEnv([counting_env, random_walk_env])
 
 

@@ -111,14 +111,14 @@ def test_a_failing_factory_is_told_with_its_index():
         raise FileNotFoundError("level.map")
 
     with pytest.raises(
-        EnvWorkerError, match="FileNotFoundError: level.map in environment 2 during `building"
+        EnvWorkerError, match=r"FileNotFoundError: level\.map in environment 2 during `building"
     ) as caught:
         failing_env(broken)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_different_spaces_in_different_workers_are_refused():
-    with pytest.raises(EnvironmentContractError, match="environment 1: .*observation_spaces_dict"):
+    with pytest.raises(EnvironmentContractError, match=r"environment 1: .*observation_spaces_dict"):
         SubprocVectorEnv([counting_env, random_walk_env], n_workers=2)
 
 
@@ -165,7 +165,7 @@ def test_every_start_method_works(start_method):
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ConfigError, match="start_method: expected one of .* 'thread'"):
+    with pytest.raises(ConfigError, match=r"start_method: expected one of .* 'thread'"):
         SubprocVectorEnv([counting_env], start_method="thread")
     with pytest.raises(ConfigError, match="n_workers"):
         SubprocVectorEnv([counting_env], n_workers=0)

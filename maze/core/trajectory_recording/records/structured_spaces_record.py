@@ -28,8 +28,8 @@ class StructuredSpacesRecord:
     episode_stats: LogStats | None = None
 
     def __post_init__(self) -> None:
-        if self.substep_records is None:  # the documented default
-            self.substep_records = []
+        # None is the documented default
+        self.substep_records = self.substep_records or []
 
     def append(self, substep_record: SpacesRecord) -> None:
         """Add the record of the next sub-step."""

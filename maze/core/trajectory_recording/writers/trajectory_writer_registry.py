@@ -36,7 +36,7 @@ class TrajectoryWriterRegistry:
         for writer in list(cls.writers):
             try:
                 writer.write(episode_record)
-            except OSError as error:
+            except OSError as error:  # noqa: PERF203 - writers fail one by one
                 cls.unregister_writer(writer)
                 logger.warning(
                     "%s cannot store episode %s (%s); it is switched off, and no more trajectories are recorded by it.",

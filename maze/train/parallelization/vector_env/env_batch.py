@@ -183,7 +183,8 @@ class EnvBatch:
                 f"Environments stand at different sub-steps, one of them at {step_key!r}; expected actions by sub-step "
                 f"key, found the keys {list(actions)}."
             )
-        return actions[step_key]
+        of_step: Mapping[str, Any] = actions[step_key]
+        return of_step
 
     def _split(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One action dictionary per environment."""
@@ -244,7 +245,7 @@ def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, 
     return nested if isinstance(nested, Mapping) else actions
 
 
-def _with_stats(env: MazeEnv[Any], consumer: LogStatsConsumer) -> Any:
+def _with_stats(env: Any, consumer: LogStatsConsumer) -> Any:
     wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper.wrap(env)
     disable_epoch_level_stats(wrapped)
     wrapped.get_stats(LogStatsLevel.EPISODE).register_consumer(consumer)

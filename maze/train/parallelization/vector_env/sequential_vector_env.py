@@ -44,7 +44,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         batch.attach(self.rewards, self.terminated, self.truncated, self.step_complete)
 
     @override(StructuredVectorEnv)
-    def step(
+    def step(  # type: ignore[override]
         self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
         batch = self._batch
@@ -78,7 +78,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return list(self._batch.actor_ids) or [env.actor_id() for env in self.envs]
 
     @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         return np.array([env.is_actor_done() for env in self.envs], dtype=np.bool_)
 
     @override(StructuredVectorEnv)
@@ -86,7 +86,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return self._actor_rewards_array()
 
     @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array([env.get_env_time() for env in self.envs], dtype=np.int64)
 
     def _new_arrays(self) -> Any:

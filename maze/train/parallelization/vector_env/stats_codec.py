@@ -74,4 +74,5 @@ def _event_of(definition: KeyDefinition) -> Callable[..., Any]:
     found: Any = sys.modules.get(definition.module)
     for part in definition.qualified_name.split("."):
         found = getattr(found, part, None)
-    return found if callable(found) else cloudpickle.loads(definition.by_value)
+    event: Callable[..., Any] = found if callable(found) else cloudpickle.loads(definition.by_value)
+    return event

@@ -87,7 +87,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
         self._is_keeping_terminal_observations = False
 
     @override(StructuredVectorEnv)
-    def step(
+    def step(  # type: ignore[override]
         self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
         if not self._actor_ids:
@@ -126,7 +126,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
         return list(self._actor_ids)
 
     @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
         return np.array(self._of_each("is_actor_done"), dtype=np.bool_)
 
     @override(StructuredVectorEnv)
@@ -134,7 +134,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
         return self._actor_rewards_array()
 
     @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array(self._of_each("get_env_time"), dtype=np.int64)
 
     def _of_each(self, method: str) -> list[Any]:

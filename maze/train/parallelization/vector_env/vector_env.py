@@ -21,7 +21,9 @@ class VectorEnv(BaseEnv, ABC):
         self.n_envs = n_envs
 
     @abstractmethod
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, Iterable[dict[Any, Any]]]:
+    def step(  # type: ignore[override]
+        self, actions: Any
+    ) -> tuple[Any, np.ndarray, np.ndarray, Iterable[dict[Any, Any]]]:
         """Step all environments; those whose episode ended are reset in the same call.
 
         :param actions: Dictionary of arrays `[n_envs, ...]`.

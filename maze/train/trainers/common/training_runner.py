@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -17,6 +17,8 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.trainers.common.trainer import Trainer
 from maze.utils.log_stats_utils import setup_logging
+
+ComponentType = TypeVar("ComponentType")
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -71,7 +73,9 @@ class TrainingRunner(Runner):
             env.close()
         SpacesConfig(**spaces).save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)
-        self._model_composer = Factory(BaseModelComposer).instantiate(cfg.model, **spaces)
+        self._model_composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # built from a subclass
+            cfg.model, **spaces
+        )
         self._model_composer.save_models()
 
     @override(Runner)
@@ -93,7 +97,7 @@ class TrainingRunner(Runner):
         """The trainer; available after :meth:`setup`."""
         return self._after_setup(self._trainer)
 
-    def _after_setup(self, component: Any) -> Any:
+    def _after_setup(self, component: ComponentType | None) -> ComponentType:
         if component is None:
             raise ConfigError(f"The {type(self).__name__} was not set up: call setup(cfg) before using it.")
         return component

@@ -59,7 +59,7 @@ def make_model(seed=0):
 
 
 def make_trainer(
-    trainer_class=PPO, env=None, evaluator=None, selection=None, checkpoint_file=None, model=None, seed=7, **config
+    trainer_class=PPO, *, env=None, evaluator=None, selection=None, checkpoint_file=None, model=None, seed=7, **config
 ):
     values = {"n_epochs": 2, "epoch_length": 2, "n_rollout_steps": 8, "lr": 0.01, **config}
     if trainer_class is PPO:
@@ -93,7 +93,7 @@ def same(left, right):
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
-# -- reproducibility -------------------------------------------------------------------------------------------------------
+# -- reproducibility --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trainer_class", TRAINERS)
@@ -130,7 +130,7 @@ def test_training_does_not_depend_on_where_the_environments_are_stepped():
     assert same(*results)
 
 
-# -- epochs ----------------------------------------------------------------------------------------------------------------
+# -- epochs --------------------------------------------------------------------------------
 
 
 class Recorder(LogStatsWriter):
@@ -263,7 +263,7 @@ def test_learning_rate_follows_its_schedule():
     )
     recording.train()
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
-    with pytest.raises(ConfigError, match="algorithm.lr_schedule"):
+    with pytest.raises(ConfigError, match=r"algorithm\.lr_schedule"):
         recording.train(n_epochs=0)
 
 
@@ -314,7 +314,7 @@ def test_a_single_environment_is_trained_in_as_well():
     assert single.epoch == 1
 
 
-# -- faults ----------------------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------------------------
 
 
 class BrokenAfter(gym.Env):
@@ -359,7 +359,7 @@ def test_a_reward_that_is_not_finite_is_named_before_any_parameter_changes(tmp_p
     ("broken", "message"),
     [
         ("policy", r"policy_loss of sub-step 0 is nan"),
-        ("gradient", r"gradient of policy network of sub-step 0 is not finite"),
+        ("gradient", r"gradient of the policy network of sub-step 0 is not finite"),
     ],
 )
 def test_a_loss_or_gradient_that_is_not_finite_is_named_and_the_step_not_taken(tmp_path, broken, message):
@@ -402,7 +402,7 @@ def test_a_signal_ends_the_training_after_its_update_with_everything_saved(tmp_p
     assert trainer.epoch == 2
 
 
-# -- state -----------------------------------------------------------------------------------------------------------------
+# -- state --------------------------------------------------------------------------------
 
 
 def test_latest_state_holds_everything_the_training_consists_of(tmp_path):

@@ -60,11 +60,11 @@ def build_model(keys, critic_class=TorchSharedStateCritic):
 
 
 def build_columns(
-    ticks, last, terminated=(), truncated=None, rewards=None, complete=None, actor_rewards=None, n_keys=1
+    ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, actor_rewards=None, n_keys=1
 ):
     """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
     keys = list(range(n_keys))
-    columns = RolloutColumns(spaces_of(keys), {key: ACTION_SPACE for key in keys}, 1, len(ticks))
+    columns = RolloutColumns(spaces_of(keys), dict.fromkeys(keys, ACTION_SPACE), 1, len(ticks))
     columns.clear()
     for tick, (actor, value) in enumerate(ticks):
         substep = columns.substeps[actor.step_key]
@@ -233,7 +233,18 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
     for place, value in final.items():
         next_values[place] = value[0]
     actors, complete = np.zeros((n_ticks, n_envs), int), np.ones((n_ticks, n_envs), bool)
-    found = actor_stream_gae(rewards, values, actors, last, final, terminated, truncated, complete, GAMMA, LAMBDA)
+    found = actor_stream_gae(
+        rewards,
+        values,
+        actors,
+        last_values=last,
+        final_values=final,
+        terminated=terminated,
+        truncated=truncated,
+        step_complete=complete,
+        gamma=GAMMA,
+        gae_lambda=LAMBDA,
+    )
     expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
     assert np.allclose(found, expected)
 

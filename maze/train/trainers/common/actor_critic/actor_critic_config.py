@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.actor_critic.lr_schedule import LR_SCHEDULES
+from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
 def default_rollout_evaluator() -> dict[str, Any]:

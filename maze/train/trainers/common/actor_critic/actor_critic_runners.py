@@ -63,7 +63,7 @@ class ACRunner(TrainingRunner, ABC):
         )
         try:
             train_env = self._vector_env(self.concurrency or _default_concurrency(), "train")
-            evaluator = self._build_evaluator(config.rollout_evaluator, model_selection)
+            evaluator = self._build_evaluator(getattr(config, "rollout_evaluator", None), model_selection)
             self._trainer = trainer_class(
                 algorithm_config=config,
                 rollout_generator=RolloutGenerator(train_env),
@@ -106,7 +106,7 @@ class ACRunner(TrainingRunner, ABC):
     def _trainer_type(self) -> type[ActorCritic]:
         if not self.trainer_class:
             raise ConfigError("runner.trainer_class: expected the path of a trainer, such as `...ppo_trainer.PPO`.")
-        return Factory(ActorCritic).type_from_name(self.trainer_class)
+        return Factory(ActorCritic).type_from_name(self.trainer_class)  # type: ignore[type-abstract]  # a subclass
 
     def _build_model(self, device: str) -> TorchActorCritic:
         policy, critic = self.model_composer.policy, self.model_composer.critic
@@ -125,7 +125,7 @@ class ACRunner(TrainingRunner, ABC):
             return config
         n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
         concurrency = self.eval_concurrency or max(1, min(n_episodes, _default_concurrency()))
-        return Factory(Evaluator).instantiate(
+        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
             config, eval_env=self._vector_env(concurrency, "eval"), model_selection=model_selection
         )
 

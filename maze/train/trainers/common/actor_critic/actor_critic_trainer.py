@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, NonFiniteError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -78,12 +80,18 @@ class ActorCritic(Trainer, ABC):
         evaluator: Evaluator | None,
         model: TorchActorCritic,
         model_selection: BestModelSelection | None,
+        *,
         seed: int | None = None,
         checkpoint_file: str | Path | None = None,
     ) -> None:
         self.config = self.config_class.from_config(algorithm_config)
         super().__init__(self.config, model)
         self.model: TorchActorCritic = model
+        if not isinstance(model.critic, TorchStateCritic):
+            raise ConfigError(
+                f"model.critic: {type(self).__name__} needs a state critic, found a {type(model.critic).__name__}."
+            )
+        self._critic: TorchStateCritic = model.critic
         self.rollout_generator = _vectorized(rollout_generator)
         self.evaluator = evaluator
         self.model_selection = model_selection
@@ -95,7 +103,9 @@ class ActorCritic(Trainer, ABC):
             model.to(resolve_device(self.config.device))
         except ConfigError as error:
             raise ConfigError(f"algorithm.{error}") from error
-        self.optimizer = FlatAdam(_networks(model), lr=self.config.lr, eps=self.config.optimizer_eps)
+        self.optimizer = FlatAdam(
+            _networks(model.policy, model.critic), lr=self.config.lr, eps=self.config.optimizer_eps
+        )
         self.generator = torch.Generator()
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self.epoch = 0
@@ -114,7 +124,7 @@ class ActorCritic(Trainer, ABC):
         aggregator.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its first value comes late
         self._events_aggregator = aggregator
 
-    # -- what the algorithms differ in -----------------------------------------------------------------------------------
+    # -- what the algorithms differ in -----------------------------------------------------------------
 
     @abstractmethod
     def _optimize(self, batch: RolloutBatch) -> None:
@@ -126,7 +136,7 @@ class ActorCritic(Trainer, ABC):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The policy's loss for the actions of one sub-step, and further statistics by event."""
 
-    # -- life cycle --------------------------------------------------------------------------------------------------------
+    # -- life cycle ------------------------------------------------------------------------------------
 
     @override(Trainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
@@ -238,7 +248,7 @@ class ActorCritic(Trainer, ABC):
         self._events_aggregator.reduce()
         self.rollout_generator.env.write_epoch_stats()
 
-    # -- one update --------------------------------------------------------------------------------------------------------
+    # -- one update ------------------------------------------------------------------------------------
 
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
@@ -293,7 +303,7 @@ class ActorCritic(Trainer, ABC):
         self, part: AlignedSubsteps, values: list[Tensor], share: float
     ) -> list[tuple[str, SubstepKey, Tensor]]:
         """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
-        is_shared = self.model.critic.num_critics == 1
+        is_shared = self._critic.num_critics == 1
         terms: list[tuple[str, SubstepKey, Tensor]] = []
         for index, value in enumerate(values):
             key = 0 if is_shared else part.record.substep_keys[index]
@@ -332,7 +342,7 @@ class ActorCritic(Trainer, ABC):
         where = f" Weights, rollout and random states are in `{file}`." if file is not None else ""
         return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
 
-    # -- state -------------------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------
 
     @override(Trainer)
     def state_dict(self) -> dict[str, Any]:
@@ -394,11 +404,11 @@ class ActorCritic(Trainer, ABC):
         return [name for name in self.optimizer.names if name[0] == "policy_grad_norm"]
 
 
-def _networks(model: TorchActorCritic) -> dict[tuple[str, Any], nn.Module]:
-    """All networks by the event that reports their gradient, and sub-step or critic; several agents' by one more index."""
-    policies = {("policy_grad_norm", key): network for key, network in model.policy.networks.items()}
-    is_shared = model.critic.num_critics == 1
-    critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in model.critic.networks.items()}
+def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:
+    """All networks, by the event that reports their gradient and by sub-step (or sub-step and agent, or critic)."""
+    policies = {("policy_grad_norm", key): network for key, network in policy.networks.items()}
+    is_shared = critic.num_critics == 1
+    critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in critic.networks.items()}
     return {**policies, **critics}
 
 
@@ -418,7 +428,8 @@ def _non_finite_term(losses: Losses, norms: dict[Any, Tensor]) -> str:
     for (event, key), norm in norms.items():
         if not math.isfinite(norm.item()):
             kind = "critic" if event.startswith("critic") else "sub-step"
-            return f"the gradient of {event.removesuffix('_grad_norm')} network of {kind} {key!r} is not finite; {explained}"
+            name = event.removesuffix("_grad_norm")
+            return f"the gradient of the {name} network of {kind} {key!r} is not finite; {explained}"
     return f"the total loss is {losses.total.item()}; {explained}"
 
 

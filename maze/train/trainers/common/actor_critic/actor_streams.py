@@ -9,6 +9,7 @@ def actor_stream_gae(
     rewards: np.ndarray,
     values: np.ndarray,
     actors: np.ndarray,
+    *,
     last_values: np.ndarray,
     final_values: dict[tuple[int, int], np.ndarray],
     terminated: np.ndarray,

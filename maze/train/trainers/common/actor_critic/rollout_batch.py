@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,8 +102,8 @@ def _permutation(part: AlignedSubsteps, generator: torch.Generator) -> Tensor:
     return permutation.to(part.advantages[0].device)
 
 
-def _rows_of_dict(tensors: dict[str, Tensor] | None, rows: Rows) -> dict[str, Tensor] | None:
-    return None if tensors is None else {key: tensor[rows] for key, tensor in tensors.items()}
+def _rows_of_dict(tensors: Mapping[str, Any] | None, rows: Rows) -> dict[str, Any]:
+    return {key: tensor[rows] for key, tensor in (tensors or {}).items()}
 
 
 def _rows_of_list(tensors: list[Tensor], rows: Rows) -> list[Tensor]:

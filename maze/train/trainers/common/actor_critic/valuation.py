@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maze.core.agent.returns import next_values_from, structured_gae
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStepStateCritic
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
@@ -65,7 +65,8 @@ def _value_dense(model: TorchActorCritic, columns: RolloutColumns, gamma: float,
         else next_values_from(value, torch.from_numpy(ends.last).to(value), ends.final)
         for index, value in enumerate(values)
     ]
-    targets = model.critic.compute_structured_return(  # type: ignore[union-attr]  # a state critic
+    assert isinstance(model.critic, TorchStateCritic)
+    targets = model.critic.compute_structured_return(
         gamma,
         gae_lambda,
         [reward.to(model.device) for reward in rewards],
@@ -127,7 +128,7 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
     return RolloutBatch(parts, max(1, int(columns.step_complete.sum())))
 
 
-# -- values after the last recorded action ------------------------------------------------------------------------------
+# -- values after the last recorded action ---------------------------------------------------------
 
 
 @dataclass
@@ -214,9 +215,9 @@ def _advantages_of_actors(
             acted.setdefault(actor, []).append((substep.ticks[rows[chosen]], envs[chosen]))
     indices = {actor: index for index, actor in enumerate(acted)}
     actors = np.zeros(values.shape, np.int64)
-    for actor, places in acted.items():
-        for place in places:
-            actors[place] = indices[actor]
+    for actor, acted_at in acted.items():
+        for ticks_and_envs in acted_at:
+            actors[ticks_and_envs] = indices[actor]
     latest = _latest_values(values, actors, len(indices))
     last_values = latest[-1].copy()
     final_values = {(e.tick, e.env_index): latest[e.tick, e.env_index].copy() for e in columns.final_observations}
@@ -225,19 +226,20 @@ def _advantages_of_actors(
         if actor in indices:
             last_values[env, indices[actor]] = ends.last[env]
     for entry in columns.final_observations:
+        place = (entry.tick, entry.env_index)
         if entry.actor_id in indices:
-            final_values[entry.tick, entry.env_index][indices[entry.actor_id]] = ends.final[entry.tick, entry.env_index]
+            final_values[place][indices[entry.actor_id]] = ends.final[place]
     return actor_stream_gae(
         columns.actor_rewards,
         values,
         actors,
-        last_values,
-        final_values,
-        columns.terminated,
-        columns.truncated,
-        columns.step_complete,
-        gamma,
-        gae_lambda,
+        last_values=last_values,
+        final_values=final_values,
+        terminated=columns.terminated,
+        truncated=columns.truncated,
+        step_complete=columns.step_complete,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
     )
 
 
@@ -253,7 +255,7 @@ def _latest_values(values: np.ndarray, actors: np.ndarray, n_actors: int) -> np.
     return latest
 
 
-# -- tensors --------------------------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -272,11 +274,15 @@ def _groups(model: TorchActorCritic, columns: RolloutColumns) -> Iterable[_Group
         rows, envs = substep.entries()
         for actor, chosen in _actors_with_own_networks(model, substep, rows, envs):
             place = (rows[chosen], envs[chosen])
-            observation, action = (
-                {key: _tensor(array[place], model.device) for key, array in arrays.items()}
-                for arrays in (substep.observations, substep.actions)
+            record = StructuredSpacesRecord(
+                [
+                    SpacesRecord(
+                        actor,
+                        observation=_tensors(_select(substep.observations, place), model.device),
+                        action=_tensors(_select(substep.actions, place), model.device),
+                    )
+                ]
             )
-            record = StructuredSpacesRecord([SpacesRecord(actor, observation=observation, action=action)])
             yield _Group(record, (substep.ticks[place[0]], place[1]))
 
 
@@ -297,10 +303,14 @@ def _actors_with_own_networks(
 def _flat_tensors(substep: SpacesRecord, device: str) -> SpacesRecord:
     """The record with ``[n_steps, n_envs]`` flattened into rows; on the CPU it shares memory with the columns."""
     observation, action = (
-        {key: _tensor(array.reshape(-1, *array.shape[2:]), device) for key, array in (arrays or {}).items()}
+        {key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}
         for arrays in (substep.observation, substep.action)
     )
-    return SpacesRecord(substep.actor_id, observation=observation, action=action)
+    return SpacesRecord(substep.actor_id, observation=_tensors(observation, device), action=_tensors(action, device))
+
+
+def _tensors(arrays: Mapping[str, Any], device: str) -> dict[str, Any]:
+    return {key: _tensor(array, device) for key, array in arrays.items()}
 
 
 def _tensor(array: Any, device: str) -> Tensor:

@@ -60,7 +60,8 @@ class RolloutEvaluator(Evaluator):
             else:
                 self._evaluate_single(policy, self.eval_env)
         self.eval_env.write_epoch_stats()
-        reward = float(self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean"))
+        value: Any = self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
+        reward = float(value)
         if not np.isfinite(reward):
             logger.warning("The mean reward of the evaluation is %s.", reward)
         if self.model_selection is not None:
@@ -142,11 +143,11 @@ class _HeldBackEpisodes(list[LogStats]):
 def _held_back(aggregator: LogStatsAggregator) -> Iterator[_HeldBackEpisodes]:
     """Context in which statistics wait for being accepted instead of being aggregated at once."""
     episodes = _HeldBackEpisodes(aggregator)
-    aggregator.receive = episodes.append  # type: ignore[method-assign]  # for the instance, until the context is left
+    aggregator.receive = episodes.append  # type: ignore[method-assign,assignment]  # on the instance, for now
     try:
         yield episodes
     finally:
-        del aggregator.receive  # type: ignore[method-assign]  # back to the class's method
+        del aggregator.receive  # uncovers the class's method
 
 
 @contextmanager
