@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ from maze.core.errors import MazeError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from maze.runner import Runner
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
 NOTHING = ("null", "~", "None", "", str(Path.home()))
@@ -59,8 +62,14 @@ def maze_run(cfg: DictConfig) -> float | None:
     with StatsContext():
         runner.setup(cfg)
         runner.run()
-    score = getattr(runner, "best_score", None)
-    return None if score is None else float(score)
+    return _best_score(runner)
+
+
+def _best_score(runner: Runner) -> float | None:
+    """Mean return of a training's best evaluation; None for other jobs, and where nothing was evaluated."""
+    selection = getattr(getattr(runner, "trainer", None), "model_selection", None)
+    score = getattr(selection, "best_reward", None)
+    return float(score) if score is not None and math.isfinite(score) else None
 
 
 class Terminated(KeyboardInterrupt):

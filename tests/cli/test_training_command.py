@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from maze.cli.run_directory import WORTHLESS
-from maze.maze_cli import main
+from maze.maze_cli import main, maze_run
 
 TINY = (
     *("env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=2"),
@@ -66,6 +67,14 @@ def test_a_deterministic_rollout_depends_on_the_environment_only(
         assert main([*ROLLOUT, f"input_dir={trained}", "runner.deterministic=true", *seeds]) == 0
         tables.append([line for line in capfd.readouterr().out.splitlines() if "rollout_stats" in line])
     assert tables[0] == tables[1]
+
+
+def test_maze_run_returns_the_best_score_of_a_training(capfd: pytest.CaptureFixture[str]) -> None:
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=list(TINY))
+    score = maze_run(cfg)
+    assert score is not None
+    assert f"-> new overall best model {score:.5f}!" in capfd.readouterr().out
 
 
 def test_a_training_starts_from_an_earlier_one(trained: Path) -> None:

@@ -75,6 +75,8 @@ class EpisodeRecorder:
         return {name: value for name, value in self.__dict__.items() if name not in transient}
 
     def step(self, action: Any) -> Any:
+        # Here rather than in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step by itself.
+        self.context.pre_step()
         heads = self._only_heads
         if heads is None:
             heads = self._begin_substep()

@@ -43,6 +43,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         """Take one (sub-)step; it is recorded when the environment step is complete."""
         env = self.env
+        env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
         observation, reward, done, info = env.step(action)
         self._reward = self._reward + reward
         if self.episode_record is not None and (done or env.context.is_step_complete):

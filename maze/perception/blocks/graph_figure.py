@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from maze.perception.blocks.graph_drawing import ModelGraph
+    from maze.perception.blocks.graph_drawing import GraphNode, ModelGraph
 
 # All in points, 1/72 of an inch.
 _PADDING = 7.0
@@ -44,13 +44,18 @@ def draw_figure(graph: ModelGraph, font_size: float) -> Figure:
     axes.set_ylim(layout.height + _MARGIN, -_MARGIN - _TITLE_HEIGHT)
     axes.set_axis_off()
     axes.text(
-        layout.width / 2, -_MARGIN / 2 - _TITLE_HEIGHT / 2, graph.title, ha="center", va="center", size=1.4 * font_size
+        layout.width / 2,
+        -_MARGIN / 2 - _TITLE_HEIGHT / 2,
+        graph.title,
+        ha="center",
+        va="center",
+        size=1.4 * font_size,
+        parse_math=False,
     )
     for edge in graph.edges:
         _draw_edge(axes, layout, edge, sizes)
     for name, node in graph.nodes.items():
-        _draw_box(axes, layout.centres[name], sizes[name], rounded=not node.is_block, fill=node.fill,
-                  border=node.border, line_width=1.8 if node.is_end else 0.9)  # fmt: skip
+        _draw_box(axes, node, layout.centres[name], sizes[name])
         axes.text(
             *layout.centres[name],
             node.text,
@@ -59,33 +64,35 @@ def draw_figure(graph: ModelGraph, font_size: float) -> Figure:
             size=font_size,
             color=node.font_colour,
             linespacing=_LINE_SPACING * 0.9,
+            parse_math=False,
         )
     return figure
 
 
 def _text_size(text: str, font_size: float) -> tuple[float, float]:
-    from matplotlib.textpath import TextPath
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
 
+    font = FontProperties(size=font_size)
     lines = text.split("\n")
-    width = max(TextPath((0, 0), line, size=font_size).get_extents().width for line in lines if line.strip())
+    width = max(text_to_path.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
     return width + 2 * _PADDING, len(lines) * font_size * _LINE_SPACING + _PADDING
 
 
-def _draw_box(axes: Axes, centre: Point, size: tuple[float, float], *, rounded: bool, fill: str, border: str,
-              line_width: float) -> None:  # fmt: skip
+def _draw_box(axes: Axes, node: GraphNode, centre: Point, size: tuple[float, float]) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     (x, y), (width, height) = centre, size
-    style = "round,pad=0,rounding_size=6" if rounded else "square,pad=0"
+    style = "square,pad=0" if node.is_block else "round,pad=0,rounding_size=6"
     axes.add_patch(
         FancyBboxPatch(
             (x - width / 2, y - height / 2),
             width,
             height,
             boxstyle=style,
-            facecolor=fill,
-            edgecolor=border,
-            linewidth=line_width,
+            facecolor=node.fill,
+            edgecolor=node.border,
+            linewidth=1.8 if node.is_end else 0.9,
         )
     )
 

@@ -15,6 +15,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.space_arrays import zeros
 from maze.train.parallelization.vector_env.subproc_vector_env import CloudpickleWrapper, SubprocVectorEnv
@@ -202,16 +203,12 @@ def test_stepping_before_the_first_reset_is_refused():
     ],
 )
 def test_an_observation_that_does_not_fit_its_space_is_named(observation, expected):
-    class Liar(Observe):
-        def maze_to_space(self, maze_state: Any) -> Any:
+    class Liar(ObservationWrapper[Any]):
+        def observation(self, _: Any) -> Any:
             return observation
 
-    def lying_env() -> MazeEnv[Any]:
-        good = counting_env()
-        return MazeEnv(good.core_env, good.action_conversion_dict, {0: Liar(good.observation_space)})
-
     with pytest.raises(EnvironmentContractError, match=expected):
-        SequentialVectorEnv([counting_env, lying_env]).reset()
+        SequentialVectorEnv([counting_env, lambda: Liar(counting_env())]).reset()
 
 
 def test_spaces_that_have_no_fixed_shape_are_refused():

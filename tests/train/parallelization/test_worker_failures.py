@@ -145,6 +145,21 @@ def test_a_stopped_worker_does_not_hold_up_close():
     assert_all_gone(env)
 
 
+def test_an_interrupted_call_leaves_no_answers_behind_for_the_next():
+    env = failing_env(faulty("hang", 1))
+    env.reset()
+    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            env.step(MOVES)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    with pytest.raises(WorkerError, match="interrupted"):
+        env.step(MOVES)
+    assert_all_gone(env)
+
+
 def test_workers_go_when_the_vector_environment_is_forgotten():
     env = SubprocVectorEnv([counting_env])
     processes = [worker.process for worker in env._pool.workers]

@@ -22,7 +22,8 @@ class ActionMaskingBlock(PerceptionBlock):
     that of one actor's actions, and then holds for all actors.
 
     An actor without any valid action is an error: it would otherwise be offered all of them with equal probability.
-    The check costs one reduction of the mask per forward pass. ``MultiBinary`` needs ``require_valid_action=False``,
+    The check costs one reduction of the mask per forward pass (on a GPU also a synchronisation), and is no part of
+    exported or compiled graphs, which cannot branch on values. ``MultiBinary`` needs ``require_valid_action=False``,
     because all bits at zero is an action.
 
     :param in_keys: Keys of the logits and of the mask.
@@ -61,7 +62,6 @@ class ActionMaskingBlock(PerceptionBlock):
     def forward(self, block_input: TensorDict) -> TensorDict:
         logits, mask = self.gather_inputs(block_input)
         valid = mask if mask.dtype is torch.bool else mask > 0
-        # A graph that is captured for export or compilation cannot branch on values.
         if self.require_valid_action and not torch.compiler.is_compiling():
             self._check_rows(valid)
         if self._spread_mask == "repeat":

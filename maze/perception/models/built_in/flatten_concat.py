@@ -97,10 +97,13 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         self._head_shapes = {head: tuple(shape) for head, shape in action_logits_shapes.items()}
         self.heads = nn.ModuleList(nn.Linear(self.n_latent, math.prod(s)) for s in self._head_shapes.values())
         self.heads.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
+        self._only_flat_head = next(iter(self._head_shapes)) if [len(s) for s in self._head_shapes.values()] == [1] else None
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Logits by action head, ``[..., *logits shape]``."""
         latent = self.latent(x)
+        if self._only_flat_head is not None:
+            return {self._only_flat_head: self._modules["heads"][0](latent)}  # type: ignore[index]  # a ModuleList
         logits = {}
         for (head, shape), layer in zip(self._head_shapes.items(), self.heads, strict=True):
             output = layer(latent)

@@ -22,7 +22,7 @@ class EnvWorkerError(WorkerError):
     :param worker_traceback: The original traceback, if there is one.
     """
 
-    def __init__(  # noqa: PLR0917 - pickling an exception needs positional arguments
+    def __init__(
         self,
         what: str,
         worker_index: int,

@@ -149,6 +149,13 @@ class WorkerPool:
 
         :param call: What they were asked to do.
         """
+        try:
+            return self._gather(call)
+        except BaseException:  # an interrupt leaves answers in the pipes that later calls would take for theirs
+            self.close()
+            raise
+
+    def _gather(self, call: str) -> list[Any]:
         replies: list[Any] = [None] * len(self.workers)
         pending = set(range(len(self.workers)))
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
@@ -186,8 +193,8 @@ class WorkerPool:
     def _check_open(self) -> None:
         if not self._finalizer.still_active():
             raise WorkerError(
-                "This vector environment has been closed (by `close`, or because one of its workers failed); "
-                "make a new one."
+                "This vector environment has been closed (by `close`, or because a worker failed or a call was "
+                "interrupted); make a new one."
             )
 
     def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> None:

@@ -175,7 +175,7 @@ def _bootstrap(
 
 
 def _open_ends(columns: RolloutColumns) -> Iterable[tuple[ActorID, list[Place], dict[str, np.ndarray]]]:
-    """Observations that nobody acted on, grouped by the actor that would have; time ``n_ticks`` is after the rollout."""
+    """Observations that nobody acted on, grouped by actor; time ``n_ticks`` is after the rollout."""
     places: dict[ActorID, list[Place]] = {}
     observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
     for actor in dict.fromkeys(columns.last_actor_ids):
