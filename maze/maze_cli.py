@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -151,7 +152,7 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
     previous_handler = signal.signal(signal.SIGTERM, _terminate) if is_main_thread else None
     sys.argv = ["maze-run", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    warnings.formatwarning = lambda message, *args, **kwargs: f"Warning: {message}\n"
+    warnings.formatwarning = _one_line_warning
     try:
         yield
     finally:
@@ -164,6 +165,11 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = previous_setting
+
+
+def _one_line_warning(message: Warning | str, *args: object, **kwargs: object) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(message))  # gymnasium colours its own
+    return f"Warning: {plain.removeprefix('WARN: ')}\n"
 
 
 def _readable_to_hydra(argument: str) -> str:

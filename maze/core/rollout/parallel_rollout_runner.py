@@ -170,7 +170,7 @@ class ParallelRolloutRunner(RolloutRunner):
         report = RolloutReport(self.record_event_logs, self._cfg)
         workers = self._start_workers(env, wrappers, agent)
         try:
-            with Progress(self.n_episodes, f"Rollouts in {len(workers)} processes") as progress:
+            with Progress(self.n_episodes, "Rollouts") as progress:
                 self._collect(workers, report, progress)
         finally:
             _close(workers)

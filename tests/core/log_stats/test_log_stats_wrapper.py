@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stats_test_env import (
+from tests.core.log_stats.stats_test_env import (
     FOUR_STEPS,
     FOUR_STRUCTURED_STEPS,
     CuttingEvents,

@@ -8,13 +8,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from block_cases import CASES, random_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze.core.errors import ConfigError
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
+from tests.perception.blocks.block_cases import CASES, random_input
 
 every_block = pytest.mark.parametrize("case", CASES)
 WITHOUT_GRADIENT = (
@@ -193,3 +193,14 @@ def test_an_exported_block_computes_the_same(case, data):
     expected, result = block(inputs), exported.module()(inputs)
     for key in block.out_keys:
         torch.testing.assert_close(result[key], expected[key])
+
+
+def add_noise(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + torch.randn_like(tensor)
+
+
+def test_shape_inference_does_not_advance_the_random_generator_even_where_the_block_draws():
+    block = blocks.FunctionalBlock("x", "out", (3,), add_noise)
+    random_state = torch.get_rng_state()
+    assert block.out_shapes() == [(3,)]
+    assert torch.equal(torch.get_rng_state(), random_state)

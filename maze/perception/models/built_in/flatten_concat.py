@@ -97,7 +97,9 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         self._head_shapes = {head: tuple(shape) for head, shape in action_logits_shapes.items()}
         self.heads = nn.ModuleList(nn.Linear(self.n_latent, math.prod(s)) for s in self._head_shapes.values())
         self.heads.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
-        self._only_flat_head = next(iter(self._head_shapes)) if [len(s) for s in self._head_shapes.values()] == [1] else None
+        self._only_flat_head = (
+            next(iter(self._head_shapes)) if [len(s) for s in self._head_shapes.values()] == [1] else None
+        )
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Logits by action head, ``[..., *logits shape]``."""

@@ -21,7 +21,7 @@ ConfigType = TypeVar("ConfigType", bound="AlgorithmConfig")
 
 
 @dataclass
-class AlgorithmConfig(ABC):  # noqa: B024 (subclasses add fields, not methods)
+class AlgorithmConfig(ABC):
     """Hyperparameters of a trainer."""
 
     n_epochs: int = 0

@@ -1,8 +1,8 @@
 """Actor-critic training where steps have sub-steps, and where actors come, go and differ between environments."""
 
+import copy
 from functools import partial
 
-import gymnasium as gym
 import pytest
 import torch
 
@@ -91,23 +91,18 @@ def test_delta_critic_learns_where_all_environments_take_the_same_substeps(train
         train(hierarchical_env, "Delta", trainer_class)
 
 
-@pytest.mark.parametrize("critic", ["Shared", "Step"])
-@pytest.mark.parametrize("name", ENVS)
-def test_trainings_with_the_same_seeds_are_bit_identical(name, critic):
-    first, second = (train(ENVS[name], critic, PPO)[0].model.parameters() for _ in range(2))
+@pytest.mark.parametrize("name", ["sub-steps", "hierarchy"])
+def test_trainings_with_the_same_seeds_are_bit_identical(name):
+    first, second = (train(ENVS[name], "Step", PPO)[0].model.parameters() for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_agents_with_networks_of_their_own_learn_from_their_own_actions():
     env = SequentialVectorEnv([coming_and_going_env] * 2)
     env.seed([1, 2])
-    mapper = build_model(env, "Shared").policy.distribution_mapper
-    assert isinstance(mapper.action_space["signal"], gym.spaces.Discrete)
     model = build_model(env, "Shared")
     policy = model.policy
     shared = policy.networks["agent"]
-    import copy
-
     policy.networks = {("agent", agent): copy.deepcopy(shared) for agent in range(4)}
     policy.substeps_with_separate_agent_nets = ["agent"]
     before = {key: [p.detach().clone() for p in net.parameters()] for key, net in policy.networks.items()}

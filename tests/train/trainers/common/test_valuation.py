@@ -204,6 +204,14 @@ def test_irregular_actors_share_one_stream_where_rewards_are_shared(critic_class
     assert (batch.n_rows, batch.n_steps) == (4, 4)
 
 
+def test_shared_critic_sees_each_observation_by_itself_where_actors_vary():
+    """It reads the first sub-step's observation only; values elsewhere are zero."""
+    columns = build_columns(IRREGULAR, (FIRST, 50), n_keys=2)
+    first, second = value_rollout(build_model([0, 1]), columns, GAMMA, 0.0).parts
+    assert first.advantages[0].tolist() == pytest.approx([1 + GAMMA * 0 - 10, 1 + GAMMA * 50 - 40])
+    assert second.advantages[0].tolist() == pytest.approx([1 + GAMMA * 0 - 0, 1 + GAMMA * 40 - 0])
+
+
 def test_irregular_actors_with_own_rewards_have_streams_of_their_own():
     columns = build_columns(IRREGULAR, (SECOND, 50), actor_rewards=[1, 2, 3, 4], n_keys=2)
     first, second = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts

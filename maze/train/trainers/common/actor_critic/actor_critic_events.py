@@ -11,61 +11,61 @@ from maze.core.log_stats.event_decorators import define_epoch_stats, define_stat
 SubstepKey = int | str
 
 
-class ActorCriticEvents(ABC):  # noqa: B024 (topics implement the methods)
+class ActorCriticEvents(ABC):
     """What an actor-critic trainer reports, once per epoch as the mean over its updates."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     def time_rollout(self, value: float) -> None:
         """Seconds spent on collecting a rollout."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     def time_epoch(self, value: float) -> None:
         """Seconds spent on the whole previous epoch, its evaluation included."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     def time_update(self, value: float) -> None:
         """Seconds spent on optimizing with a rollout."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     def learning_rate(self, value: float) -> None:
         """Learning rate of the optimizer."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_loss(self, substep_key: SubstepKey, value: float) -> None:
         """Loss of the policy of a sub-step."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_grad_norm(self, substep_key: SubstepKey, value: float) -> None:
         """Gradient norm of the policy network of a sub-step, before clipping."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_entropy(self, substep_key: SubstepKey, value: float) -> None:
         """Mean entropy of the action distributions of a sub-step."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_clip_fraction(self, substep_key: SubstepKey, value: float) -> None:
         """Share of actions whose probability ratio was clipped (PPO)."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_approx_kl(self, substep_key: SubstepKey, value: float) -> None:
         """KL divergence between the policy that sampled the rollout and the current one (PPO)."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_id")
     def critic_value(self, critic_id: SubstepKey, value: float) -> None:
         """Mean value predicted by a critic."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_id")
     def critic_value_loss(self, critic_id: SubstepKey, value: float) -> None:
         """Loss of a critic."""
 
-    @define_epoch_stats(np.mean)  # noqa: B027
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_id")
     def critic_grad_norm(self, critic_id: SubstepKey, value: float) -> None:
         """Gradient norm of a critic network, before clipping."""

@@ -27,7 +27,7 @@ from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCri
 from maze.train.trainers.common.actor_critic.flat_adam import FlatAdam
 from maze.train.trainers.common.actor_critic.losses import normalize_advantage, value_loss
 from maze.train.trainers.common.actor_critic.lr_schedule import scheduled_lr
-from maze.train.trainers.common.actor_critic.non_finite import write_reproduction_file
+from maze.train.trainers.common.actor_critic.non_finite import describe_non_finite, write_reproduction_file
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.actor_critic.update_stats import UpdateStats
 from maze.train.trainers.common.actor_critic.valuation import value_rollout
@@ -296,7 +296,10 @@ class ActorCritic(Trainer, ABC):
         }
         if self._critic_learns_alone:
             weights = {"critic_value_loss": self.config.value_loss_coef}
-        total = torch.stack([weights[event] * value for event, _, value in terms if event in weights]).sum()
+        total = torch.zeros((), device=self.model.device)
+        for event, _, value in terms:
+            if weights.get(event):
+                total = torch.add(total, value, alpha=weights[event])
         return Losses(total, terms)
 
     def _value_terms(
@@ -320,7 +323,7 @@ class ActorCritic(Trainer, ABC):
         total_norm = torch.linalg.vector_norm(torch.stack(list(norms.values())))
         norm, loss = torch.stack([total_norm, losses.total.detach()]).tolist()
         if not (math.isfinite(norm) and math.isfinite(loss)):
-            raise NonFiniteError(_non_finite_term(losses, norms))
+            raise NonFiniteError(describe_non_finite(losses.terms, norms))
         if 0.0 < self.config.max_grad_norm < norm:
             self.optimizer.scale_gradients(self.config.max_grad_norm / norm)
         self.optimizer.step(frozen=self._policy_networks if self._critic_learns_alone else ())
@@ -416,21 +419,6 @@ def _vectorized(generator: RolloutGenerator) -> RolloutGenerator:
     if generator.is_vectorized:
         return generator
     return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))
-
-
-def _non_finite_term(losses: Losses, norms: dict[Any, Tensor]) -> str:
-    """Names the first term of the loss, or else the gradient, that is not finite."""
-    explained = "the step was not applied. Look for extreme rewards or observations, or lower `algorithm.lr`."
-    for event, key, value in losses.terms:
-        if not math.isfinite(value.item()):
-            kind = "critic" if event.startswith("critic") else "sub-step"
-            return f"{event} of {kind} {key!r} is {value.item()}; {explained}"
-    for (event, key), norm in norms.items():
-        if not math.isfinite(norm.item()):
-            kind = "critic" if event.startswith("critic") else "sub-step"
-            name = event.removesuffix("_grad_norm")
-            return f"the gradient of the {name} network of {kind} {key!r} is not finite; {explained}"
-    return f"the total loss is {losses.total.item()}; {explained}"
 
 
 def _announce_interrupt(signal_name: str) -> None:

@@ -1,17 +1,20 @@
-"""A file to reproduce what made a training stop at a number that is not finite."""
+"""Saying which number was not finite, and a file to reproduce it."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maze.core.errors import CheckpointError
 from maze.train.checkpoint import save_state
+from maze.train.trainers.common.actor_critic.actor_critic_events import SubstepKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +22,21 @@ if TYPE_CHECKING:
     from maze.core.rollout.rollout_columns import RolloutColumns
 
 logger = logging.getLogger(__name__)
+
+
+def describe_non_finite(terms: list[tuple[str, SubstepKey, Tensor]], norms: dict[Any, Tensor]) -> str:
+    """Names the first term of the loss, or else the gradient, that is not finite."""
+    explained = "the step was not applied. Look for extreme rewards or observations, or lower `algorithm.lr`."
+    for event, key, value in terms:
+        if not math.isfinite(value.item()):
+            kind = "critic" if event.startswith("critic") else "sub-step"
+            return f"{event} of {kind} {key!r} is {value.item()}; {explained}"
+    for (event, key), norm in norms.items():
+        if not math.isfinite(norm.item()):
+            kind = "critic" if event.startswith("critic") else "sub-step"
+            name = event.removesuffix("_grad_norm")
+            return f"the gradient of the {name} network of {kind} {key!r} is not finite; {explained}"
+    return f"the sum of the terms of the loss is not finite; {explained}"
 
 
 def write_reproduction_file(

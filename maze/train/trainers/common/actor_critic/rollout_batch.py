@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 
 Rows = Tensor | slice
@@ -52,8 +53,8 @@ class AlignedSubsteps:
         return AlignedSubsteps(
             record=StructuredSpacesRecord(
                 [
-                    replace(
-                        substep,
+                    SpacesRecord(
+                        substep.actor_id,
                         observation=_rows_of_dict(substep.observation, rows),
                         action=_rows_of_dict(substep.action, rows),
                     )
