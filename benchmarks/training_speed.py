@@ -129,7 +129,7 @@ def floor(work: Work) -> Contender:
     return run
 
 
-def by_hand(work: Work) -> Contender:  # noqa: PLR0915 - a script in one piece is the point
+def by_hand(work: Work) -> Contender:
     """A minimal, correct training loop without statistics, evaluation or checkpoints."""
     envs = [gym.make(ENV_ID) for _ in range(N_ENVS)]
     policy, critic = networks()

@@ -21,10 +21,10 @@ def latest(values: Sequence[Any]) -> Any:
     return values[-1]
 
 
-class BaseEnvEvents(ABC):  # noqa: B024 (documented as an ABC)
+class BaseEnvEvents(ABC):
     """Reward and key performance indicators."""
 
-    @define_epoch_stats(max, input_name="sum", output_name="max")  # noqa: B027 (topics implement the method)
+    @define_epoch_stats(max, input_name="sum", output_name="max")
     @define_epoch_stats(min, input_name="sum", output_name="min")
     @define_epoch_stats(np.mean, input_name="sum", output_name="mean")
     @define_epoch_stats(np.std, input_name="sum", output_name="std")
@@ -42,7 +42,7 @@ class BaseEnvEvents(ABC):  # noqa: B024 (documented as an ABC)
         :param value: Sum of the rewards of its sub-steps.
         """
 
-    @define_epoch_stats(np.mean, output_name="mean")  # noqa: B027
+    @define_epoch_stats(np.mean, output_name="mean")
     @define_epoch_stats(np.std, output_name="std")
     @define_epoch_stats(min, output_name="min")
     @define_epoch_stats(max, output_name="max")
@@ -56,7 +56,7 @@ class BaseEnvEvents(ABC):  # noqa: B024 (documented as an ABC)
         :param value: Its value for the whole episode.
         """
 
-    @define_epoch_stats(sum)  # noqa: B027
+    @define_epoch_stats(sum)
     @define_episode_stats(sum)
     @define_step_stats(sum)
     def test_event(self, value: Any) -> None:

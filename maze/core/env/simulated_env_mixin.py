@@ -16,7 +16,7 @@ class SimulatedEnvMixin(ABC):
         :param env: Environment of the same type and configuration, wrapped in the same way.
         """
 
-    def set_fast_step(self, do_fast_step: bool) -> None:  # noqa: B027 (doing nothing is right for most)
+    def set_fast_step(self, do_fast_step: bool) -> None:
         """Asks the environment to leave out what simulated steps do not need (logging, costly observations).
 
         :param do_fast_step: Whether to leave it out. Environments without such parts ignore this.

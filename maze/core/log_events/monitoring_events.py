@@ -1,7 +1,6 @@
 """Events that are calculated from observations, actions and rewards and so apply to any environment."""
 
 # Event interfaces have no abstract methods: topics implement all of them.
-# ruff: noqa: B024, B027
 
 from __future__ import annotations
 

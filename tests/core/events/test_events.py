@@ -1,7 +1,6 @@
 """Topics, records, collections, the event service and publish/subscribe."""
 
 # Event interfaces have no abstract methods: topics implement all of them.
-# ruff: noqa: B024, B027
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A small cutting environment with events and KPIs, flat or with two sub-steps, whose numbers are easy to work out."""
 
 # Event interfaces have no abstract methods: topics implement all of them.
-# ruff: noqa: B024, B027
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Aggregation on three levels."""
 
 # Event interfaces have no abstract methods: topics implement all of them.
-# ruff: noqa: B024, B027
 
 from __future__ import annotations
 

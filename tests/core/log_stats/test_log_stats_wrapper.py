@@ -9,14 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.log_stats.stats_test_env import (
-    FOUR_STEPS,
-    FOUR_STRUCTURED_STEPS,
-    CuttingEvents,
-    InventoryEvents,
-    act,
-    cutting_env,
-)
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
@@ -28,6 +20,14 @@ from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.utils.log_stats_utils import SimpleStatsLoggingSetup
+from tests.core.log_stats.stats_test_env import (
+    FOUR_STEPS,
+    FOUR_STRUCTURED_STEPS,
+    CuttingEvents,
+    InventoryEvents,
+    act,
+    cutting_env,
+)
 
 HEADER = [
     " step|path" + " " * 84 + "|" + " " * 15 + "value",

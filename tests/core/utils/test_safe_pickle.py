@@ -22,17 +22,17 @@ def round_trip(value: Any, protocol: int = pickle.HIGHEST_PROTOCOL, **options: A
     return safe_load(io.BytesIO(pickle.dumps(value, protocol=protocol)), **options)
 
 
-class OwnEvents(ABC):  # noqa: B024 - that is how events are declared
+class OwnEvents(ABC):
     """Events of a user's environment."""
 
-    def happened(self, value: int) -> None:  # noqa: B027
+    def happened(self, value: int) -> None:
         """Something happened."""
 
-    def stopped(self) -> None:  # noqa: B027
+    def stopped(self) -> None:
         pass
 
 
-class ActingEvents(ABC):  # noqa: B024
+class ActingEvents(ABC):
     def happened(self) -> None:
         os.getcwd()
 

@@ -9,8 +9,8 @@ from maze.core.log_stats.log_stats import LogStatsKey
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder, StatsEncoder
 
 
-class Events(ABC):  # noqa: B024 - that is how events are declared
-    def happened(self, value: int) -> None:  # noqa: B027
+class Events(ABC):
+    def happened(self, value: int) -> None:
         """Something happened."""
 
 

@@ -70,9 +70,12 @@ def reward_stats(env, name="mean"):
 
 def test_short_episodes_are_not_favoured():
     env = make_vector_env(8)
-    RolloutEvaluator(env, n_episodes=64, model_selection=None).evaluate(make_policy())
-    assert reward_stats(env, "episode_count") == 64
-    assert reward_stats(env) == pytest.approx(105, abs=25)  # the first 64 to finish would give about 47
+    evaluator = RolloutEvaluator(env, n_episodes=8, model_selection=None)
+    means = []
+    for _ in range(30):
+        evaluator.evaluate(make_policy())
+        means.append(reward_stats(env))
+    assert np.mean(means) == pytest.approx(105, abs=20)  # the first eight to finish would give about 47
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The simulation: pieces, cuts and rewards."""

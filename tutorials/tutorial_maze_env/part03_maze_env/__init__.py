@@ -1,0 +1,1 @@
+"""Observations, actions, and a first training."""

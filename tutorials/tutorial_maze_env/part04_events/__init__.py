@@ -1,0 +1,1 @@
+"""Events and key performance indicators."""

@@ -1,0 +1,1 @@
+"""Sub-steps and action masks."""
