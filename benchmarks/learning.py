@@ -78,7 +78,7 @@ def training_steps(directory: Path) -> int:
     """Environment steps that training took: every step of every rollout, unfinished episodes included."""
     from omegaconf import OmegaConf
 
-    from maze.train.checkpoint import load_state
+    from maze.core.utils.checkpoint import load_state
 
     config = OmegaConf.load(directory / ".hydra" / "config.yaml")
     epochs = load_state(directory / "latest.pt")["epoch"]

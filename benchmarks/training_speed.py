@@ -298,7 +298,7 @@ def maze(work: Work) -> Contender:
         trainer.config.epoch_length = n_updates
         start = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
-            trainer.train(n_epochs=trainer.epoch + 1)
+            trainer.train(n_epochs=1)
         return time.perf_counter() - start
 
     return run
@@ -327,8 +327,8 @@ def report(work: Work, rates: dict[str, list[float]]) -> dict[str, float]:
 
     print(f"\n{work.algorithm.upper()}: {N_ENVS} {ENV_ID}, {work.n_steps} steps, {work.n_minibatches} updates each")
     print(f"{'':<20}{'env steps/s':>14}{'share of floor':>16}{'x stable-baselines3':>22}")
-    for name in rates:
-        line = f"{name:<20}{median(rates[name]):>14,.0f}{ratio(name, 'floor'):>16.2f}"
+    for name, of_contender in rates.items():
+        line = f"{name:<20}{median(of_contender):>14,.0f}{ratio(name, 'floor'):>16.2f}"
         print(f"{line}{ratio(name, 'stable-baselines3'):>22.2f}")
     return {
         "maze_over_stable_baselines3": ratio("maze", "stable-baselines3"),

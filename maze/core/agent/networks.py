@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Hashable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,22 +87,3 @@ def _tensor_problems(key: Hashable, expected: Mapping[str, Any], found: Mapping[
         if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and tensor.shape != other.shape:
             problems.append(f"{key!r}: `{name}` is {tuple(other.shape)}, the model has {tuple(tensor.shape)}")
     return problems
-
-
-def read_state_dict(path: str | Path) -> dict[str, Any]:
-    """Reads a file of weights without executing anything that is in it.
-
-    :raises CheckpointError: The file is missing, damaged or holds something else.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: there is no such file. A training writes `state_dict.pt` into its run directory."
-        )
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises a dozen types for damaged files
-        raise CheckpointError(f"{path}: not a readable file of weights ({type(error).__name__}: {error}).") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: expected a state dictionary, found {type(state).__name__}.")
-    return state

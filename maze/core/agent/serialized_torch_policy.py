@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from maze.core.agent.networks import read_state_dict
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ class SerializedTorchPolicy(TorchPolicy):
         if policy is None:
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
+        weights = _policy_weights(load_state(state_dict_file))
         try:
-            self.load_state_dict(_policy_weights(read_state_dict(state_dict_file)))
+            self.load_state_dict(weights)
         except CheckpointError as error:
             raise CheckpointError(f"{state_dict_file}: {error}") from error
         self.eval()

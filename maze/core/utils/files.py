@@ -1,10 +1,10 @@
-"""Files that are written completely or not at all, and directories that belong to one run."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,35 +36,21 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     _sync_directory(target.parent)
 
 
-def clean_stale_temporaries(directory: str | os.PathLike[str]) -> list[Path]:
+def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 0.0) -> list[Path]:
     """Removes what interrupted writes (a killed process) left behind.
 
-    :param directory: Where to look, not below it. No other process may be writing there.
+    :param directory: Where to look, not below it.
+    :param min_age: Seconds since the last write; leaves the files of another process that is writing just now.
     :return: The removed files.
     """
     removed = []
+    newest = time.time() - min_age
     for leftover in sorted(Path(directory).glob(f"{TEMPORARY_PREFIX}*")):
+        if leftover.stat().st_mtime > newest:
+            continue
         leftover.unlink(missing_ok=True)
         removed.append(leftover)
     return removed
-
-
-def create_unique_directory(path: str | os.PathLike[str]) -> Path:
-    """Creates a directory that no other process uses.
-
-    :param path: The wanted name. Where it exists, ``_2``, ``_3``, ... is appended.
-    :return: The directory created.
-    """
-    wanted = Path(path)
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}_{number}")
-        try:
-            candidate.mkdir()
-        except FileExistsError:
-            continue
-        return candidate
-    raise AssertionError("unreachable")
 
 
 def _usual_mode(target: Path) -> int:

@@ -2,11 +2,11 @@
 
 import os
 import stat
-import threading
+import time
 
 import pytest
 
-from maze.core.utils.files import TEMPORARY_PREFIX, atomic_write, clean_stale_temporaries, create_unique_directory
+from maze.core.utils.files import TEMPORARY_PREFIX, atomic_write, clean_stale_temporaries
 
 
 def test_the_content_arrives_with_the_usual_mode_and_nothing_is_left_over(tmp_path):
@@ -59,14 +59,9 @@ def test_a_process_killed_in_mid_write_leaves_the_old_file_and_a_temporary_that_
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_directories_are_never_shared(tmp_path):
-    created = []
-    threads = [
-        threading.Thread(target=lambda: created.append(create_unique_directory(tmp_path / "runs" / "now")))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(path.name for path in created) == ["now", *(f"now_{i}" for i in range(2, 9))]
+def test_a_write_in_progress_is_left_alone(tmp_path):
+    unfinished = tmp_path / f"{TEMPORARY_PREFIX}a.bin-x"
+    unfinished.touch()
+    assert clean_stale_temporaries(tmp_path, min_age=60.0) == []
+    os.utime(unfinished, (time.time() - 61.0,) * 2)
+    assert clean_stale_temporaries(tmp_path, min_age=60.0) == [unfinished]

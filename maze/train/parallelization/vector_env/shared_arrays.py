@@ -40,7 +40,8 @@ class SharedArrays:
         specs = [
             spec for part in (observation_specs, action_specs) for by_key in part.values() for spec in by_key.values()
         ]
-        self._memory = _map(sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT), fd)
+        size = sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT)
+        self._memory = map_memory(size, fd)
         self._offset = 0
         self.observations = self._allocate_all(observation_specs)
         self.actions = self._allocate_all(action_specs)
@@ -99,7 +100,7 @@ _FLAG: ArraySpec = ((), np.dtype(np.bool_))
 _ACTOR: ArraySpec = ((2,), np.dtype(np.int64))
 
 
-class _Memory:
+class SharedMemory:
     """A mapped file without a name; the mapping goes when the last array on it does."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -110,12 +111,17 @@ class _Memory:
         os.close(self.fd)
 
 
-def _map(size: int, fd: int | None) -> _Memory:
+def map_memory(size: int, fd: int | None = None) -> SharedMemory:
+    """Memory that other processes can map as well: zeros at first, and no page of it exists before it is touched.
+
+    :param size: Number of bytes.
+    :param fd: Memory of another process; by default new memory is created.
+    """
     size = max(size, mmap.PAGESIZE)
     if fd is None:
         fd = _anonymous_file()
         os.ftruncate(fd, size)
-    return _Memory(fd, size)
+    return SharedMemory(fd, size)
 
 
 def _anonymous_file() -> int:

@@ -33,11 +33,7 @@ def run_worker(connection: Any, factories: bytes, first_index: int, inherited: l
     :param first_index: Index of the first environment among all of the vector environment.
     :param inherited: Connections that came along when the process was forked, and must not be held open.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    for other in inherited:
-        other.close()
-    channel = Channel(connection)
-    threading.Thread(target=_leave_with_parent, args=(channel.fd,), daemon=True).start()
+    channel = open_channel(connection, inherited)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         worker = _Worker(channel, first_index)
         try:
@@ -49,6 +45,20 @@ def run_worker(connection: Any, factories: bytes, first_index: int, inherited: l
             channel.send(messages.FAILED, failure_of(error, worker.current_env()))
             if isinstance(error, SystemExit):
                 raise
+
+
+def open_channel(connection: Any, inherited: list[Any]) -> Channel:
+    """A worker's end of its pipe. From now on the process leaves interrupts to its parent, and ends with it.
+
+    :param connection: End of the pipe to the parent.
+    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    for other in inherited:
+        other.close()
+    channel = Channel(connection)
+    threading.Thread(target=_leave_with_parent, args=(channel.fd,), daemon=True).start()
+    return channel
 
 
 def _leave_with_parent(fd: int) -> None:

@@ -56,6 +56,9 @@ class WorkerPool:
     :param timeout: Seconds that a call may take.
     """
 
+    _worker_main: Callable[..., None] = staticmethod(run_worker)
+    """What a worker process runs."""
+
     def __init__(
         self,
         env_factories: Sequence[Callable[[], Any]],
@@ -89,7 +92,7 @@ class WorkerPool:
         if context.get_start_method() == "fork":
             inherited = [ours, *(worker.channel.connection for worker in self.workers)]
         process = context.Process(
-            target=run_worker,
+            target=self._worker_main,
             args=(theirs, cloudpickle.dumps(list(factories)), rows.start, inherited),
             name=f"maze-env-worker-{index}",
         )

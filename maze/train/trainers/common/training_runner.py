@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
+from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
@@ -118,6 +120,8 @@ class TrainingRunner(Runner):
                 f"input_dir: {path.parent} {found}. Expected the directory of a training run; "
                 "`maze-run -cn conf_train env=... algorithm=...` makes one below `outputs`."
             )
+        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
+            clean_stale_temporaries(path.parent, min_age=60.0)
         trainer.load_state(path)
 
     def _estimate_normalization_statistics(self, env: Any) -> Any:

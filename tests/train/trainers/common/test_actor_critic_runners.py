@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 import maze.conf
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import StatsContext
+from maze.core.utils.checkpoint import load_state
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
-from maze.train.checkpoint import load_state
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner, ACLocalRunner
 from maze.train.trainers.common.interrupt import TrainingInterrupted

@@ -17,9 +17,9 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic
 from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.checkpoint import load_state, save_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.checkpoint import load_state, save_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
@@ -425,8 +425,8 @@ def test_latest_state_holds_everything_the_training_consists_of(tmp_path):
     actions = [t.model.policy.compute_actions(observation)["action"].copy() for t in (trainer, other)]
     assert np.array_equal(*actions)
     assert other_selection.best_reward == selection.best_reward
-    for name, moments in trainer.optimizer.state_dict()["state"].items():
-        assert torch.equal(moments["exp_avg"], other.optimizer.state_dict()["state"][name]["exp_avg"])
+    for name, moments in trainer.optimizer.state_dict().items():
+        assert torch.equal(moments["mean"], other.optimizer.state_dict()[name]["mean"])
 
 
 def test_a_continued_training_goes_on_where_the_interrupted_one_stopped(tmp_path):

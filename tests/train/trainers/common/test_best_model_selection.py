@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from maze.core.errors import CheckpointError
-from maze.train.checkpoint import load_state
+from maze.core.utils.checkpoint import load_state
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 
 
@@ -45,11 +45,16 @@ def test_nan_is_never_the_best_and_warned_about(caplog):
     assert sum("NaN" in record.message for record in caplog.records) == 2
 
 
-def test_an_equal_evaluation_is_no_improvement():
-    selection = BestModelSelection(None, None)
+def test_an_equal_evaluation_is_no_improvement_but_the_later_model_is_kept(tmp_path, capsys):
+    model = nn.Linear(2, 1)
+    selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
     selection.update(1.0)
+    capsys.readouterr()
+    fill(model, 2.0)
     selection.update(1.0)
     assert selection.last_improvement == 1
+    assert capsys.readouterr().out == ""
+    assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 2.0))
 
 
 def test_weights_are_written_in_intervals(tmp_path):

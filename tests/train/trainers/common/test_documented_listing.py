@@ -13,10 +13,10 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchSharedStateCritic
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.checkpoint import load_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.blocks.general.torch_model_block import TorchModelBlock
-from maze.train.checkpoint import load_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.a2c.a2c_trainer import A2C

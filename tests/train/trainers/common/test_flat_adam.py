@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze.train.checkpoint import load_state, save_state
+from maze.core.utils.checkpoint import load_state, save_state
 from maze.train.trainers.common.actor_critic.flat_adam import FlatAdam
 
 

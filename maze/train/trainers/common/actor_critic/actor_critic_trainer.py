@@ -20,7 +20,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.train.checkpoint import load_into, load_state, save_state
+from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents, SubstepKey

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 
 class FlatAdam:
@@ -15,6 +16,9 @@ class FlatAdam:
     For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
     small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
     views of another, so that a step, a norm or clearing all gradients is a single operation.
+
+    The step itself is torch's functional Adam: making a ``torch.optim.Adam`` imports torch's compiler, which would add
+    1.5 seconds to the start of every training.
 
     :param networks: Networks by name, in order; parameters shared between them count for the first one.
     :param lr: Learning rate.
@@ -31,22 +35,18 @@ class FlatAdam:
                 self._parameters[name] = own
         self._flat = {name: _flatten(parameters) for name, parameters in self._parameters.items()}
         self._gradients = {name: torch.zeros_like(flat) for name, flat in self._flat.items()}
-        self._optimizer = torch.optim.Adam(list(self._flat.values()), lr=lr, eps=eps, fused=True)
+        self.lr = lr
+        """Learning rate of the next step."""
+        self.eps = eps
+        self._means = {name: torch.zeros_like(flat) for name, flat in self._flat.items()}
+        self._squares = {name: torch.zeros_like(flat) for name, flat in self._flat.items()}
+        self._n_steps = {name: torch.zeros((), device=flat.device) for name, flat in self._flat.items()}
         self.tie()
 
     @property
     def names(self) -> list[Any]:
         """The networks that have parameters of their own."""
         return list(self._flat)
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = value
 
     def tie(self) -> None:
         """Makes parameters and gradients views of the long tensors (again, if somebody has moved or replaced them)."""
@@ -56,7 +56,7 @@ class FlatAdam:
             for parameter in parameters:
                 rows = slice(offset, offset + parameter.numel())
                 offset += parameter.numel()
-                view = flat.data[rows].view_as(parameter)
+                view = flat[rows].view_as(parameter)
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter.data)
                     parameter.data = view
@@ -81,24 +81,47 @@ class FlatAdam:
 
         :param frozen: Networks that stay exactly as they are.
         """
-        frozen = set(frozen)
-        for name, flat in self._flat.items():
-            flat.grad = None if name in frozen else self._gradients[name]
-        self._optimizer.step()
+        names = [name for name in self._flat if name not in set(frozen)]
+        with torch.no_grad():
+            adam(
+                [self._flat[name] for name in names],
+                [self._gradients[name] for name in names],
+                [self._means[name] for name in names],
+                [self._squares[name] for name in names],
+                [],
+                [self._n_steps[name] for name in names],
+                fused=True,
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.lr,
+                weight_decay=0.0,
+                eps=self.eps,
+                maximize=False,
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts; loads with ``weights_only=True``."""
-        return self._optimizer.state_dict()
+        """Moments and step counts by position of the network; loads with ``weights_only=True``."""
+        return {
+            str(index): {
+                "mean": self._means[name].clone(),
+                "square": self._squares[name].clone(),
+                "n_steps": self._n_steps[name].clone(),
+            }
+            for index, name in enumerate(self._flat)
+        }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state_dict` returned, with the current learning rate."""
-        lr = self.lr
-        self._optimizer.load_state_dict(state_dict)
-        self.lr = lr
+        for index, name in enumerate(self._flat):
+            state = state_dict[str(index)]
+            self._means[name].copy_(state["mean"])
+            self._squares[name].copy_(state["square"])
+            self._n_steps[name].copy_(state["n_steps"])
 
 
-def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
-    """A parameter with room for all of the given ones."""
+def _flatten(parameters: list[nn.Parameter]) -> Tensor:
+    """A tensor with room for all of the given ones."""
     first = parameters[0]
     for parameter in parameters:
         if (parameter.dtype, parameter.device) != (first.dtype, first.device):
@@ -107,4 +130,4 @@ def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
                 f"{first.device} and {parameter.dtype} on {parameter.device}."
             )
     size = sum(parameter.numel() for parameter in parameters)
-    return nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
+    return torch.zeros(size, dtype=first.dtype, device=first.device)

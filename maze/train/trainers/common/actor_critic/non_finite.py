@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maze.core.errors import CheckpointError
-from maze.train.checkpoint import save_state
+from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.actor_critic.actor_critic_events import SubstepKey
 
 if TYPE_CHECKING:

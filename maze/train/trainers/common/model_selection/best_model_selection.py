@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError
-from maze.train.checkpoint import save_state
+from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class BestModelSelection(ModelSelectionBase):
-    """Writes the model whenever its evaluation is better than all before, and keeps a copy of these weights.
+    """Writes the model whenever its evaluation is at least as good as all before, and keeps a copy of these weights.
 
     :param dump_file: Where to write the best model's weights; ``None`` keeps them in memory only.
     :param model: The model that is trained; ``None`` only keeps track of the best evaluation.
@@ -61,6 +61,10 @@ class BestModelSelection(ModelSelectionBase):
             print(f"-> new overall best model {reward:.5f}!")
             self.best_reward = float(reward)
             self.last_improvement = 0
+            self._keep_current_model()
+        elif reward == self.best_reward:
+            # Where evaluations reach a ceiling, the model that was trained for longer is the more robust one. This is
+            # no improvement: patience goes on counting.
             self._keep_current_model()
         elif self.verbose:
             print(f"-> no improvement over {self.best_reward:.5f} since {self.last_improvement} evaluations.")

@@ -1,0 +1,255 @@
+"""Recorded trajectories as a data set for imitation learning and learning from demonstrations."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Union
+
+import torch
+from torch.utils.data import Dataset, Subset
+
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.trajectory_recording.datasets.load_workers import load_in_processes
+from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord
+from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
+from maze.core.utils.factory import ConfigType, Factory
+
+_LOGGER = logging.getLogger(__name__)
+
+InputData = Union[str, Path, TrajectoryRecord[Any], Sequence[Union[str, Path, TrajectoryRecord[Any]]]]
+"""A trajectory file, a directory of them, a trajectory, or a list of these."""
+
+Item = tuple[list[Any], list[Any], list[ActorID]]
+"""Observations, actions and actors of the sub-steps of one step, in their order."""
+
+EnvFactory = Callable[[], MazeEnv[Any]]
+
+
+class ReportingQueue(Protocol):
+    """Where a worker puts what it has converted."""
+
+    def put(self, item: Any, /) -> None: ...
+
+
+class InMemoryDataset(Dataset[Item], ABC):
+    """Steps of recorded trajectories, converted to observations and actions and kept in memory.
+
+    Files are loaded safely: what a file contains beyond data of Maze and of known types is refused by name. The types
+    of a project's states and actions are allowed by ``extra_types`` or ``register_safe_types``.
+
+    :param input_data: A trajectory file (``*.pkl``, ``*.npz``), a directory that is searched for them, or a list of
+        these and of trajectories. None: start empty and use :meth:`append` or :meth:`load_data`.
+    :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. None: there
+        are only trajectories of observations and actions.
+    :param n_workers: Number of processes that convert; with 1 (or a single file) it is done in this one.
+    :param trajectory_processor: What is done with each trajectory, or its configuration.
+    :param deserialize_in_main_thread: Read the files in this process and send their contents to the workers.
+    :param dir_or_file: Another name of ``input_data``.
+    :param allow_pickle: Trust the files: load any type, which can run any code.
+    :param extra_types: Further types that may be loaded from files: classes, full names, or patterns `my_project.*`.
+    """
+
+    def __init__(
+        self,
+        input_data: InputData | None = None,
+        conversion_env_factory: EnvFactory | None = None,
+        n_workers: int = 1,
+        trajectory_processor: TrajectoryProcessor | ConfigType | None = None,
+        deserialize_in_main_thread: bool = False,
+        dir_or_file: InputData | None = None,
+        allow_pickle: bool = False,
+        extra_types: Iterable[type | str] = (),
+    ) -> None:
+        if trajectory_processor is None:
+            trajectory_processor = {"_target_": f"{TrajectoryProcessor.__module__}.IdentityTrajectoryProcessor"}
+        self.trajectory_processor = Factory(TrajectoryProcessor).instantiate(  # type: ignore[type-abstract]
+            trajectory_processor, config_path="trajectory_processor"
+        )
+        self.conversion_env_factory = conversion_env_factory
+        self.n_workers = n_workers
+        self.deserialize_in_main_thread = deserialize_in_main_thread
+        self.reader = TrajectoryReader(allow_pickle, tuple(extra_types))
+        self.step_records: list[StructuredSpacesRecord] = []
+        """All steps, trajectory after trajectory."""
+        self.trajectory_references: list[range] = []
+        """For each trajectory the indices of its steps."""
+        self._conversion_env: MazeEnv[Any] | None = None
+        # The documented default `input_data: trajectory_data` is still there when a user names `dir_or_file`.
+        source = dir_or_file if dir_or_file is not None else input_data
+        if source is not None:
+            self.load_data(source)
+
+    def __len__(self) -> int:
+        return len(self.step_records)
+
+    def __getitem__(self, index: int) -> Item:
+        """Observations, actions and actors of the sub-steps of one step."""
+        record = self.step_records[index]
+        return record.observations, record.actions, record.actor_ids
+
+    def load_data(self, input_data: InputData) -> None:
+        """Adds trajectories.
+
+        :param input_data: A trajectory file, a directory, a trajectory, or a list of these.
+        """
+        sources = self._sources(input_data)
+        n_before = len(self.trajectory_references)
+        if self.n_workers > 1 and len(sources) > 1:
+            if self.deserialize_in_main_thread:
+                sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source)]
+            arguments = (self.conversion_env_factory, self.trajectory_processor, self.reader)
+            for converted in load_in_processes(DataLoadWorker.run, sources, self.n_workers, *arguments):
+                self._add(converted)
+        else:
+            for source in sources:
+                for trajectory in self.reader.trajectories(source):
+                    self.append(trajectory)
+        n_added = len(self.trajectory_references) - n_before
+        _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
+
+    def append(self, trajectory: TrajectoryRecord[Any]) -> None:
+        """Processes a trajectory and adds its steps.
+
+        :param trajectory: The trajectory.
+        """
+        if self._conversion_env is None and self.conversion_env_factory is not None:
+            self._conversion_env = self.conversion_env_factory()
+        self._add(self.trajectory_processor.process(trajectory, self._conversion_env))
+
+    @staticmethod
+    def deserialize_trajectory(
+        trajectory_file: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+    ) -> Generator[TrajectoryRecord[Any], None, None]:
+        """The trajectories in a file, one after the other.
+
+        :param trajectory_file: The file.
+        :param allow_pickle: Trust the file: load any type, which can run any code.
+        :param extra_types: Further types that may be loaded.
+        """
+        if Path(trajectory_file).suffix == COLUMNS_SUFFIX:
+            yield from read_spaces_columns(trajectory_file)
+        else:
+            yield load_trajectory(trajectory_file, allow_pickle=allow_pickle, extra_types=extra_types)
+
+    @staticmethod
+    def list_trajectory_files(data_dir: str | Path) -> list[Path]:
+        """The trajectory files below a directory (or the file itself), in the order of their names.
+
+        :param data_dir: The directory.
+        """
+        path = Path(data_dir)
+        if path.is_file():
+            return [path]
+        files = sorted(file for suffix in (".pkl", COLUMNS_SUFFIX) for file in path.rglob(f"*{suffix}"))
+        if not files:
+            what = "has no trajectory files (*.pkl, *.npz)" if path.is_dir() else "does not exist"
+            raise CheckpointError(
+                f"{path.absolute()} {what}. Trajectories are recorded by rollouts with `runner.record_trajectory=true` "
+                f"into `trajectory_data/` of their output directory; name that one by its absolute path."
+            )
+        return files
+
+    def random_split(
+        self, lengths: Sequence[int], generator: torch.Generator = torch.default_generator
+    ) -> list[Subset[Item]]:
+        """Splits into parts of about the given lengths, at random, so that no trajectory is in two parts.
+
+        Neighbouring steps resemble each other: a validation set with steps of training trajectories proves nothing.
+        Only where there are fewer trajectories than parts, trajectories are cut, each into consecutive pieces.
+
+        :param lengths: Wanted number of steps in each part; their sum is the length of this data set.
+        :param generator: Source of randomness.
+        """
+        lengths = [int(length) for length in lengths]
+        if sum(lengths) != len(self) or min(lengths, default=0) < 0:
+            raise ValueError(f"The lengths {lengths} do not add up to the {len(self)} steps of this data set.")
+        order: list[int] = torch.randperm(len(self.trajectory_references), generator=generator).tolist()
+        if len(order) < sum(length > 0 for length in lengths):
+            return self._consecutive_split([self.trajectory_references[index] for index in order], lengths)
+        parts: list[list[int]] = [[] for _ in lengths]
+        for position, index in enumerate(order):
+            steps = self.trajectory_references[index]
+            empty = [part for part, length in enumerate(lengths) if length > 0 and not parts[part]]
+            # The last trajectories go to parts that have none yet.
+            candidates = empty if len(order) - position <= len(empty) else range(len(lengths))
+            neediest = max(candidates, key=lambda part: lengths[part] - len(parts[part]))
+            parts[neediest].extend(steps)
+        return [Subset(self, part) for part in parts]
+
+    def _consecutive_split(self, trajectories: Sequence[range], lengths: Sequence[int]) -> list[Subset[Item]]:
+        steps = [step for trajectory in trajectories for step in trajectory]
+        starts = [sum(lengths[:part]) for part in range(len(lengths))]
+        return [Subset(self, steps[start : start + n]) for start, n in zip(starts, lengths, strict=True)]
+
+    def _sources(self, input_data: InputData) -> list[Path | TrajectoryRecord[Any]]:
+        if isinstance(input_data, TrajectoryRecord):
+            return [input_data]
+        if isinstance(input_data, (str, Path)):
+            return list(self.list_trajectory_files(input_data))
+        is_sequence: Any = isinstance(input_data, Sequence)
+        if not is_sequence:
+            raise ConfigError(
+                f"input_data: expected a path, a trajectory or a list of them, got {type(input_data).__name__}."
+            )
+        return [source for entry in input_data for source in self._sources(entry)]
+
+    def _add(self, converted: list[list[StructuredSpacesRecord]]) -> None:
+        for steps in converted:
+            start = len(self.step_records)
+            self.step_records.extend(steps)
+            self.trajectory_references.append(range(start, len(self.step_records)))
+
+
+class TrajectoryReader:
+    """Reads trajectories, here or in a worker, with the same permissions.
+
+    :param allow_pickle: Trust the files.
+    :param extra_types: Further types that may be loaded.
+    """
+
+    def __init__(self, allow_pickle: bool = False, extra_types: tuple[type | str, ...] = ()) -> None:
+        self.allow_pickle = allow_pickle
+        self.extra_types = extra_types
+
+    def trajectories(self, source: Path | str | TrajectoryRecord[Any]) -> Generator[TrajectoryRecord[Any], None, None]:
+        """The trajectories of a file; a trajectory itself as it is."""
+        if isinstance(source, TrajectoryRecord):
+            yield source
+        else:
+            yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types)
+
+
+class DataLoadWorker:
+    """Reads and converts a share of the trajectories in a process of its own."""
+
+    @staticmethod
+    def run(
+        env_factory: EnvFactory | None,
+        trajectories_or_paths: Sequence[Path | str | TrajectoryRecord[Any]],
+        reporting_queue: ReportingQueue,
+        trajectory_processor: TrajectoryProcessor,
+        reader: TrajectoryReader | None = None,
+    ) -> None:
+        """Puts, for each of its sources, the list of converted trajectories into the queue.
+
+        :param env_factory: Makes the environment that converts.
+        :param trajectories_or_paths: This worker's share.
+        :param reporting_queue: Anything with ``put``.
+        :param trajectory_processor: What is done with each trajectory.
+        :param reader: Reads files; by default without additional permissions.
+        """
+        reader = reader or TrajectoryReader()
+        env = env_factory() if env_factory is not None else None
+        for source in trajectories_or_paths:
+            converted: list[list[StructuredSpacesRecord]] = []
+            for trajectory in reader.trajectories(source):
+                converted += trajectory_processor.process(trajectory, env)
+            reporting_queue.put(converted)

@@ -1,0 +1,142 @@
+"""Shows observations as images, drawn by a function of the user."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import (
+    define_episode_stats,
+    define_epoch_stats,
+    define_plot,
+    define_stats_grouping,
+    define_step_stats,
+)
+from maze.core.utils.targets import locate
+from maze.core.wrappers.monitoring_wrapper import named_values, step_key_name
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+PlotFunction = Callable[..., Any]
+
+
+class ObservationSamples:
+    """Observations to draw, and the function that draws them.
+
+    Not a list: writers of statistics that draw no figures leave it alone.
+
+    :param plot_function: Draws a list of observations.
+    :param values: The observations.
+    """
+
+    def __init__(self, plot_function: PlotFunction, values: list[np.ndarray]) -> None:
+        self.plot_function = plot_function
+        self.values = values
+
+    def __str__(self) -> str:
+        return f"[len:{len(self.values)}]"
+
+    @staticmethod
+    def gather(samples: Sequence[ObservationSamples]) -> ObservationSamples:
+        """Joins the observations of several steps or episodes."""
+        values = [value for sample in samples for value in sample.values]
+        return ObservationSamples(samples[0].plot_function, values)
+
+    @staticmethod
+    def draw(samples: ObservationSamples, groups: tuple[str, str]) -> Any:
+        """The figure that the user's function draws; None where it draws nothing for this observation."""
+        return samples.plot_function(samples.values, groups=groups)
+
+
+class ObservationVisualizationEvents(ABC):
+    """Observations on their way to a plot function."""
+
+    @define_plot(ObservationSamples.draw)
+    @define_epoch_stats(ObservationSamples.gather)
+    @define_episode_stats(ObservationSamples.gather)
+    @define_step_stats(ObservationSamples.gather)
+    @define_stats_grouping("step_key", "name")
+    def observation_to_visualize(self, step_key: str, name: str, value: ObservationSamples) -> None:
+        """An agent acted on an observation.
+
+        :param step_key: Key of the sub-step, as in "step_key_0".
+        :param name: Key of the observation in the observation space.
+        :param value: The observation, and what draws it.
+        """
+
+
+class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
+    """Has the observations of each epoch drawn and shown among TensorBoard's images.
+
+    The function is called as ``plot_function(value=[observation, ...], groups=("step_key_0", "name"))`` once for each
+    sub-step and observation key and returns a matplotlib figure, or None to show nothing.
+
+    Meant for inspection: all observations of an epoch are kept until its statistics are written.
+
+    :param env: The environment.
+    :param plot_function: Dotted path of the function, or the function itself. None: nothing is drawn.
+    """
+
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")
+
+    def __init__(self, env: MazeEnv[Any], plot_function: str | PlotFunction | None) -> None:
+        self.plot_function = _resolve(plot_function)
+        self._observation: Any = None
+        super().__init__(env)
+        self.observation_events = self._context.event_service.create_event_topic(ObservationVisualizationEvents)
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._context = self.env.context
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        if self.plot_function is not None:
+            self._context.pre_step()
+            self._log_observation(self.plot_function)
+        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
+        self._observation = result[0]
+        return result
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        self._observation = self._env_reset()
+        return self._observation
+
+    def _log_observation(self, plot_function: PlotFunction) -> None:
+        step_key = step_key_name(self.env.actor_id().step_key)
+        for name, value in named_values(self._observation).items():
+            sample = ObservationSamples(plot_function, [np.array(value)])
+            self.observation_events.observation_to_visualize(step_key=step_key, name=name, value=sample)
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+    @override(Wrapper)
+    def clone_from(self, env: ObservationVisualizationWrapper) -> None:
+        super().clone_from(env)
+        self._observation = env._observation
+
+
+def _resolve(plot_function: str | PlotFunction | None) -> PlotFunction | None:
+    found = (
+        locate(plot_function, "ObservationVisualizationWrapper.plot_function")
+        if isinstance(plot_function, str)
+        else plot_function
+    )
+    if found is not None and not callable(found):
+        raise ConfigError(
+            f"ObservationVisualizationWrapper.plot_function: expected a function or its dotted path, got {found!r}."
+        )
+    return found

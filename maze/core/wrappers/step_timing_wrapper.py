@@ -1,0 +1,122 @@
+"""Measures how long an environment and each of its wrappers take."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, ClassVar
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.log_events.step_timing_events import StepTimingEvents
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+
+class _Probe(Wrapper[Any]):
+    """Stands between two layers of a stack and adds up the time spent in the inner one and all below it.
+
+    :param env: The inner layer.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.seconds = 0.0
+        super().__init__(env)
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        start = perf_counter()
+        try:
+            return self._env_step(action)
+        finally:
+            self.seconds += perf_counter() - start
+
+    @override(Wrapper)
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
+        try:
+            return self._env_reset(*args, **kwargs)
+        finally:
+            self.seconds += perf_counter() - start
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        dicts: ObservationsAndActions = self.env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
+        )
+        return dicts
+
+
+class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
+    """Fires :class:`StepTimingEvents` for the environment and every wrapper that it is put around.
+
+    Each layer's time is without that of the layers below it. Environments take part that are put around one another by
+    ``Wrapper``; the Maze environment with its conversions is one layer. Measuring costs a few microseconds for each
+    layer, so use it to look and take it away again.
+
+    :param env: The environment with all wrappers that are to be measured.
+    """
+
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_probes", "_layers", "_context")
+
+    def __init__(self, env: MazeEnv[Any]) -> None:
+        super().__init__(_with_probes(env))
+        self.timing_events = self._context.event_service.create_event_topic(StepTimingEvents)
+
+    @override(Wrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._context = self.env.context
+        self._probes = _probes_of(self.env)
+        n_layers = len(self._probes)
+        self._layers = [f"{n_layers - 1 - i}_{type(probe.env).__name__}" for i, probe in enumerate(self._probes)]
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        for probe in self._probes:
+            probe.seconds = 0.0
+        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
+        self._fire(self.timing_events.step_time)
+        return result
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        for probe in self._probes:
+            probe.seconds = 0.0
+        observation = self._env_reset()
+        self._fire(self.timing_events.reset_time)
+        return observation
+
+    def _fire(self, event: Any) -> None:
+        below = [*(probe.seconds for probe in self._probes[1:]), 0.0]
+        for layer, probe, inner in zip(self._layers, self._probes, below, strict=True):
+            event(layer=layer, value=1000.0 * max(0.0, probe.seconds - inner))
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+
+def _with_probes(env: Any) -> Any:
+    """The stack with a probe around each of its layers, put in place from the inside out."""
+    layers = [env]
+    while not issubclass(type(layers[-1]), MazeEnv):
+        layers.append(layers[-1].env)
+    probe = _Probe(layers.pop())
+    while layers:
+        layer = layers.pop()
+        layer.env = probe
+        probe = _Probe(layer)
+    return probe
+
+
+def _probes_of(env: Any) -> list[_Probe]:
+    """The probes of a stack from the outside in."""
+    probes = [env]
+    while not issubclass(type(probes[-1].env), MazeEnv):
+        probes.append(probes[-1].env.env)
+    return probes

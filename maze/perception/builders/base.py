@@ -1,0 +1,212 @@
+"""What an architecture template is."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory, plain_container
+from maze.perception.blocks.base import PerceptionBlock
+
+if TYPE_CHECKING:
+    from maze.core.env.structured_env import StepKeyType
+    from maze.perception.blocks.inference import InferenceBlock
+
+WHERE = "model.model_builder"
+PRESET_KEYS = ("hidden", "recurrence")
+"""Entries of the modality configuration that are stages of the template, not modalities."""
+
+
+class BaseModelBuilder(ABC):
+    """Builds the perception part of a network from an observation space.
+
+    :param modality_config: Block of each modality, and of the stages ``hidden`` and ``recurrence``: a mapping with
+        ``block_type`` and ``block_params``, or only the block type. Empty or ``None``: there is no such stage.
+    :param observation_modality_mapping: Modality of each observation.
+    :param shared_embedding_keys: Tensors that the critic takes from the policy instead of computing them again: a list
+        for all sub-steps, or one for each step key. ``None``: policy and critic share nothing.
+    """
+
+    def __init__(
+        self,
+        modality_config: dict[str, str | dict[str, Any]],
+        observation_modality_mapping: dict[str, str],
+        shared_embedding_keys: list[str] | dict[str, list[str]] | None,
+    ) -> None:
+        self.modality_config = _checked_modality_config(modality_config)
+        self.observation_modality_mapping = self._checked_mapping(observation_modality_mapping)
+        self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
+        self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
+
+    def init_shared_embedding_keys(self, step_keys: Iterable[StepKeyType]) -> None:
+        """Settles ``shared_embedding_keys`` for each sub-step of an environment.
+
+        :raises ConfigError: There are keys for an unknown sub-step, or they are no list.
+        """
+        step_keys = list(step_keys)
+        given = self._shared_embedding_keys
+        by_step = given if isinstance(given, Mapping) else dict.fromkeys(step_keys, given)
+        where = f"{WHERE}.shared_embedding_keys"
+        if unknown := [key for key in by_step if key not in step_keys]:
+            raise ConfigError(f"{where}: unknown sub-steps {unknown}. Known: {step_keys}.")
+        for key, names in by_step.items():
+            if names is not None and (isinstance(names, str) or not isinstance(names, Sequence)):
+                raise ConfigError(f"{where}: expected a list of keys for sub-step {key!r}, found {names!r}.")
+        self.shared_embedding_keys = {key: list(by_step.get(key) or []) for key in step_keys}
+
+    @classmethod
+    def to_recurrent_gym_space(cls, observation_space: spaces.Dict, rnn_steps: int) -> spaces.Dict:
+        """The space of observations of which the last ``rnn_steps`` are stacked in a new first dimension.
+
+        >>> space = spaces.Dict({"observation": spaces.Box(-1.0, 1.0, (4,))})
+        >>> BaseModelBuilder.to_recurrent_gym_space(space, 5)["observation"].shape
+        (5, 4)
+
+        :param observation_space: The observations of a single time step.
+        :param rnn_steps: Number of time steps; 0: the space as it is.
+        """
+        if rnn_steps < 0:
+            raise ConfigError(f"to_recurrent_gym_space: `rnn_steps` must not be negative, found {rnn_steps}.")
+        if rnn_steps == 0:
+            return observation_space
+        return spaces.Dict({key: _stacked(space, rnn_steps, key) for key, space in observation_space.spaces.items()})
+
+    @abstractmethod
+    def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
+        """The perception network of one sub-step, with weights of its own.
+
+        :param observation_space: Observations of the sub-step.
+        :return: A block from the observations to one latent tensor.
+        """
+
+    def check_observations(self, observation_spaces: Iterable[spaces.Dict]) -> None:
+        """Every observation needs a modality, and every mapped observation has to exist in some sub-step.
+
+        :raises ConfigError: Names the observation.
+        """
+        found = list(dict.fromkeys(key for space in observation_spaces for key in space.spaces))
+        for key in found:
+            self.modality_of(key)
+        for key in self.observation_modality_mapping:
+            if key not in found:
+                raise ConfigError(
+                    f"{WHERE}.observation_modality_mapping.{key}: the environment has no such observation."
+                    f"{_did_you_mean(key, found)} Observations: {', '.join(found)}."
+                )
+
+    def modality_of(self, observation_key: str) -> str:
+        """The modality that an observation is mapped to."""
+        modality = self.observation_modality_mapping.get(observation_key)
+        if modality is None:
+            known = list(self.observation_modality_mapping)
+            raise ConfigError(
+                f"{WHERE}.observation_modality_mapping: observation `{observation_key}` has no modality."
+                f"{_did_you_mean(observation_key, known)} Mapped are: {', '.join(known) or 'none'}. Add "
+                f"`{observation_key}: <modality>` with one of the modalities {', '.join(self._modalities())}."
+            )
+        return modality
+
+    def build_block(
+        self, modality: str, in_keys: str | list[str], out_key: str, in_shapes: Sequence[Any]
+    ) -> PerceptionBlock:
+        """The block of a modality or stage.
+
+        :param modality: Key of the modality configuration, for which :meth:`has_stage` holds.
+        :param in_keys: Input tensors.
+        :param out_key: Output tensor.
+        :param in_shapes: Their shapes without batch.
+        """
+        where = f"{WHERE}.modality_config.{modality}"
+        block_type, block_params = self.modality_config[modality].values()
+        try:
+            return Factory(PerceptionBlock).instantiate(  # type: ignore[type-abstract]  # a concrete one is named
+                {"_target_": block_type, **block_params},
+                config_path=where,
+                in_keys=in_keys,
+                out_keys=out_key,
+                in_shapes=in_shapes,
+            )
+        except ConfigError as error:
+            if str(error).startswith(where):
+                raise
+            raise ConfigError(f"{where}: {error}") from error
+
+    def block_name(self, modality: str) -> str:
+        """Class name of the block of a modality or stage."""
+        block_type = self.modality_config[modality]["block_type"]
+        return block_type.rpartition(".")[2] if isinstance(block_type, str) else str(block_type.__name__)
+
+    def has_stage(self, stage: str) -> bool:
+        """Whether the modality configuration has a block for this stage."""
+        return stage in self.modality_config
+
+    def _modalities(self) -> list[str]:
+        return [modality for modality in self.modality_config if modality not in PRESET_KEYS]
+
+    def _checked_mapping(self, mapping: Any) -> dict[str, str]:
+        mapping = plain_container(mapping, f"{WHERE}.observation_modality_mapping")
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(
+                f"{WHERE}.observation_modality_mapping: expected a mapping from observations to modalities, "
+                f"found {mapping!r}."
+            )
+        for observation, modality in mapping.items():
+            if modality not in self._modalities():
+                reserved = " (this name belongs to a stage of the template)" if modality in PRESET_KEYS else ""
+                raise ConfigError(
+                    f"{WHERE}.observation_modality_mapping.{observation}: there is no modality `{modality}`{reserved} in "
+                    f"`modality_config`.{_did_you_mean(modality, self._modalities())} "
+                    f"Modalities: {', '.join(self._modalities()) or 'none'}."
+                )
+        return dict(mapping)
+
+
+def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
+    """``block_type`` and ``block_params`` by modality, without those that are empty."""
+    where = f"{WHERE}.modality_config"
+    modality_config = plain_container(modality_config, where)
+    if not isinstance(modality_config, Mapping):
+        raise ConfigError(f"{where}: expected a mapping from modalities to blocks, found {modality_config!r}.")
+    checked: dict[str, dict[str, Any]] = {}
+    for modality, entry in modality_config.items():
+        if not entry:
+            continue
+        if not isinstance(entry, Mapping):
+            checked[modality] = {"block_type": entry, "block_params": {}}
+            continue
+        unknown = [key for key in entry if key not in ("block_type", "block_params")]
+        if unknown or "block_type" not in entry:
+            hint = _did_you_mean(unknown[0], ["block_type", "block_params"]) if unknown else ""
+            raise ConfigError(
+                f"{where}.{modality}: expected `block_type` and `block_params`, found {list(entry)}.{hint}"
+            )
+        block_params = entry.get("block_params") or {}
+        if not isinstance(block_params, Mapping):
+            raise ConfigError(f"{where}.{modality}.block_params: expected a mapping, found {block_params!r}.")
+        checked[modality] = {"block_type": entry["block_type"], "block_params": dict(block_params)}
+    return checked
+
+
+def _stacked(space: spaces.Space[Any], n_steps: int, key: str) -> spaces.Space[Any]:
+    if isinstance(space, spaces.Box):
+        low, high = (np.stack([bound] * n_steps) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]  # a space's own dtype fits
+    if isinstance(space, spaces.Discrete):
+        last = int(space.start) + int(space.n) - 1
+        return spaces.Box(int(space.start), last, (n_steps,), np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(np.stack([space.nvec] * n_steps), start=np.stack([space.start] * n_steps))
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiBinary([n_steps, *space.shape])
+    raise ConfigError(f"to_recurrent_gym_space: observation `{key}` is {space}, which cannot be stacked.")
+
+
+def _did_you_mean(name: Any, known: Iterable[Any]) -> str:
+    close = difflib.get_close_matches(str(name), [str(other) for other in known], n=1)
+    return f" Did you mean `{close[0]}`?" if close else ""

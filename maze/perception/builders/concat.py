@@ -1,0 +1,89 @@
+"""A template that joins all observations by concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.general.concat import ConcatenationBlock
+from maze.perception.blocks.general.flatten import FlattenBlock
+from maze.perception.blocks.inference import InferenceBlock
+from maze.perception.builders.base import WHERE, BaseModelBuilder
+
+
+class ConcatModelBuilder(BaseModelBuilder):
+    """Processes each observation by its modality's block, concatenates the results, then ``hidden`` and ``recurrence``.
+
+    The tensors are called ``<observation>_<block>`` (such as ``observation_DenseBlock``), ``concat``, ``hidden`` and
+    ``recurrence``. What a modality's block returns is flattened first where it is no vector. With a recurrence all
+    observations carry the time steps in their first dimension (see ``ObservationStackWrapper``), which stays.
+
+    :param modality_config: See :class:`BaseModelBuilder`.
+    :param observation_modality_mapping: See :class:`BaseModelBuilder`.
+    :param shared_embedding_keys: See :class:`BaseModelBuilder`.
+    """
+
+    def __init__(
+        self,
+        modality_config: dict[str, str | dict[str, Any]],
+        observation_modality_mapping: dict[str, str],
+        shared_embedding_keys: list[str] | dict[str, list[str]] | None,
+    ) -> None:
+        super().__init__(modality_config, observation_modality_mapping, shared_embedding_keys)
+
+    @override(BaseModelBuilder)
+    def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
+        in_shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
+        if not in_shapes:
+            raise ConfigError(f"{WHERE}: there are no observations to process.")
+        blocks: dict[str, PerceptionBlock] = {}
+        features = [self._add_observation(blocks, key, shape) for key, shape in in_shapes.items()]
+        shapes = [blocks[key].out_shapes()[0] for key in features]
+        if self.has_stage("recurrence"):
+            self._check_time_steps(in_shapes, shapes)
+        latent = "concat"
+        blocks[latent] = ConcatenationBlock(features, latent, shapes, concat_dim=-1)
+        for stage in ("hidden", "recurrence"):
+            if self.has_stage(stage):
+                blocks[stage] = self.build_block(stage, latent, stage, blocks[latent].out_shapes())
+                latent = stage
+        return InferenceBlock(list(in_shapes), latent, list(in_shapes.values()), blocks)
+
+    def _add_observation(self, blocks: dict[str, PerceptionBlock], key: str, shape: Sequence[int]) -> str:
+        """Adds the blocks of one observation; returns the key of its features."""
+        modality = self.modality_of(key)
+        in_key, in_shape = key, shape
+        if not shape:  # a single number
+            in_key = f"{key}_FlattenBlock"
+            blocks[in_key] = FlattenBlock(key, in_key, shape, num_flatten_dims=0)
+            in_shape = (1,)
+        out_key = f"{key}_{self.block_name(modality)}"
+        block = blocks[out_key] = self.build_block(modality, in_key, out_key, [in_shape])
+        n_dims = len(block.out_shapes()[0])
+        n_kept = 1 if self.has_stage("recurrence") else 0
+        if n_dims - n_kept <= 1:
+            return out_key
+        flat_key = f"{out_key}_flat"
+        blocks[flat_key] = FlattenBlock(out_key, flat_key, block.out_shapes(), num_flatten_dims=n_dims - n_kept)
+        return flat_key
+
+    def _check_time_steps(self, in_shapes: dict[str, tuple[int, ...]], shapes: list[Sequence[int]]) -> None:
+        found = dict(zip(in_shapes, shapes, strict=True))
+        if any(len(shape) != 2 for shape in shapes):
+            without = [f"`{key}` of shape {in_shapes[key]}" for key, shape in found.items() if len(shape) != 2]
+            raise ConfigError(
+                f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the time steps in their "
+                f"first dimension, but {', '.join(without)} has none. Stack the observations of several steps "
+                "(maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), or leave the recurrence empty."
+            )
+        if len({shape[0] for shape in shapes}) > 1:
+            steps = {key: shape[0] for key, shape in found.items()}
+            raise ConfigError(
+                f"{WHERE}.modality_config.recurrence: all observations need the same number of time steps, found "
+                f"{steps}. Stack the same number of steps of each of them."
+            )

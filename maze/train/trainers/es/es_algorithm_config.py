@@ -1,0 +1,55 @@
+"""Hyperparameters of evolution strategies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+
+def default_optimizer() -> dict[str, Any]:
+    """Configuration of the optimizer."""
+    return {"_target_": "maze.train.trainers.es.optimizers.adam.Adam", "step_size": 0.01}
+
+
+@dataclass
+class ESAlgorithmConfig(AlgorithmConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.es.es_trainer.ESTrainer`. An epoch is one update."""
+
+    n_rollouts_per_update: int = 10
+    """Smallest number of episodes per update; they come in mirrored pairs, so an odd number is rounded up."""
+
+    n_timesteps_per_update: int = 0
+    """Smallest number of environment steps per update; an update has the episodes and the steps asked for."""
+
+    max_steps: int = 0
+    """Episodes are cut off after this number of environment steps; 0: never."""
+
+    optimizer: Any = field(default_factory=default_optimizer)
+    """What turns the estimated gradient into a step, as an object or its configuration."""
+
+    l2_penalty: float = 0.005
+    """Weight of the penalty on the squared norm of the parameters."""
+
+    noise_stddev: float = 0.02
+    """Standard deviation of the perturbations of the parameters."""
+
+    policy_wrapper: Any = None
+    """Configuration of a policy around the trained one, which it gets as ``torch_policy``; ``null``: none."""
+
+    patience: int = field(default=0, kw_only=True)
+    """Number of evaluations without a better one after which training stops; 0 never stops early."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_rollouts_per_update", "n_timesteps_per_update", "max_steps", "patience"):
+            self.require_integer(name, minimum=0)
+        if self.n_rollouts_per_update == 0 and self.n_timesteps_per_update == 0:
+            raise ConfigError(
+                "algorithm: `n_rollouts_per_update` and `n_timesteps_per_update` are both 0, so an update would have "
+                "nothing to learn from; set one of them."
+            )
+        self.require_number("l2_penalty", 0.0)
+        self.require_number("noise_stddev", 0.0, above=True)

@@ -1,0 +1,103 @@
+"""Random numbers that all processes know, so that a perturbation can be named by a single integer."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import ConfigError
+from maze.train.parallelization.vector_env.shared_arrays import map_memory
+
+_CHUNK = 8192
+"""How many numbers are drawn at once: enough to spread the cost of setting up the generator."""
+
+
+class SharedNoiseTable:
+    """Standard normal numbers that depend on nothing but ``seed`` and their position.
+
+    The table is ready at once: numbers are drawn when they are first looked at, a chunk at a time, and take up memory
+    from then on. Every process draws the chunks that it needs by itself, into the same memory where that is shared:
+    all of them write the same numbers, so that none has to wait for another.
+
+    :param count: Number of numbers.
+    :param seed: Seed of the table.
+    """
+
+    def __init__(self, count: int = 250000000, *, seed: int = 0, _fd: int | None = None) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, got {count!r}.")
+        self.count = count
+        self.seed = seed
+        n_chunks = -(-count // _CHUNK)
+        self._memory = map_memory(4 * _CHUNK * n_chunks, _fd)
+        self._numbers: np.ndarray = np.ndarray(_CHUNK * n_chunks, np.float32, buffer=self._memory.map)
+        self._is_drawn = np.zeros(n_chunks, np.bool_)
+        self._philox = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(self._philox)
+        self._start = self._philox.state
+
+    def get(self, i: int, dim: int) -> np.ndarray:
+        """Numbers from a position on; behind the last one follows the first.
+
+        :param i: Position.
+        :param dim: How many.
+        :return: float32 ``[dim]``, read-only.
+        """
+        if dim > self.count:
+            raise ConfigError(
+                f"runner.shared_noise_table_size: a perturbation of {dim} parameters does not fit into a table of "
+                f"{self.count} numbers; make the table several times larger than the model."
+            )
+        if not 0 <= i < self.count:
+            raise IndexError(f"Position {i} is outside of the noise table, which has {self.count} numbers.")
+        if i + dim > self.count:
+            n_first = self.count - i
+            wrapped = np.concatenate([self.get(i, n_first), self.get(0, dim - n_first)])
+            wrapped.flags.writeable = False
+            return wrapped
+        for chunk in range(i // _CHUNK, (i + dim - 1) // _CHUNK + 1):
+            if not self._is_drawn[chunk]:
+                self._draw(chunk)
+        numbers = self._numbers[i : i + dim]
+        numbers.flags.writeable = False
+        return numbers
+
+    def sample_index(self, rng: np.random.RandomState) -> int:
+        """Draws a position.
+
+        :param rng: Generator to draw from.
+        """
+        return int(rng.randint(0, self.count))
+
+    def send_to(self, connection: Connection, pid: int) -> None:
+        """Gives another process access.
+
+        :param connection: A connection to that process over a Unix socket.
+        :param pid: Its process id.
+        """
+        connection.send((self.count, self.seed))
+        send_handle(connection, self._memory.fd, pid)
+
+    @staticmethod
+    def receive(connection: Connection) -> SharedNoiseTable:
+        """Counterpart of :meth:`send_to`."""
+        count, seed = connection.recv()
+        return SharedNoiseTable(count, seed=seed, _fd=recv_handle(connection))
+
+    def _draw(self, chunk: int) -> None:
+        state: Any = dict(self._start)  # with an empty buffer, whatever was drawn before
+        state["state"] = {**self._start["state"], "counter": np.array([0, chunk, 0, 0], np.uint64)}
+        self._philox.state = state
+        place = self._numbers[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+        self._generator.standard_normal(dtype=np.float32, out=place)
+        self._is_drawn[chunk] = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy draws the same numbers into memory of its own."""
+        return {"count": self.count, "seed": self.seed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["count"], seed=state["seed"])  # type: ignore[misc]  # on a fresh object

@@ -1,0 +1,84 @@
+"""The mathematics of evolution strategies, and policies as vectors of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_model import TorchModel
+    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+_NUMBERS_AT_ONCE = 1 << 24
+"""Perturbations are summed up in blocks of at most this many numbers (64 MiB)."""
+
+
+def centered_ranks(returns: np.ndarray) -> np.ndarray:
+    """Ranks of the returns, scaled to [-0.5, 0.5]; equal returns share the mean of their ranks.
+
+    Only the order of the returns counts, so that a single extreme episode cannot dominate an update. Were ties broken
+    by position, an update in which all episodes are equally good would follow pure noise.
+
+    :param returns: Finite numbers of any shape.
+    :return: float64, in the shape of the returns. They sum to zero.
+    """
+    flat = np.asarray(returns, np.float64).ravel()
+    if flat.size < 2:
+        return np.zeros(np.shape(returns))
+    _, group, counts = np.unique(flat, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts) - 1
+    mean_rank = last - (counts - 1) / 2
+    ranks: np.ndarray = (mean_rank[group.ravel()] / (flat.size - 1) - 0.5).reshape(np.shape(returns))
+    return ranks
+
+
+def es_gradient(
+    noise_table: SharedNoiseTable, noise_indices: Sequence[int], returns: np.ndarray, n_parameters: int
+) -> np.ndarray:
+    """The estimated gradient of the rank-shaped return (Salimans et al. 2017), to be followed upwards.
+
+    With perturbations e_k, their mirror images, and shaped returns u+ and u-: the sum of (u+ - u-) e_k, divided by the
+    number of episodes. As the scale of ranks is arbitrary, it is not divided by the standard deviation of the noise.
+
+    :param noise_table: Holds the perturbations.
+    :param noise_indices: Where each pair's perturbation is.
+    :param returns: ``[n_pairs, 2]``: of the policies with the perturbation added and subtracted.
+    :param n_parameters: Dimension of a perturbation.
+    :return: float32 ``[n_parameters]``.
+    """
+    ranks = centered_ranks(returns)
+    weights = ((ranks[:, 0] - ranks[:, 1]) / ranks.size).astype(np.float32)
+    gradient = np.zeros(n_parameters, np.float32)
+    used = np.flatnonzero(weights)
+    block = max(1, _NUMBERS_AT_ONCE // n_parameters)
+    for start in range(0, len(used), block):
+        part = used[start : start + block]
+        noise = np.stack([noise_table.get(noise_indices[index], n_parameters) for index in part])
+        gradient += weights[part] @ noise
+    return gradient
+
+
+def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
+    """A copy of all parameters in one vector, on the CPU, in the order of ``policy.parameters()``."""
+    return torch.cat([parameter.detach().reshape(-1).to("cpu", torch.float32) for parameter in policy.parameters()])
+
+
+def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
+    """Writes a vector of parameters into a policy, in place.
+
+    :param policy: The policy.
+    :param flat_params: As :func:`get_flat_parameters` returns it.
+    """
+    if flat_params.shape != (policy.num_params,):
+        raise ValueError(
+            f"The policy has {policy.num_params} parameters, but was given a tensor of shape {tuple(flat_params.shape)}."
+        )
+    offset = 0
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            part = flat_params[offset : offset + parameter.numel()]
+            parameter.copy_(part.view(parameter.shape))
+            offset += parameter.numel()

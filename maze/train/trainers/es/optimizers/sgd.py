@@ -1,0 +1,41 @@
+"""Gradient descent with momentum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_model import TorchModel
+
+
+class SGD(Optimizer):
+    """Gradient descent along an exponential mean of the gradients.
+
+    :param step_size: Learning rate.
+    :param momentum: Decay of the mean; 0: only the latest gradient counts.
+    """
+
+    def __init__(self, step_size: float, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.step_size = step_size
+        self.momentum = momentum
+
+    @override(Optimizer)
+    def setup(self, policy: TorchModel) -> None:
+        super().setup(policy)
+        self.v = np.zeros(self.dim, np.float32)
+
+    @override(Optimizer)
+    def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
+        self.v += (1.0 - self.momentum) * (gradient - self.v)
+        step: np.ndarray = -self.step_size * self.v
+        return step
+
+    @override(Optimizer)
+    def _moments(self) -> dict[str, np.ndarray]:
+        return {"v": self.v}

@@ -1,0 +1,5 @@
+"""Unchanged since part 03."""
+
+from tutorial_maze_env.part03_maze_env.space_interfaces.dict_observation_conversion import ObservationConversion
+
+__all__ = ["ObservationConversion"]
