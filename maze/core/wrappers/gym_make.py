@@ -29,6 +29,10 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(f"Environment `{name}` cannot be made: {error}{_suggestion(name)}") from error
+    except TypeError as error:
+        if not kwargs or "argument" not in str(error):
+            raise
+        raise ConfigError(f"Environment `{name}` does not take the arguments {sorted(kwargs)}: {error}") from error
 
 
 def newest_version(name: str) -> str | None:

@@ -268,3 +268,8 @@ def test_copies_continue_alike(make_twin):
         np.testing.assert_equal(env.step({"action": action})[:3], twin.step({"action": action})[:3])
     np.testing.assert_equal(env.reset(), twin.reset())
     assert twin.get_renderer().env is twin.core_env.env
+
+
+def test_an_argument_that_the_environment_does_not_take_is_named():
+    with pytest.raises(ConfigError, match="CartPole-v1.*does not take the arguments .*foo"):
+        make_gym_maze_env("CartPole-v1", foo=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from maze.core.annotations import override
@@ -112,7 +112,10 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
     def convert_trajectory_with_env(
         trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[StructuredSpacesRecord]:
-        steps = TrajectoryProcessor.convert_trajectory_with_env(trajectory, conversion_env)
+        steps = [
+            replace(step, substep_records=[replace(substep) for substep in step.substep_records])
+            for step in TrajectoryProcessor.convert_trajectory_with_env(trajectory, conversion_env)
+        ]
         substeps = [substep for step in steps for substep in step.substep_records]
         if not substeps:
             return []

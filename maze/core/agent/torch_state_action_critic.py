@@ -1,0 +1,445 @@
+"""State-action critics made of torch networks.
+
+Each critic is a pair of networks with target networks that follow them slowly: the smaller of the two target values
+counts in targets, which keeps them from growing by their own errors (Fujimoto et al. 2018).
+
+A network maps a dictionary to a dictionary:
+
+* all action heads of the sub-step are ``Discrete``: observations to ``<head>_q_values`` ``[..., n_actions]`` for each
+  head, the values of all actions at once;
+* otherwise: observations and encoded actions (see :mod:`maze.core.agent.action_encoding`), under their own keys, to
+  ``q_value`` ``[..., 1]``, the value of the joint action.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.action_encoding import encode_action
+from maze.core.agent.networks import (
+    as_float_tensors,
+    check_network_weights,
+    check_networks,
+    load_network_weights,
+    network_weights,
+    unknown_key_error,
+)
+from maze.core.agent.state_action_critic import StateActionCritic
+from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.perception.perception_utils import flatten_spaces
+
+STATE_GROUP = "critics"
+TARGET_GROUP = "target_critics"
+
+TensorDict = dict[str, torch.Tensor]
+StepTensors = dict[str | int, TensorDict]
+QValues = dict[str | int, list[torch.Tensor | TensorDict]]
+NextQValues = dict[str | int, torch.Tensor | TensorDict]
+
+
+class TorchStateActionCritic(TorchModel, StateActionCritic):
+    """Base of the state-action critics.
+
+    :param networks: One network for each step key (a shared critic has one).
+    :param num_policies: Number of policies that act, i.e. of sub-steps.
+    :param device: Device of the networks.
+    :param only_discrete_spaces: By the networks' keys: whether all action heads are ``Discrete``.
+    :param action_spaces_dict: Action spaces by step key.
+    :param twin_networks: The second network of each pair; by default copies of ``networks`` with new weights.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str | int, nn.Module],
+        num_policies: int,
+        device: str,
+        only_discrete_spaces: dict[str | int, bool],
+        action_spaces_dict: dict[str | int, spaces.Dict],
+        twin_networks: Mapping[str | int, nn.Module] | None = None,
+    ) -> None:
+        super().__init__(device)
+        first = check_networks(networks, "critic.networks")
+        if twin_networks is None:
+            second = {key: _with_new_weights(copy.deepcopy(network)) for key, network in first.items()}
+        else:
+            second = check_networks(twin_networks, "critic.twin_networks")
+        if missing := [key for key in first if key not in second or key not in only_discrete_spaces]:
+            raise ConfigError(
+                f"critic: the networks {missing} are not in `twin_networks` {list(second)} or not in "
+                f"`only_discrete_spaces` {list(only_discrete_spaces)}."
+            )
+        self.num_policies = num_policies
+        self.only_discrete_spaces = dict(only_discrete_spaces)
+        self.action_spaces_dict = action_spaces_dict
+        self.networks: dict[Any, nn.ModuleList] = {key: nn.ModuleList([first[key], second[key]]) for key in first}
+        self.target_networks: dict[Any, nn.ModuleList] = {}
+        self._reset_targets()
+        self.to(self._device)
+
+    # -- values of one critic -----------------------------------------------------------------------------------------
+
+    def compute_state_action_value_step(
+        self, observation: TensorDict, action: TensorDict, critic_id: str | int | tuple[Any, ...]
+    ) -> list[torch.Tensor]:
+        """Values of joint actions by both networks of a critic.
+
+        :param observation: Observations ``[..., *shape]``.
+        :param action: Actions ``[..., *shape]`` by head; gradients pass through those of ``Box`` heads.
+        :param critic_id: Key of the critic.
+        :return: Two tensors ``[...]``.
+        """
+        return self._joint_values(self._pair(self.networks, critic_id), observation, action, critic_id)
+
+    def compute_state_action_values_step(
+        self, observation: TensorDict, critic_id: str | int | tuple[Any, ...]
+    ) -> list[TensorDict]:
+        """Values of all actions of all (discrete) heads by both networks of a critic.
+
+        :return: Two dictionaries from action heads to tensors ``[..., n_actions]``.
+        """
+        return self._values_of_all_actions(self._pair(self.networks, critic_id), observation, critic_id)
+
+    @abstractmethod
+    def predict_next_q_values(
+        self,
+        next_observations: StepTensors,
+        next_actions: StepTensors,
+        next_actions_logits: StepTensors,
+        next_actions_log_probs: StepTensors,
+        alpha: dict[str | int, torch.Tensor],
+    ) -> NextQValues:
+        """Soft values of the next states by the target networks, without gradients.
+
+        Where all heads are discrete it is the expectation of ``min(Q1, Q2) - alpha * log p`` over the policy, for each
+        head (Christodoulou 2019, eq. 10), and otherwise the sampled joint action's. The logits are the masked ones that
+        the action was drawn from: an action that is not allowed has probability zero and no part in the expectation.
+        Whether a value counts at all (it does unless the episode terminated) is up to the trainer.
+
+        :param next_observations: By step key.
+        :param next_actions: Drawn by the policy, by step key and action head.
+        :param next_actions_logits: Their logits, by step key and action head.
+        :param next_actions_log_probs: Their log-probabilities, by step key and action head.
+        :param alpha: Entropy coefficient by step key.
+        :return: For each critic a tensor ``[...]``, or tensors by action head where all heads are discrete.
+        """
+
+    @property
+    @abstractmethod
+    def num_critics(self) -> int:
+        """Number of critics; each one is a pair of networks."""
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def per_critic_parameters(self) -> list[list[torch.Tensor]]:
+        """Parameters of each critic (both of its networks), each one once."""
+        return [unique_parameters([pair]) for pair in self.networks.values()]
+
+    @torch.no_grad()
+    def update_target_weights(self, tau: float) -> None:
+        """Moves the target networks towards the networks.
+
+        :param tau: 0: they stay, 1: they become the networks.
+        """
+        if not 0.0 <= tau <= 1.0:
+            raise ConfigError(f"update_target_weights: `tau` must lie in [0, 1], found {tau}.")
+        for key, pair in self.networks.items():
+            targets = self.target_networks[key]
+            for target, parameter in zip(targets.parameters(), pair.parameters(), strict=True):
+                target.lerp_(parameter, tau)
+            for target, buffer in zip(targets.buffers(), pair.buffers(), strict=True):
+                target.copy_(buffer)
+
+    def re_init_networks(self) -> None:
+        """Draws new weights for all networks; the targets equal them afterwards."""
+        for pair in self.networks.values():
+            _with_new_weights(pair)
+        self.update_target_weights(1.0)
+
+    # -- networks -----------------------------------------------------------------------------------------------------
+
+    @override(TorchModel)
+    def parameters(self) -> list[torch.Tensor]:
+        """Those that are trained; target networks follow by :meth:`update_target_weights`."""
+        return unique_parameters(self.networks.values())
+
+    @override(TorchModel)
+    def eval(self) -> None:
+        for pair in self.networks.values():
+            pair.eval()
+
+    @override(TorchModel)
+    def train(self) -> None:
+        for pair in self.networks.values():
+            pair.train()
+
+    @override(TorchModel)
+    def to(self, device: str) -> None:
+        self._device = resolve_device(device)
+        for pair in [*self.networks.values(), *self.target_networks.values()]:
+            pair.to(self._device)
+
+    @override(TorchModel)
+    def state_dict(self) -> dict[str, Any]:
+        return {STATE_GROUP: network_weights(self.networks), TARGET_GROUP: network_weights(self.target_networks)}
+
+    @override(TorchModel)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        check_network_weights(self.target_networks, state_dict, TARGET_GROUP)
+        load_network_weights(self.networks, state_dict, STATE_GROUP)
+        load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
+
+    def _reset_targets(self) -> None:
+        self.target_networks = {key: copy.deepcopy(pair) for key, pair in self.networks.items()}
+        for pair in self.target_networks.values():
+            pair.eval()
+            pair.requires_grad_(False)
+
+    def _pair(self, networks: Mapping[Any, nn.ModuleList], key: Any) -> nn.ModuleList:
+        if key not in networks:
+            raise unknown_key_error("critic.networks: step key", key, networks)
+        return networks[key]
+
+    # -- computation --------------------------------------------------------------------------------------------------
+
+    def _action_space(self, key: Any) -> spaces.Dict:
+        """Action heads that a critic judges."""
+        return self.action_spaces_dict[key]
+
+    def _q_values(self, key: Any, observation: TensorDict, action: TensorDict, gather_output: bool) -> list[Any]:
+        """See :meth:`StateActionCritic.predict_q_values`, for one critic."""
+        if not self.only_discrete_spaces[key]:
+            return self.compute_state_action_value_step(observation, action, key)
+        values = self.compute_state_action_values_step(observation, key)
+        if not gather_output:
+            return values
+        return [
+            {head: q.gather(-1, action[head].long().unsqueeze(-1)).squeeze(-1) for head, q in q_values.items()}
+            for q_values in values
+        ]
+
+    def _joint_values(
+        self, pair: nn.ModuleList, observation: TensorDict, action: TensorDict, key: Any
+    ) -> list[torch.Tensor]:
+        inputs = as_float_tensors(observation, self._device)
+        dtype = torch.get_default_dtype()
+        batch_shape: torch.Size | None = None
+        for head, space in self._action_space(key).spaces.items():
+            if head not in action:
+                raise ConfigError(f"critic {key!r}: action head `{head}` is missing; found {sorted(action)}.")
+            tensor = torch.as_tensor(action[head]).to(self._device)
+            batch_shape = tensor.shape[: tensor.dim() - len(space.shape or ())]
+            inputs[head] = encode_action(space, tensor, dtype)
+        assert batch_shape is not None, "an action space with heads"
+        return [self._joint_value(network, inputs, batch_shape, key) for network in pair]
+
+    def _joint_value(self, network: nn.Module, inputs: TensorDict, batch_shape: torch.Size, key: Any) -> torch.Tensor:
+        outputs = network(inputs)
+        value = outputs.get("q_value")
+        if value is None:
+            raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `q_value`.")
+        if value.shape == (*batch_shape, 1):
+            return value.squeeze(-1)  # type: ignore[no-any-return]  # networks are untyped
+        if value.shape == batch_shape:
+            return value  # type: ignore[no-any-return]  # networks are untyped
+        raise ConfigError(
+            f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
+            f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each state-action pair."
+        )
+
+    def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
+        inputs = as_float_tensors(observation, self._device)
+        return [self._head_values(network(inputs), key) for network in pair]
+
+    def _head_values(self, outputs: TensorDict, key: Any) -> TensorDict:
+        values: TensorDict = {}
+        for head, space in self._action_space(key).spaces.items():
+            assert isinstance(space, spaces.Discrete)
+            value = outputs.get(q_values_key(head))
+            if value is None or value.shape[-1] != space.n:
+                found = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+                raise ConfigError(
+                    f"critic.networks[{key!r}] returned {found}, expected `{q_values_key(head)}` that ends with "
+                    f"{space.n}, the number of actions."
+                )
+            values[head] = value
+        return values
+
+    def _soft_values_by_head(
+        self, key: Any, observation: TensorDict, logits: TensorDict, alpha: Mapping[str, Any]
+    ) -> TensorDict:
+        """Expected soft value of each discrete head."""
+        first, second = self._values_of_all_actions(self._pair(self.target_networks, key), observation, key)
+        return {
+            head: expected_soft_value(torch.minimum(q, second[head]), logits[head], alpha[head])
+            for head, q in first.items()
+        }
+
+    def _soft_joint_value(
+        self, key: Any, observation: TensorDict, action: TensorDict, entropy_cost: torch.Tensor
+    ) -> torch.Tensor:
+        """Soft value of a drawn joint action.
+
+        :param entropy_cost: Sum of ``alpha * log_prob`` over heads and sub-steps.
+        """
+        pair = self._pair(self.target_networks, key)
+        first, second = self._joint_values(pair, observation, action, key)
+        return torch.minimum(first, second) - entropy_cost
+
+
+class TorchSharedStateActionCritic(TorchStateActionCritic):
+    """One critic for all sub-steps: it judges all actions of an environment step together.
+
+    Observations that several sub-steps have under one key are taken from the first of them; action heads need different
+    names in different sub-steps.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str | int, nn.Module],
+        num_policies: int,
+        device: str,
+        only_discrete_spaces: dict[str | int, bool],
+        action_spaces_dict: dict[str | int, spaces.Dict],
+        twin_networks: Mapping[str | int, nn.Module] | None = None,
+    ) -> None:
+        if len(networks) != 1:
+            raise ConfigError(f"critic.networks: a shared critic has one network, found {list(networks)}.")
+        self._joint_action_space = merged_action_space(action_spaces_dict)
+        super().__init__(networks, num_policies, device, only_discrete_spaces, action_spaces_dict, twin_networks)
+        self._key = next(iter(self.networks))
+
+    @override(TorchStateActionCritic)
+    def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
+        return {
+            self._key: self._q_values(
+                self._key, flatten_spaces(observations.values()), flatten_spaces(actions.values()), gather_output
+            )
+        }
+
+    @override(TorchStateActionCritic)
+    @torch.no_grad()
+    def predict_next_q_values(
+        self,
+        next_observations: StepTensors,
+        next_actions: StepTensors,
+        next_actions_logits: StepTensors,
+        next_actions_log_probs: StepTensors,
+        alpha: dict[str | int, torch.Tensor],
+    ) -> NextQValues:
+        observation = flatten_spaces(next_observations.values())
+        if self.only_discrete_spaces[self._key]:
+            alphas = {head: alpha[key] for key, space in self.action_spaces_dict.items() for head in space.spaces}
+            logits = flatten_spaces(next_actions_logits.values())
+            return {self._key: self._soft_values_by_head(self._key, observation, logits, alphas)}
+        cost = _sum(alpha[key] * _sum(by_head.values()) for key, by_head in next_actions_log_probs.items())
+        action = flatten_spaces(next_actions.values())
+        return {self._key: self._soft_joint_value(self._key, observation, action, cost)}
+
+    @property
+    @override(TorchStateActionCritic)
+    def num_critics(self) -> int:
+        return 1
+
+    @override(TorchStateActionCritic)
+    def _action_space(self, key: Any) -> spaces.Dict:
+        return self._joint_action_space
+
+
+class TorchStepStateActionCritic(TorchStateActionCritic):
+    """A critic of its own for each sub-step."""
+
+    @override(TorchStateActionCritic)
+    def predict_q_values(self, observations: StepTensors, actions: StepTensors, gather_output: bool) -> QValues:
+        return {
+            key: self._q_values(key, observation, actions[key], gather_output)
+            for key, observation in observations.items()
+        }
+
+    @override(TorchStateActionCritic)
+    @torch.no_grad()
+    def predict_next_q_values(
+        self,
+        next_observations: StepTensors,
+        next_actions: StepTensors,
+        next_actions_logits: StepTensors,
+        next_actions_log_probs: StepTensors,
+        alpha: dict[str | int, torch.Tensor],
+    ) -> NextQValues:
+        values: NextQValues = {}
+        for key, observation in next_observations.items():
+            if self.only_discrete_spaces[key]:
+                alphas = dict.fromkeys(self.action_spaces_dict[key].spaces, alpha[key])
+                values[key] = self._soft_values_by_head(key, observation, next_actions_logits[key], alphas)
+            else:
+                cost = alpha[key] * _sum(next_actions_log_probs[key].values())
+                values[key] = self._soft_joint_value(key, observation, next_actions[key], cost)
+        return values
+
+    @property
+    @override(TorchStateActionCritic)
+    def num_critics(self) -> int:
+        return len(self.networks)
+
+
+def q_values_key(head: str) -> str:
+    """Under which key a network returns the values of all actions of a discrete head."""
+    return f"{head}_q_values"
+
+
+def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces.Dict:
+    """The action heads of all sub-steps.
+
+    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would see only one.
+    """
+    heads: dict[str, spaces.Space[Any]] = {}
+    for step_key, space in action_spaces_dict.items():
+        for head, subspace in space.spaces.items():
+            if head in heads:
+                raise ConfigError(
+                    f"model.critic: a shared state-action critic judges the actions of all sub-steps together, but "
+                    f"`{head}` of sub-step {step_key!r} is an action head of an earlier sub-step as well. Rename it in "
+                    "the action conversion, or use maze.perception.models.critics.StateActionCriticComposer."
+                )
+            heads[head] = subspace
+    return spaces.Dict(heads)
+
+
+def expected_soft_value(q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float) -> torch.Tensor:
+    """Expectation of ``Q - alpha * log p`` over a categorical policy.
+
+    :param q_values: ``[..., n_actions]``
+    :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
+    :param alpha: Entropy coefficient.
+    :raises EnvironmentContractError: A row has no valid action.
+    """
+    masked = logits <= torch.finfo(logits.dtype).min
+    if bool(masked.all(-1).any()):
+        row = masked.all(-1).nonzero()[0].tolist()
+        raise EnvironmentContractError(f"critic: no valid next action is left at index {row} of the batch.")
+    log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
+    probs = torch.softmax(logits, dim=-1).masked_fill(masked, 0.0)
+    return (probs * (q_values - alpha * log_probs)).sum(-1)
+
+
+def _with_new_weights(network: nn.Module) -> nn.Module:
+    """Resets all modules that can be reset, the innermost first, so that a network's own method has the last word."""
+
+    def reset(module: nn.Module) -> None:
+        reset_parameters = getattr(module, "reset_parameters", None)
+        if callable(reset_parameters):
+            reset_parameters()
+
+    return network.apply(reset)
+
+
+def _sum(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)

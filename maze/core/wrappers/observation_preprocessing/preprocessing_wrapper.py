@@ -1,0 +1,126 @@
+"""Pre-processing of observations."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
+from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names
+from maze.core.wrappers.wrapper import ObservationWrapper
+
+_ENTRY_KEYS = ("observation", TARGET_KEY, "keep_original", "config")
+
+
+class _Stage(NamedTuple):
+    """One pre-processor at work."""
+
+    source: str
+    target: str
+    process: Callable[[Any], np.ndarray]
+    keeps_original: bool
+
+
+class PreProcessingWrapper(SubstepObservationWrapper):
+    """Converts observations with pre-processors, one after the other, and their spaces with them.
+
+    Each entry of the mapping adds the observation ``<name>-<tag>``, which later entries may convert further. It applies
+    to all sub-steps that have the observation.
+
+    :param env: The environment to wrap.
+    :param pre_processor_mapping: One mapping for each pre-processor, in their order: ``observation`` (name),
+        ``_target_`` (class, for instance ``maze.preprocessors.FlattenPreProcessor``), ``keep_original`` (by default the
+        converted observation takes the original's place) and ``config`` (arguments of the class).
+    """
+
+    def __init__(self, env: MazeEnv[Any], pre_processor_mapping: list[dict[str, Any]]) -> None:
+        super().__init__(env)
+        if not isinstance(pre_processor_mapping, Sequence) or isinstance(pre_processor_mapping, str):
+            raise ConfigError(f"pre_processor_mapping: expected a list of mappings, got {pre_processor_mapping!r}.")
+        step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
+        self._stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
+        self.preprocessors: dict[StepKeyType, list[tuple[str, PreProcessor]]] = {key: [] for key in step_spaces}
+        """By sub-step key the names of converted observations with their pre-processors, in the order of conversion."""
+        for index, entry in enumerate(pre_processor_mapping):
+            self._add(entry, f"pre_processor_mapping[{index}]", step_spaces)
+        self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+
+    @override(SubstepObservationWrapper)
+    def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
+        processed = dict(observation)
+        for source, target, process, keeps_original in self._stages[step_key]:
+            processed[target] = process(processed[source] if keeps_original else processed.pop(source))
+        return processed
+
+    @override(SubstepObservationWrapper)
+    def observation(self, observation: Any) -> Any:
+        return super().observation(observation)
+
+    @override(ObservationWrapper)
+    def clone_from(self, env: PreProcessingWrapper) -> None:
+        super().clone_from(env)
+
+    def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
+        """Applies an entry of the mapping to all sub-steps with its observation, and updates their spaces."""
+        _check_entry(entry, where)
+        name, keeps_original = str(entry["observation"]), bool(entry.get("keep_original", False))
+        found = [key for key, entries in step_spaces.items() if name in entries]
+        if not found:
+            known = entry_names({key: spaces.Dict(entries) for key, entries in step_spaces.items()})
+            raise ConfigError(f"{where}: there is no observation `{name}`.{_did_you_mean(name, known)} Known: {known}.")
+        for step_key in found:
+            entries = step_spaces[step_key]
+            original = entries[name]
+            processor = _build(entry, original, f"{where}: observation `{name}`")
+            if not keeps_original:
+                del entries[name]
+            target = f"{name}-{processor.tag()}"
+            if target in entries:
+                raise ConfigError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
+            entries[target] = processor.processed_space()
+            self._stages[step_key].append(_Stage(name, target, processor.process, keeps_original))
+            self.preprocessors[step_key].append((name, processor))
+
+
+def _check_entry(entry: Any, where: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected a mapping with the keys {list(_ENTRY_KEYS)}, got {entry!r}.")
+    missing = [key for key in ("observation", TARGET_KEY) if key not in entry]
+    if missing:
+        raise ConfigError(f"{where}: missing {', '.join(f'`{key}`' for key in missing)}; found {dict(entry)}.")
+    for key in entry:
+        if key not in _ENTRY_KEYS:
+            raise ConfigError(
+                f"{where}: unknown key `{key}`{_did_you_mean(key, _ENTRY_KEYS)} Arguments of the pre-processor belong "
+                "under `config`."
+            )
+
+
+def _build(entry: Mapping[str, Any], space: spaces.Space[Any], where: str) -> PreProcessor:
+    config = {TARGET_KEY: entry[TARGET_KEY], "observation_space": space, **(entry.get("config") or {})}
+    factory: Factory[PreProcessor] = Factory(PreProcessor)  # type: ignore[type-abstract]  # a subclass is built
+    try:
+        processor = factory.instantiate(config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    processed: Any = processor.processed_space()
+    if not isinstance(processed, spaces.Space) or tuple(processed.shape or ()) != tuple(processor.processed_shape()):
+        raise ConfigError(
+            f"{where}: {type(processor).__name__}.processed_space() must be a space of the shape that "
+            f"processed_shape() tells, {processor.processed_shape()}; found {processed}."
+        )
+    return processor
+
+
+def _did_you_mean(name: Any, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean `{close[0]}`?" if close else "."[: 1 if known is _ENTRY_KEYS else 0]
