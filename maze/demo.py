@@ -43,8 +43,8 @@ def main() -> None:
         f"\nLook at them\n"
         f"  {Path(sys.executable).parent}/tensorboard --logdir {run}\n"
         f"      then open http://localhost:6006/\n"
-        f"  {Path(sys.executable).parent}/maze-run env.name=CartPole-v1 policy=torch_policy input_dir={training} runner=sequential "
-        f"runner.render=true\n"
+        f"  {Path(sys.executable).parent}/maze-run env.name=CartPole-v1 policy=torch_policy "
+        f"input_dir={training} runner=sequential runner.render=true\n"
         f"      watch it balance (needs a display)"
     )
 

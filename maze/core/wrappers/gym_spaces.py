@@ -39,7 +39,7 @@ class DiscreteAction(Leaf):
     """The agent counts from zero, gymnasium from ``start`` on, and it wants an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
-        super().__init__(spaces.Discrete(int(space.n), dtype=space.dtype))
+        super().__init__(zero_based(space))
         self.start = int(space.start)
 
     def to_gym(self, value: Any) -> int:
@@ -49,6 +49,13 @@ class DiscreteAction(Leaf):
 
     def from_gym(self, value: Any) -> np.ndarray:
         return np.asarray(value - self.start, dtype=self.dtype)
+
+
+def zero_based(space: spaces.Discrete) -> spaces.Discrete:
+    """The same number of choices, of the same type, counted from zero."""
+    # gymnasium 1.2 knows no other type than int64, and no argument for it
+    typed: dict[str, Any] = {} if space.dtype == np.int64 else {"dtype": space.dtype}
+    return spaces.Discrete(int(space.n), **typed)
 
 
 class MultiDiscreteAction(Leaf):

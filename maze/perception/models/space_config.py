@@ -136,7 +136,10 @@ def _box(text: Mapping[str, Any]) -> spaces.Box:
 
 
 def _discrete(text: Mapping[str, Any]) -> spaces.Discrete:
-    return spaces.Discrete(text["n"], start=text["start"], dtype=np.dtype(text["dtype"]).type)
+    # gymnasium 1.2 knows no other type than int64, and no argument for it
+    dtype = np.dtype(text["dtype"])
+    typed: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
+    return spaces.Discrete(text["n"], start=text["start"], **typed)
 
 
 def _multi_discrete(text: Mapping[str, Any]) -> spaces.MultiDiscrete:

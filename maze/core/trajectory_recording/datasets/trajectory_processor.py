@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from maze.core.annotations import override
@@ -119,7 +120,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
         substeps = [substep for step in steps for substep in step.substep_records]
         if not substeps:
             return []
-        for substep, following in zip(substeps[:-1], substeps[1:], strict=True):
+        for substep, following in pairwise(substeps):
             if substep.next_observation is None:
                 substep.next_observation = following.observation
         last = substeps[-1]
@@ -161,7 +162,8 @@ def _with_steps(trajectory: TrajectoryRecord[Any], steps: list[Any]) -> Trajecto
 def _checked_env(trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None) -> MazeEnv[Any]:
     if not isinstance(trajectory, StateTrajectoryRecord):
         raise ConfigError(
-            f"Trajectory {trajectory.id} is a {type(trajectory).__name__}; expected a state or spaces trajectory record."
+            f"Trajectory {trajectory.id}: expected a state or spaces trajectory record, got a "
+            f"{type(trajectory).__name__}."
         )
     if conversion_env is None:
         raise ConfigError(

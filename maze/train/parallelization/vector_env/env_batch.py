@@ -68,7 +68,7 @@ class EnvBatch:
             check_same_spaces(self, env, self.first_index + index)
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
         self._action_specs = array_specs(self.action_spaces_dict, "action")
-        self.is_flat = all(_is_flat(env) for env in self.envs)
+        self.is_flat = all(is_flat_env(env) for env in self.envs)
         self._steps = [env.step for env in self.envs]
         self._contexts = [env.context for env in self.envs]
 
@@ -252,7 +252,7 @@ def _with_stats(env: Any, consumer: LogStatsConsumer) -> Any:
     return wrapped
 
 
-def _is_flat(env: Any) -> bool:
+def is_flat_env(env: Any) -> bool:
     """Whether always the same actor acts and each of its actions completes an environment step."""
     core_env = getattr(env, "core_env", None)
     return (

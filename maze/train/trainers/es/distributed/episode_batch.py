@@ -10,10 +10,12 @@ import torch
 
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.space_arrays import array_specs, check_observation, zeros
+from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
 from maze.train.trainers.es.distributed.population import Population
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome
-from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
+from maze.train.trainers.es.es_utils import set_flat_parameters
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -100,17 +102,16 @@ class SingleEpisodePlayer(EpisodePlayer):
         return played
 
     def _play(self, episode: Episode) -> Outcome:
-        before = get_flat_parameters(self.policy)
-        vector = np.empty(len(before), np.float32)
-        self.perturbed(episode, vector)
-        set_flat_parameters(self.policy, torch.from_numpy(vector))
+        perturbed = np.empty_like(self._parameters)
+        self.perturbed(episode, perturbed)
+        set_flat_parameters(self.policy, torch.from_numpy(perturbed))
         try:
             if episode.env_seed is not None:
                 self._env.seed(episode.env_seed)
                 self.policy.seed(episode.env_seed)
             return play_episode(self._env, self.policy, self._max_steps)
         finally:
-            set_flat_parameters(self.policy, before)
+            set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
 
 def play_episode(env: Any, policy: Any, max_steps: int | None) -> Outcome:
@@ -137,6 +138,25 @@ def play_episode(env: Any, policy: Any, max_steps: int | None) -> Outcome:
     return Outcome(_published_stats(env), episode_return, n_steps)
 
 
+class _Slot:
+    """A place for an episode that is being played: an environment, a perturbed policy and a row of the arrays.
+
+    :param env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = with_stats(env)
+        # looked up once: every wrapper around an environment takes part in finding an attribute
+        self.step = self.env.step
+        self.context = self.env.context
+        self.actor_id = self.env.actor_id
+        self.is_flat = is_flat_env(self.env)
+        self.episode = Episode(0, None, 0, None)
+        self.actor: Any = None
+        self.episode_return = 0.0
+        self.n_steps = 0
+
+
 class EpisodeBatch(EpisodePlayer):
     """Plays episodes side by side, asking the perturbed policies together.
 
@@ -144,7 +164,7 @@ class EpisodeBatch(EpisodePlayer):
     :param policy: The policy.
     :param shared_noise: The noise table.
     :param n_slots: Number of episodes side by side.
-    :param normalize: Prepares a new environment.
+    :param first_env: An environment that is there already.
     """
 
     def __init__(
@@ -157,104 +177,108 @@ class EpisodeBatch(EpisodePlayer):
     ) -> None:
         super().__init__(policy, shared_noise)
         self._env_factory = env_factory
-        first = with_stats(env_factory() if first_env is None else first_env)
-        self.envs = [first]
+        first = _Slot(env_factory() if first_env is None else first_env)
+        self._slots = [first]
+        """Those at [0, n_active) are playing."""
+        self._n_active = 0
         self._n_slots = n_slots
         self._population = Population(policy, n_slots)
-        self._specs = array_specs(first.observation_spaces_dict, "observation")
-        self._observations = zeros(first.observation_spaces_dict, (n_slots,), "observation")
-        # slots [0, n_active) are being played; each has an environment, a row of the population and of the arrays
-        self._episodes: list[Any] = [None] * n_slots
-        self._actors: list[Any] = [None] * n_slots
-        self._returns = [0.0] * n_slots
-        self._lengths = [0] * n_slots
-        self._n_active = 0
+        self._specs = array_specs(first.env.observation_spaces_dict, "observation")
+        self._observations = zeros(first.env.observation_spaces_dict, (n_slots,), "observation")
 
     @property
     def n_free(self) -> int:  # type: ignore[override]
-        """Number of slots without an episode."""
+        """Number of episodes that can be started."""
         return self._n_slots - self._n_active
+
+    def close(self) -> None:
+        """Closes all environments."""
+        for slot in self._slots:
+            slot.env.close()
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)
+        for slot in self._slots[: self._n_active]:
+            slot.env.get_stats(LogStatsLevel.EPISODE).clear_inputs()
         self._n_active = 0
-        for env in self.envs:
-            env.get_stats(LogStatsLevel.EPISODE).clear_inputs()  # of episodes that were given up
 
     def start(self, episode: Episode) -> None:
-        slot = self.current_env = self._n_active
-        if slot == len(self.envs):
-            self.envs.append(with_stats(self._env_factory()))
-        env = self.envs[slot]
-        self.perturbed(episode, self._population.parameters[slot])
+        row = self.current_env = self._n_active
+        if row == len(self._slots):
+            self._slots.append(_Slot(self._env_factory()))
+        slot = self._slots[row]
+        self.perturbed(episode, self._population.parameters[row])
         if episode.env_seed is not None:
-            env.seed(episode.env_seed)
-        observation = env.reset()
-        actor = env.actor_id()
-        check_observation(observation, actor, self._specs, slot)
-        self._store(slot, actor, observation)
-        self._episodes[slot] = episode
-        self._returns[slot], self._lengths[slot] = 0.0, 0
+            slot.env.seed(episode.env_seed)
+        observation = slot.env.reset()
+        slot.actor = slot.actor_id()
+        check_observation(observation, slot.actor, self._specs, row)
+        self._store(row, slot, observation)
+        slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._n_active += 1
 
     def advance(self) -> list[tuple[Episode, Outcome]]:
-        n_active = self._n_active
-        if n_active == 0:
+        if self._n_active == 0:
             return []
         max_steps = self._max_steps
         finished = []
-        for slot, action in enumerate(self._actions()):
-            self.current_env = slot
-            env = self.envs[slot]
-            observation, reward, done, _ = env.step(action)
-            self._returns[slot] += float(reward)
-            if done or env.context.is_step_complete:
-                self._lengths[slot] += 1
-            if done or self._lengths[slot] == max_steps:
-                finished.append(slot)
+        for row, (slot, action) in enumerate(zip(self._slots, self._actions(), strict=False)):
+            self.current_env = row
+            observation, reward, done, _ = slot.step(action)
+            slot.episode_return += reward
+            if slot.is_flat:
+                slot.n_steps += 1
             else:
-                self._store(slot, env.actor_id(), observation)
-        # from the last one down: what a slot is filled up with has not ended in this step
-        return [self._finish(slot) for slot in reversed(finished)]
+                slot.n_steps += bool(done or slot.context.is_step_complete)
+                slot.actor = slot.actor_id()
+            if done or slot.n_steps == max_steps:
+                finished.append(row)
+            else:
+                for key, column in self._observations[slot.actor[0]].items():
+                    column[row] = observation[key]
+        # from the last one down: a place that becomes free is filled up with an episode that goes on
+        return [self._finish(row) for row in reversed(finished)]
 
-    def _store(self, slot: int, actor: ActorID, observation: Any) -> None:
-        self._actors[slot] = actor
-        for key, column in self._observations[actor.step_key].items():
-            column[slot] = observation[key]
+    def _store(self, row: int, slot: _Slot, observation: Any) -> None:
+        for key, column in self._observations[slot.actor[0]].items():
+            column[row] = observation[key]
 
     def _actions(self) -> list[dict[str, Any]]:
         """One action for each active slot."""
-        n_active, actors = self._n_active, self._actors[: self._n_active]
-        groups = dict.fromkeys(actors)
-        if len(groups) == 1:
-            observations = {key: column[:n_active] for key, column in self._observations[actors[0].step_key].items()}
-            return _split(self._population.act(actors[0], observations, slice(0, n_active)))
+        n_active = self._n_active
+        actors = [slot.actor for slot in self._slots[:n_active]]
+        first = actors[0]
+        if self._slots[0].is_flat or actors.count(first) == n_active:
+            observations = {key: column[:n_active] for key, column in self._observations[first[0]].items()}
+            return _split(self._population.act(first, observations, slice(0, n_active)))
         actions: list[Any] = [None] * n_active
-        for actor in groups:
+        for actor in dict.fromkeys(actors):
             rows = np.flatnonzero([other == actor for other in actors])
-            observations = {key: column[rows] for key, column in self._observations[actor.step_key].items()}
+            observations = {key: column[rows] for key, column in self._observations[actor[0]].items()}
             for row, action in zip(rows, _split(self._population.act(actor, observations, rows)), strict=True):
                 actions[row] = action
         return actions
 
-    def _finish(self, slot: int) -> tuple[Episode, Outcome]:
-        """Takes the outcome of an episode, and moves the last active slot to its place."""
-        episode = self._episodes[slot]
-        outcome = Outcome(_published_stats(self.envs[slot]), self._returns[slot], self._lengths[slot])
+    def _finish(self, row: int) -> tuple[Episode, Outcome]:
+        """Takes the outcome of an episode, and moves the last active one to its place."""
+        slot = self._slots[row]
+        outcome = Outcome(_published_stats(slot.env), float(slot.episode_return), slot.n_steps)
         self._n_active -= 1
         last = self._n_active
-        if slot != last:
-            for entries in (self.envs, self._episodes, self._actors, self._returns, self._lengths):
-                entries[slot], entries[last] = entries[last], entries[slot]
-            self._population.parameters[slot] = self._population.parameters[last]
-            for column in self._observations[self._actors[slot].step_key].values():
-                column[slot] = column[last]
-        return episode, outcome
+        if row != last:
+            moved = self._slots[last]
+            self._slots[row], self._slots[last] = moved, slot
+            self._population.parameters[row] = self._population.parameters[last]
+            for column in self._observations[moved.actor[0]].values():
+                column[row] = column[last]
+        return slot.episode, outcome
 
 
 def with_stats(env: Any) -> Any:
-    """The environment, with statistics."""
-    return env if isinstance(env, LogStatsWrapper) else LogStatsWrapper.wrap(env)
+    """The environment with statistics of its episodes, which nobody else collects."""
+    wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper.wrap(env)
+    disable_epoch_level_stats(wrapped)
+    return wrapped
 
 
 def _published_stats(env: Any) -> Any:

@@ -1,0 +1,93 @@
+"""An environment that rolls out perturbed policies by itself, one after another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from maze.core.annotations import override
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.train.trainers.es.distributed.episode_batch import play_episode, with_stats
+from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
+from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
+
+if TYPE_CHECKING:
+    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+
+class ESAbortException(Exception):
+    """Ends an episode whose outcome is no longer wanted."""
+
+
+class ESRolloutWorkerWrapper(Wrapper[Any]):
+    """Rolls out a policy as it is, or a mirrored pair of perturbed policies.
+
+    :param env: The environment; statistics are added where it has none.
+    :param shared_noise: The noise table.
+    :param agent_instance_seed: Seed of the perturbations.
+    """
+
+    def __init__(self, env: Any, shared_noise: SharedNoiseTable, agent_instance_seed: int) -> None:
+        super().__init__(with_stats(env))
+        self.shared_noise = shared_noise
+        self.rng = np.random.RandomState(agent_instance_seed)
+        self.max_steps: int | None = None
+        """Episodes are cut off after this number of environment steps; ``None``: never."""
+        self._is_aborted = False
+
+    def set_abort(self) -> None:
+        """Has the coming step, and all after it, raise :class:`ESAbortException`."""
+        self._is_aborted = True
+
+    def clear_abort(self) -> None:
+        """Allows steps again."""
+        self._is_aborted = False
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        if self._is_aborted:
+            raise ESAbortException
+        return self._env_step(action)
+
+    def rollout(self, policy: Any) -> None:
+        """Plays one episode; its statistics are the environment's last episode statistics.
+
+        :param policy: The policy.
+        """
+        play_episode(self, policy, self.max_steps)
+
+    def generate_evaluation(self, policy: Any) -> ESRolloutResult:
+        """Plays an episode with the policy as it is."""
+        result = ESRolloutResult(is_eval=True)
+        result.add_episode(*play_episode(self, policy, self.max_steps))
+        return result
+
+    def generate_training(self, policy: Any, noise_stddev: float) -> ESRolloutResult:
+        """Plays two episodes: with a perturbation added to the parameters, and with it subtracted.
+
+        :param policy: The policy; its parameters are restored afterwards.
+        :param noise_stddev: Standard deviation of the perturbation.
+        """
+        result = ESRolloutResult(is_eval=False)
+        parameters = get_flat_parameters(policy)
+        index = self.shared_noise.sample_index(self.rng)
+        noise = torch.from_numpy(noise_stddev * self.shared_noise.get(index, len(parameters)))
+        result.noise_indices.append(index)
+        try:
+            for sign in (1, -1):
+                set_flat_parameters(policy, parameters + sign * noise)
+                result.add_episode(*play_episode(self, policy, self.max_steps))
+        finally:
+            set_flat_parameters(policy, parameters)
+        return result
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: Any, maze_action: Any, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        dicts: ObservationsAndActions = self.env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
+        )
+        return dicts

@@ -1,0 +1,193 @@
+"""Rollouts in worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
+from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
+from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
+from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
+from maze.train.trainers.es.distributed.es_worker import run_es_worker
+from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds, Outcome, RolloutSchedule
+from maze.train.trainers.es.es_utils import get_flat_parameters
+
+if TYPE_CHECKING:
+    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+
+class ESSubprocDistributedRollouts(ESDistributedRollouts):
+    """Plays episodes in worker processes, several side by side in each.
+
+    Workers get the parameters once per update and a few integers per episode; the perturbations they read from the
+    shared noise table. Which worker plays an episode, and when, has no influence on the results or their order: they
+    are those of :class:`ESDummyDistributedRollouts` with the same seeds.
+
+    :param env_factory: Makes an environment, in the worker.
+    :param n_training_workers: Number of processes for perturbed policies.
+    :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
+    :param shared_noise: The noise table.
+    :param env_seeds: Seeds of the environments; all episodes' seeds are derived from the first one.
+    :param agent_seed: Seed of the perturbations.
+    :param start_method: `forkserver` (default where there is one), `spawn` or `fork`.
+    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    :param concurrency: Number of episodes side by side in each worker; 0: as many as it gets, up to 64.
+    """
+
+    def __init__(
+        self,
+        env_factory: Callable[[], Any],
+        n_training_workers: int,
+        n_eval_workers: int,
+        shared_noise: SharedNoiseTable,
+        env_seeds: list[int],
+        agent_seed: int,
+        start_method: str | None = None,
+        *,
+        n_eval_rollouts: int = 10,
+        concurrency: int = 0,
+    ) -> None:
+        if n_training_workers < 1:
+            raise ConfigError(f"runner.n_train_workers: expected at least 1, got {n_training_workers}.")
+        if n_eval_workers < 0:
+            raise ConfigError(f"runner.n_eval_workers: expected at least 0, got {n_eval_workers}.")
+        self.n_eval_rollouts = n_eval_rollouts
+        self._seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
+        self._concurrency = concurrency or MAX_ENVS
+        self._pool = pool = ESWorkerPool(env_factory, n_training_workers + n_eval_workers, start_method, shared_noise)
+        self._training_workers = pool.workers[:n_training_workers]
+        self._eval_workers = pool.workers[n_training_workers:] or self._training_workers
+        self._n_playing = [0] * len(pool.workers)
+        self._policy: Any = None
+        self._update = 0
+        self._n_calls = 0
+        self._n_rollouts, self._n_timesteps = 0, 0
+
+    @override(ESDistributedRollouts)
+    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
+        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
+
+    @override(ESDistributedRollouts)
+    def generate_rollouts(
+        self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
+    ) -> Generator[ESRolloutResult, None, None]:
+        schedule = RolloutSchedule(
+            self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps
+        )
+        self._update += 1  # another one follows, also if nobody prepares it
+        if policy is not self._policy:
+            self._policy = policy
+            self._pool.tell_all("policy", (cloudpickle.dumps(policy), normalization_stats, self._concurrency))
+        self._n_calls += 1
+        self._n_playing = [0] * len(self._pool.workers)
+        parameters = get_flat_parameters(policy).numpy()
+        self._pool.tell_all("update", (self._n_calls, parameters, noise_stddev, max_steps))
+        try:
+            while True:
+                self._hand_out(schedule)
+                for worker, episode, outcome in self._pool.outcomes(self._n_calls):
+                    self._n_playing[worker.index] -= 1
+                    schedule.record(episode, outcome)
+                yield from schedule.results()
+        finally:
+            if schedule.n_in_flight and self._pool.is_open:
+                self._pool.tell_all("stop", ())
+
+    @override(ESDistributedRollouts)
+    def close(self) -> None:
+        self._pool.close()
+
+    def _hand_out(self, schedule: RolloutSchedule) -> None:
+        """Gives all workers something to do, those with little first."""
+        handed_out: dict[int, list[tuple[Any, ...]]] = {}
+        while schedule.needs_evaluation and (worker := self._least_busy(self._eval_workers)) is not None:
+            self._assign(worker, schedule.next_evaluation(), handed_out)
+        while schedule.needs_training and (worker := self._least_busy(self._training_workers)) is not None:
+            self._assign(worker, schedule.next_training(), handed_out)
+        if schedule.n_in_flight == 0:  # somebody wants more than was announced
+            self._assign(self._training_workers[0], schedule.next_training(), handed_out)
+        for index, episodes in handed_out.items():
+            self._pool.tell(self._pool.workers[index], "play", (episodes,))
+
+    def _assign(self, worker: Worker, episode: Episode, handed_out: dict[int, list[tuple[Any, ...]]]) -> None:
+        self._n_playing[worker.index] += 1
+        handed_out.setdefault(worker.index, []).append(tuple(episode))
+
+    def _least_busy(self, workers: list[Worker]) -> Worker | None:
+        worker = min(workers, key=lambda worker: self._n_playing[worker.index])
+        return worker if self._n_playing[worker.index] < self._concurrency else None
+
+
+class ESWorkerPool(WorkerPool):
+    """Worker processes that play episodes and report each when it ends.
+
+    :param env_factory: Makes an environment.
+    :param n_workers: Number of processes.
+    :param start_method: See :class:`ESSubprocDistributedRollouts`.
+    :param shared_noise: The noise table.
+    """
+
+    _worker_main = staticmethod(run_es_worker)
+
+    def __init__(
+        self,
+        env_factory: Callable[[], Any],
+        n_workers: int,
+        start_method: str | None,
+        shared_noise: SharedNoiseTable,
+    ) -> None:
+        super().__init__([env_factory] * n_workers, start_method, n_workers, timeout=None)
+        self._decoders = [StatsDecoder() for _ in self.workers]
+        self.gather("building the environments")
+        for worker in self.workers:
+            with self._watching(worker, "start"):
+                worker.channel.send(messages.DONE)
+                shared_noise.send_to(worker.channel.connection, worker.process.pid)
+        self.gather("start")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers are there."""
+        return bool(self._finalizer.still_active())
+
+    def tell(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> None:
+        """Tell a worker something that it does not answer at once."""
+        self._check_open()
+        with self._watching(worker, method):
+            worker.channel.send(messages.CALL, (method, arguments))
+
+    def tell_all(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Tell all workers the same."""
+        for worker in self.workers:
+            self.tell(worker, method, arguments)
+
+    def outcomes(self, update: int) -> Iterator[tuple[Worker, Episode, Outcome]]:
+        """Wait until episodes have ended.
+
+        :param update: Which update they have to belong to; those of earlier ones are dropped.
+        """
+        try:
+            events = self._poll.poll()
+        except BaseException:
+            self.close()
+            raise
+        for fd, event in events:
+            worker = self._worker_of[fd]
+            if fd != worker.channel.fd or not worker.channel.connection.poll(0):
+                self._fail_dead(worker, "rollout")
+            if event:
+                its_update, finished = self._receive(worker, "rollout")
+                # the statistics of dropped episodes as well: later ones refer to keys that came with them
+                decoder = self._decoders[worker.index]
+                decoded = [(Episode(*episode), decoder.decode(stats), *rest) for episode, stats, *rest in finished]
+                if its_update == update:
+                    for episode, stats, episode_return, n_steps in decoded:
+                        yield worker, episode, Outcome(stats, episode_return, n_steps)
+
+

@@ -1,0 +1,125 @@
+"""The worker process of evolution strategies."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from typing import Any
+
+import cloudpickle
+import torch
+
+from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.channel import Channel, failure_of
+from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
+from maze.train.parallelization.vector_env.worker import open_channel
+from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer, with_stats
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import make_player, normalize
+from maze.train.trainers.es.distributed.rollout_schedule import Episode
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+
+def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list[Any]) -> None:
+    """Play episodes until told to close or until the other side is gone.
+
+    :param connection: End of the pipe to the trainer.
+    :param factories: The pickled list of one environment factory.
+    :param index: Index of the worker.
+    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    """
+    channel = open_channel(connection, inherited)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        worker = _ESWorker(channel)
+        try:
+            worker.build(factories)
+            worker.serve()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
+            channel.send(messages.FAILED, failure_of(error, None))
+            if isinstance(error, SystemExit):
+                raise
+
+
+class _ESWorker:
+    """State of a worker process.
+
+    :param channel: Channel to the trainer.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._encoder = StatsEncoder()
+        self._player: EpisodePlayer | None = None
+        self._waiting: list[Episode] = []
+        self._n_playing = 0
+        self._update = 0
+
+    def build(self, factories: bytes) -> None:
+        """Make the first environment and take the noise table."""
+        torch.set_num_threads(1)  # several processes with several threads each get in one another's way
+        (self._env_factory,) = cloudpickle.loads(factories)
+        self._env = with_stats(self._env_factory())
+        self._channel.send(messages.DONE)
+        code, _ = self._channel.receive()
+        if code == messages.CLOSE:  # another worker failed
+            self._env.close()
+            return
+        self._shared_noise = SharedNoiseTable.receive(self._channel.connection)
+        self._channel.send(messages.DONE)
+
+    def serve(self) -> None:
+        """Do what the trainer asks for, and play on in between, until it asks to close."""
+        poll = select.poll()
+        poll.register(self._channel.fd, select.POLLIN)
+        while True:
+            while self._n_playing == 0 or poll.poll(0):
+                code, payload = self._channel.receive()
+                if code == messages.CLOSE:
+                    self._env.close()
+                    return
+                name, argument = payload
+                getattr(self, f"_call_{name}")(*argument)
+            self._advance()
+
+    def _advance(self) -> None:
+        assert self._player is not None
+        while self._waiting and self._player.n_free:
+            self._player.start(self._waiting.pop(0))
+        finished = self._player.advance()
+        if finished:
+            self._n_playing -= len(finished)
+            encoded = [
+                (episode, self._encoder.encode(outcome.stats), outcome.episode_return, outcome.n_steps)
+                for episode, outcome in finished
+            ]
+            self._channel.send(messages.RESULT, (self._update, encoded))
+
+    def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
+        """Take another policy."""
+        normalize(self._env, normalization_stats)
+
+        def new_env() -> Any:
+            env = self._env_factory()
+            normalize(env, normalization_stats)
+            return env
+
+        self._player = make_player(self._env, new_env, cloudpickle.loads(pickled), self._shared_noise, n_slots)
+
+    def _call_update(self, update: int, parameters: Any, noise_stddev: float, max_steps: int | None) -> None:
+        """Forget the update before, and begin with the next one."""
+        assert self._player is not None
+        self._update = update
+        self._waiting.clear()
+        self._n_playing = 0
+        self._player.configure(parameters, noise_stddev, max_steps)
+
+    def _call_play(self, episodes: list[tuple[Any, ...]]) -> None:
+        """Play more episodes of the current update."""
+        self._waiting += [Episode(*episode) for episode in episodes]
+        self._n_playing += len(episodes)
+
+    def _call_stop(self) -> None:
+        """Nobody waits for the episodes that are being played."""
+        self._waiting.clear()
+        self._n_playing = 0
