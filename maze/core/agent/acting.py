@@ -12,7 +12,7 @@ from torch import nn
 
 from maze.core.agent.compiled_network import CompiledNetwork, compile_network
 from maze.core.agent.networks import as_float_tensors
-from maze.core.errors import ConfigError, NonFiniteError
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.gaussian import MAX_LOG_STD, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
@@ -77,7 +77,10 @@ class Actor:
         logits_out: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
-        all_logits = self._forward(observation)
+        try:
+            all_logits = self._forward(observation)
+        except EnvironmentContractError as error:
+            raise EnvironmentContractError(f"Sub-step {self._name}: {error}") from error
         actions: dict[str, np.ndarray] = {} if out is None else out
         n_heads = 0
         for head, sampler in self._samplers.items():

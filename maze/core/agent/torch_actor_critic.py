@@ -13,8 +13,10 @@ from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import STATE_GROUP as POLICIES
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
+from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
+from maze.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
@@ -29,7 +31,7 @@ class TorchActorCritic(TorchModel):
     :param device: Device of both.
     """
 
-    def __init__(self, policy: TorchPolicy, critic: TorchModel, device: str) -> None:
+    def __init__(self, policy: TorchPolicy, critic: TorchStateCritic | TorchStateActionCritic, device: str) -> None:
         super().__init__(device)
         self.policy = policy
         self.critic = critic
@@ -86,10 +88,10 @@ class TorchActorCritic(TorchModel):
         :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
         """
-        assert isinstance(self.critic, TorchStateCritic)
+        critic = self._state_critic()
         policy_output = self.policy.compute_policy_output(record, temperature=temperature)
         self._shares_embeddings = any(embedding is not None for embedding in policy_output.embedding_logits)
-        return policy_output, self.critic.predict_values(StateCriticInput.build(policy_output, record))
+        return policy_output, critic.predict_values(StateCriticInput.build(policy_output, record))
 
     def bootstrap_values(
         self,
@@ -102,11 +104,19 @@ class TorchActorCritic(TorchModel):
 
         See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
         """
-        assert isinstance(self.critic, TorchStateCritic)
+        critic = self._state_critic()
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
             if self._shares_embeddings is not False:
                 embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
                 self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
                 tensors = {**tensors, **(embeddings or {})}
-            return self.critic.bootstrap_values(tensors, actor_id, known_substeps, position)
+            return critic.bootstrap_values(tensors, actor_id, known_substeps, position)
+
+    def _state_critic(self) -> TorchStateCritic:
+        if isinstance(self.critic, TorchStateActionCritic):
+            raise ConfigError(
+                "model.critic: state values were asked for, but this is a state-action critic. Choose a state critic, "
+                "e.g. `critic=template_state` or `critic=flatten_concat_shared`."
+            )
+        return self.critic

@@ -22,7 +22,7 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, EnvironmentContractError
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -169,7 +169,10 @@ class TorchPolicy(TorchModel, Policy):
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
         """
         network = self.network_for(actor_id)
-        outputs = network(as_float_tensors(observation, self._device))
+        try:
+            outputs = network(as_float_tensors(observation, self._device))
+        except EnvironmentContractError as error:
+            raise EnvironmentContractError(f"Sub-step {self._network_key(actor_id)!r}: {error}") from error
         heads = self.distribution_mapper.action_heads
         logits = {key: value for key, value in outputs.items() if key in heads}
         if not logits:

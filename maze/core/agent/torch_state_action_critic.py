@@ -279,7 +279,9 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         """Expected soft value of each discrete head."""
         first, second = self._values_of_all_actions(self._pair(self.target_networks, key), observation, key)
         return {
-            head: expected_soft_value(torch.minimum(q, second[head]), logits[head], alpha[head])
+            head: expected_soft_value(
+                torch.minimum(q, second[head]), logits[head], alpha[head], f"critic {key!r}, action head `{head}`"
+            )
             for head, q in first.items()
         }
 
@@ -413,18 +415,23 @@ def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces
     return spaces.Dict(heads)
 
 
-def expected_soft_value(q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float) -> torch.Tensor:
+def expected_soft_value(
+    q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
+) -> torch.Tensor:
     """Expectation of ``Q - alpha * log p`` over a categorical policy.
 
     :param q_values: ``[..., n_actions]``
     :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
     :param alpha: Entropy coefficient.
+    :param where: Names critic and action head in messages.
     :raises EnvironmentContractError: A row has no valid action.
     """
     masked = logits <= torch.finfo(logits.dtype).min
     if bool(masked.all(-1).any()):
         row = masked.all(-1).nonzero()[0].tolist()
-        raise EnvironmentContractError(f"critic: no valid next action is left at index {row} of the batch.")
+        raise EnvironmentContractError(
+            f"{where}: no valid action is left at index {row} of the batch. The action mask must allow at least one."
+        )
     log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
     probs = torch.softmax(logits, dim=-1).masked_fill(masked, 0.0)
     return (probs * (q_values - alpha * log_probs)).sum(-1)

@@ -217,7 +217,35 @@ class TorchStateCritic(TorchModel, StateCritic):
         load_network_weights(self.networks, state_dict, STATE_GROUP)
 
 
-class TorchSharedStateCritic(TorchStateCritic):
+class _JointReturnCritic(TorchStateCritic):
+    """A critic whose sub-steps share one return: that of the environment step, seen from its first sub-step."""
+
+    @override(TorchStateCritic)
+    def compute_structured_return(
+        self,
+        gamma: float,
+        gae_lambda: float,
+        rewards: list[torch.Tensor],
+        values: list[torch.Tensor],
+        dones: torch.Tensor,
+        *,
+        truncated: torch.Tensor | None = None,
+        next_values: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """All sub-steps earn the sum of their rewards."""
+        targets = self.compute_return(
+            gamma,
+            gae_lambda,
+            _sum_of(rewards),
+            values[0],
+            dones,
+            truncated=truncated,
+            next_values=None if next_values is None else next_values[0],
+        )
+        return [targets] * len(rewards)
+
+
+class TorchSharedStateCritic(_JointReturnCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
     The network sees the observations of all sub-steps of the step in one dictionary. Without ``stack_observations`` it
@@ -280,30 +308,6 @@ class TorchSharedStateCritic(TorchStateCritic):
                 merged = {**merged, **{key: like.new_zeros(*batch_shape, *shape) for key, shape in absent.items()}}
         return self._value(self._shared_network, merged, batch_shape, self._key)
 
-    @override(TorchStateCritic)
-    def compute_structured_return(
-        self,
-        gamma: float,
-        gae_lambda: float,
-        rewards: list[torch.Tensor],
-        values: list[torch.Tensor],
-        dones: torch.Tensor,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: list[torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """All sub-steps earn the sum of their rewards."""
-        targets = self.compute_return(
-            gamma,
-            gae_lambda,
-            _sum_of(rewards),
-            values[0],
-            dones,
-            truncated=truncated,
-            next_values=None if next_values is None else next_values[0],
-        )
-        return [targets] * len(rewards)
-
 
 class TorchStepStateCritic(TorchStateCritic):
     """A value for each sub-step, each by a network of its own."""
@@ -350,7 +354,7 @@ class TorchStepStateCritic(TorchStateCritic):
         ]
 
 
-class TorchDeltaStateCritic(TorchStateCritic):
+class TorchDeltaStateCritic(_JointReturnCritic):
     """The first sub-step's value, and for each later sub-step the difference from it.
 
     The difference's error does not reach the first sub-step's network.
@@ -400,30 +404,6 @@ class TorchDeltaStateCritic(TorchStateCritic):
             )
         first = known_substeps[0]
         return self._value(self._network(first_key), first, self._batch_shape(first), first_key) + predicted
-
-    @override(TorchStateCritic)
-    def compute_structured_return(
-        self,
-        gamma: float,
-        gae_lambda: float,
-        rewards: list[torch.Tensor],
-        values: list[torch.Tensor],
-        dones: torch.Tensor,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: list[torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """All sub-steps earn the sum of their rewards, and share the first sub-step's target."""
-        targets = self.compute_return(
-            gamma,
-            gae_lambda,
-            _sum_of(rewards),
-            values[0],
-            dones,
-            truncated=truncated,
-            next_values=None if next_values is None else next_values[0],
-        )
-        return [targets] * len(rewards)
 
 
 def _key_of(item: StateCriticStepInput, networks: Mapping[Any, nn.Module]) -> Any:

@@ -69,7 +69,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
             self._log_observations(step_key, agent)
         if self.action_logging:
             self._log_actions(actor.step_key, step_key, agent, action)
-        tap = self._tap
+        tap, n_seen = self._tap, 0
         if tap is not None:
             tap.rewards.clear()
             n_seen = tap.n_observations

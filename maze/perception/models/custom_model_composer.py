@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,10 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import Factory
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer
-from maze.perception.models.network_factory import build
+from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
+from maze.perception.models.network_outputs import embedding_spaces
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 if TYPE_CHECKING:
@@ -23,19 +21,15 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
-_KEYS = (
-    "_target_",
-    "distribution_mapper_config",
-    "policy",
-    "critic",
-    "action_spaces_dict",
-    "observation_spaces_dict",
-    "agent_counts_dict",
-)
+_KEYS = ("_target_", "distribution_mapper_config", "policy", "critic")
+_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 
 
 class CustomModelComposer(BaseModelComposer):
     """Builds the networks that ``policy.networks`` and ``critic.networks`` name.
+
+    What a policy network returns besides its action heads is an embedding shared with the critic: the critic's network
+    for the same sub-step finds its shape in ``obs_shapes``, and the tensor, with gradients, next to the observations.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -61,15 +55,7 @@ class CustomModelComposer(BaseModelComposer):
     @classmethod
     @override(BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        if not isinstance(model_config, Mapping):
-            raise ConfigError(f"model: expected a mapping, found {model_config!r}.")
-        for key in model_config:
-            if key not in _KEYS:
-                close = difflib.get_close_matches(str(key), _KEYS, n=1)
-                hint = f" Did you mean `{close[0]}`?" if close else ""
-                raise ConfigError(f"model.{key}: unknown key.{hint} Known: {', '.join(_KEYS[:4])}.")
-        if model_config.get("policy") is None:
-            raise ConfigError("model.policy: missing. Choose a model, e.g. `model=flatten_concat`.")
+        check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
         for part in ("policy", "critic"):
             _check_part(model_config.get(part), f"model.{part}")
 
@@ -80,46 +66,31 @@ class CustomModelComposer(BaseModelComposer):
 
     @property
     @override(BaseModelComposer)
-    def critic(self) -> Any:
+    def critic(self) -> Critic | None:
         return None if self._critic_composer is None else self._critic_composer.critic
 
     @cached_property
     def _policy_composer(self) -> BasePolicyComposer | None:
-        if self._policy_config is None:
-            return None
-        return build(
-            BasePolicyComposer,  # type: ignore[type-abstract]  # the configuration names a concrete one
-            self._policy_config,
-            "model.policy",
-            action_spaces_dict=self.action_spaces_dict,
-            observation_spaces_dict=self.observation_spaces_dict,
-            agent_counts_dict=self.agent_counts_dict,
-            distribution_mapper=self.distribution_mapper,
-        )
+        return None if self._policy_config is None else self._compose_policy(self._policy_config)
 
     @cached_property
     def _critic_composer(self) -> CriticComposerInterface | None:
         if self._critic_config is None:
             return None
-        arguments: dict[str, Any] = {"observation_spaces_dict": self.observation_spaces_dict}
-        if self._is_state_action_critic():
-            arguments["action_spaces_dict"] = self.action_spaces_dict
-        else:
-            arguments["agent_counts_dict"] = self.agent_counts_dict
-        return build(
-            CriticComposerInterface,  # type: ignore[type-abstract]  # the configuration names a concrete one
-            self._critic_config,
-            "model.critic",
-            **arguments,
-        )
+        _check_part(self._critic_config, "model.critic")
+        return self._compose_critic(self._critic_config, self._critic_observation_spaces())
 
-    def _is_state_action_critic(self) -> bool:
-        target = self._critic_config.get("_target_") if isinstance(self._critic_config, Mapping) else None
-        if target is None:
-            return False
-        factory = Factory(CriticComposerInterface)  # type: ignore[type-abstract]  # the target is a concrete one
-        composer_type = factory.type_from_name(target, config_path="model.critic._target_")
-        return issubclass(composer_type, BaseStateActionCriticComposer)
+    def _critic_observation_spaces(self) -> dict[StepKeyType, spaces.Dict]:
+        """Observations and, for a state critic, the embeddings that the policy shares."""
+        composer_type = critic_composer_type(self._critic_config)
+        judges_actions = composer_type is not None and issubclass(composer_type, BaseStateActionCriticComposer)
+        if self.policy is None or judges_actions:
+            return self.observation_spaces_dict
+        embeddings = embedding_spaces(self.policy, self.observation_spaces_dict)
+        return {
+            key: spaces.Dict({**space.spaces, **embeddings[key]}) if embeddings[key] else space
+            for key, space in self.observation_spaces_dict.items()
+        }
 
 
 def _check_part(config: Any, where: str) -> None:
@@ -127,4 +98,7 @@ def _check_part(config: Any, where: str) -> None:
         return
     for key in ("_target_", "networks"):
         if key not in config:
-            raise ConfigError(f"{where}.{key}: missing; found the keys {sorted(map(str, config))}.")
+            raise ConfigError(
+                f"{where}.{key}: missing; found the keys {sorted(map(str, config))}. Only a template model (such as "
+                "`model=vector_obs`) builds networks that are not named."
+            )

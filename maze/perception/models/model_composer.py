@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymnasium import spaces
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
+from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.network_factory import build
+from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+    from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
 logger = logging.getLogger(__name__)
+
+Critic: TypeAlias = "TorchStateCritic | TorchStateActionCritic"
 
 
 class BaseModelComposer(ABC):
@@ -63,7 +73,7 @@ class BaseModelComposer(ABC):
 
     @property
     @abstractmethod
-    def critic(self) -> Any:
+    def critic(self) -> Critic | None:
         """The critic (always the same object); ``None``: the configuration has none."""
 
     @property
@@ -86,9 +96,74 @@ class BaseModelComposer(ABC):
                     continue
                 name = "_".join(map(str, key)) if isinstance(key, tuple) else str(key)
                 try:
-                    InferenceGraph(block).save(f"{kind}_{name}", save_path)
-                except (OSError, ImportError) as error:  # a picture never ends a training
+                    InferenceGraph(block).save(f"{kind}_{name}", save_path, formats=("pdf",))
+                except Exception as error:  # a picture never ends a training, whatever a drawing library is missing
                     logger.warning("The inference graph %s_%s could not be drawn: %s", kind, name, error)
+
+    def _compose_policy(self, config: Any, **networks: Any) -> BasePolicyComposer:
+        """Builds the policy composer of a configuration.
+
+        :param networks: ``networks``, where the configuration need not name them.
+        """
+        return build(
+            BasePolicyComposer,  # type: ignore[type-abstract]  # the configuration names a concrete one
+            config,
+            "model.policy",
+            action_spaces_dict=self.action_spaces_dict,
+            observation_spaces_dict=self.observation_spaces_dict,
+            agent_counts_dict=self.agent_counts_dict,
+            distribution_mapper=self.distribution_mapper,
+            **networks,
+        )
+
+    def _compose_critic(
+        self, config: Any, observation_spaces_dict: Mapping[StepKeyType, spaces.Dict], **networks: Any
+    ) -> CriticComposerInterface:
+        """Builds the critic composer of a configuration.
+
+        :param observation_spaces_dict: What the critic gets to see.
+        :param networks: ``networks``, where the configuration need not name them.
+        """
+        arguments: dict[str, Any] = {"observation_spaces_dict": observation_spaces_dict, **networks}
+        composer_type = critic_composer_type(config)
+        if composer_type is not None and issubclass(composer_type, BaseStateActionCriticComposer):
+            arguments["action_spaces_dict"] = self.action_spaces_dict
+        else:
+            arguments["agent_counts_dict"] = self.agent_counts_dict
+        return build(
+            CriticComposerInterface,  # type: ignore[type-abstract]  # the configuration names a concrete one
+            config,
+            "model.critic",
+            **arguments,
+        )
+
+
+def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
+    """The class that a critic's configuration names; ``None``: there is none to tell."""
+    target = config.get("_target_") if isinstance(config, Mapping) else None
+    if target is None:
+        return None if config is None or isinstance(config, Mapping) else type(config)
+    factory = Factory(CriticComposerInterface)  # type: ignore[type-abstract]  # the target is a concrete one
+    return factory.type_from_name(target, config_path="model.critic._target_")
+
+
+def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) -> None:
+    """Refuses model configurations that are no mapping or have unknown keys.
+
+    :param known: All keys there may be.
+    :param shown: Those that a configuration usually states.
+    :raises ConfigError: Names the key.
+    """
+    if not isinstance(model_config, Mapping):
+        raise ConfigError(f"model: expected a mapping, found {model_config!r}.")
+    known = list(known)
+    for key in model_config:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            raise ConfigError(f"model.{key}: unknown key.{hint} Known: {', '.join(shown)}.")
+    if model_config.get("policy") is None:
+        raise ConfigError("model.policy: missing. Choose a model, e.g. `model=flatten_concat`.")
 
 
 def joint_action_space(action_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> spaces.Dict:

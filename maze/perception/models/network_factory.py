@@ -41,6 +41,25 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
     return {key: by_key[key] for key in step_keys}
 
 
+def only_network(networks: Any, where: str) -> tuple[Any, Any]:
+    """Key and configuration of the one network that a shared critic has.
+
+    :param networks: The network or its configuration, also as the only item of a list or mapping.
+    :param where: Place in the configuration, for messages.
+    """
+    if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
+        return 0, networks
+    if isinstance(networks, Mapping):
+        items = list(networks.items())
+    elif isinstance(networks, Iterable) and not isinstance(networks, str):
+        items = list(enumerate(networks))
+    else:
+        raise ConfigError(f"{where}: expected one network, found {networks!r}.")
+    if len(items) != 1:
+        raise ConfigError(f"{where}: a shared critic has one network, found {len(items)}.")
+    return items[0]
+
+
 def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
     """Instantiates a configuration, or passes an object through.
 

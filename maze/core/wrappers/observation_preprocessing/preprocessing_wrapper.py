@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,12 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
-from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names
+from maze.core.wrappers.substep_wrappers import (
+    Observation,
+    SubstepObservationWrapper,
+    did_you_mean,
+    entry_names,
+)
 from maze.core.wrappers.wrapper import ObservationWrapper
 
 _ENTRY_KEYS = ("observation", TARGET_KEY, "keep_original", "config")
@@ -44,7 +48,8 @@ class PreProcessingWrapper(SubstepObservationWrapper):
 
     def __init__(self, env: MazeEnv[Any], pre_processor_mapping: list[dict[str, Any]]) -> None:
         super().__init__(env)
-        if not isinstance(pre_processor_mapping, Sequence) or isinstance(pre_processor_mapping, str):
+        is_list: Any = isinstance(pre_processor_mapping, (list, tuple))
+        if not is_list:
             raise ConfigError(f"pre_processor_mapping: expected a list of mappings, got {pre_processor_mapping!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self._stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
@@ -76,7 +81,7 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         found = [key for key, entries in step_spaces.items() if name in entries]
         if not found:
             known = entry_names({key: spaces.Dict(entries) for key, entries in step_spaces.items()})
-            raise ConfigError(f"{where}: there is no observation `{name}`.{_did_you_mean(name, known)} Known: {known}.")
+            raise ConfigError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
         for step_key in found:
             entries = step_spaces[step_key]
             original = entries[name]
@@ -100,7 +105,7 @@ def _check_entry(entry: Any, where: str) -> None:
     for key in entry:
         if key not in _ENTRY_KEYS:
             raise ConfigError(
-                f"{where}: unknown key `{key}`{_did_you_mean(key, _ENTRY_KEYS)} Arguments of the pre-processor belong "
+                f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)} Arguments of the pre-processor belong "
                 "under `config`."
             )
 
@@ -119,8 +124,3 @@ def _build(entry: Mapping[str, Any], space: spaces.Space[Any], where: str) -> Pr
             f"processed_shape() tells, {processor.processed_shape()}; found {processed}."
         )
     return processor
-
-
-def _did_you_mean(name: Any, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean `{close[0]}`?" if close else "."[: 1 if known is _ENTRY_KEYS else 0]

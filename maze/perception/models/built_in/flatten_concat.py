@@ -153,6 +153,33 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
         return {"value": self.value_head(self.latent(x))}
 
 
+class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
+    """State-action value network, see :mod:`maze.core.agent.torch_state_action_critic`.
+
+    :param obs_shapes: Shapes of the observations, and of the encoded actions where they are inputs.
+    :param q_value_shapes: Shapes of the values by key.
+    :param hidden_units: Width of each dense layer.
+    :param non_lin: Activation, as a class or an import path.
+    """
+
+    def __init__(
+        self,
+        obs_shapes: dict[str, Sequence[int]],
+        q_value_shapes: dict[str, Sequence[int]],
+        hidden_units: list[int],
+        non_lin: str | type[nn.Module],
+    ) -> None:
+        super().__init__(obs_shapes, hidden_units, non_lin)
+        self._q_value_keys = list(q_value_shapes)
+        self.heads = nn.ModuleList(nn.Linear(self.n_latent, math.prod(shape)) for shape in q_value_shapes.values())
+        self.heads.apply(make_module_init_normc(0.1))
+
+    def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The values by key, ``[..., n]``."""
+        latent = self.latent(x)
+        return {key: head(latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
+
+
 class _BufferedLinear:
     """A linear layer on the memory of its parameters that writes into one buffer for each batch size."""
 

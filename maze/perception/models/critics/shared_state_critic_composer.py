@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 from torch import nn
@@ -12,7 +12,7 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS, BaseStateCriticComposer
-from maze.perception.models.network_factory import build
+from maze.perception.models.network_factory import build, only_network
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -37,7 +37,7 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
         stack_observations: bool,
     ) -> None:
         super().__init__(observation_spaces_dict, agent_counts_dict)
-        key, config = _only_network(networks)
+        key, config = only_network(networks, NETWORKS)
         network = build(nn.Module, config, f"{NETWORKS}[0]", obs_shapes=self._merged_shapes(stack_observations))
         self._critic = TorchSharedStateCritic({key: network}, observation_spaces_dict, "cpu", stack_observations)
 
@@ -67,17 +67,3 @@ class SharedStateCriticComposer(BaseStateCriticComposer):
         if not stack_observations:
             return shapes
         return {key: (counts[key], *shape) if counts[key] > 1 else shape for key, shape in shapes.items()}
-
-
-def _only_network(networks: Any) -> tuple[Any, Any]:
-    if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
-        return 0, networks
-    if isinstance(networks, Mapping):
-        items = list(networks.items())
-    elif isinstance(networks, Iterable) and not isinstance(networks, str):
-        items = list(enumerate(networks))
-    else:
-        raise ConfigError(f"{NETWORKS}: expected one network, found {networks!r}.")
-    if len(items) != 1:
-        raise ConfigError(f"{NETWORKS}: a shared critic has one network, found {len(items)}.")
-    return items[0]

@@ -74,7 +74,8 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
     """
     if flat_params.shape != (policy.num_params,):
         raise ValueError(
-            f"The policy has {policy.num_params} parameters, but was given a tensor of shape {tuple(flat_params.shape)}."
+            f"The policy has {policy.num_params} parameters, but was given a tensor of shape "
+            f"{tuple(flat_params.shape)}."
         )
     offset = 0
     with torch.no_grad():

@@ -66,6 +66,6 @@ def checked_axis(axis: int, n_dims: int, what: str) -> int:
     :param n_dims: Number of dimensions.
     :param what: Who asks, for the message.
     """
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -n_dims <= axis < n_dims:
+    if type(axis) is not int or not -n_dims <= axis < n_dims:
         raise ConfigError(f"{what} must be an axis of the observation's {n_dims} dimensions, got {axis!r}.")
     return axis % n_dims

@@ -59,7 +59,7 @@ def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
         return np.array([space.start], dtype=np.int64), np.array([space.n], dtype=np.int64)
     if isinstance(space, spaces.MultiDiscrete):
         return space.start.reshape(-1).astype(np.int64), space.nvec.reshape(-1).astype(np.int64)
-    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind in "iu" and space.shape != (0,):
+    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu":
         first = space.low.reshape(-1).astype(object)
         counts = space.high.reshape(-1).astype(object) - first + 1
         if counts.sum() <= _MAX_CATEGORIES:

@@ -28,7 +28,7 @@ class ResizeImgPreProcessor(PreProcessor):
         super().__init__(observation_space)
         space = box_of(observation_space, "ResizeImgPreProcessor")
         size = tuple(target_size)
-        if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+        if len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
             raise ConfigError(f"ResizeImgPreProcessor: `target_size` must be [height, width], got {target_size!r}.")
         n_dims = len(space.shape)
         if n_dims not in ((3,) if transpose else (2, 3)):
@@ -43,7 +43,7 @@ class ResizeImgPreProcessor(PreProcessor):
         self._rows = resampling_weights(height, size[0])
         self._columns = resampling_weights(width, size[1])
         self._space = same_box(space, shape)
-        self._is_integer = space.dtype is not None and space.dtype.kind in "iu"
+        self._is_integer = np.dtype(space.dtype).kind in "iu"
         self._has_channels_last = n_dims == 3 and not transpose
 
     @override(PreProcessor)

@@ -38,7 +38,7 @@ class Rgb2GrayPreProcessor(PreProcessor):
                 f"whose shape is {space.shape}."
             )
         self._space = same_box(space, (*space.shape[: self.rgb_dim], *space.shape[self.rgb_dim + 1 :]))
-        self._is_integer = space.dtype is not None and space.dtype.kind in "iu"
+        self._is_integer = np.dtype(space.dtype).kind in "iu"
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -59,6 +59,6 @@ class Rgb2GrayPreProcessor(PreProcessor):
 
 def into_box(image: np.ndarray, space: spaces.Box, is_integer: bool) -> np.ndarray:
     """An average of values of a space, rounded or clipped so that it is in this space itself, as numbers go."""
-    if is_integer:
-        return np.rint(image).astype(space.dtype)
-    return np.clip(image, space.low.flat[0], space.high.flat[0]).astype(space.dtype, copy=False)
+    inside = np.rint(image) if is_integer else np.clip(image, space.low.flat[0], space.high.flat[0])
+    converted: np.ndarray = inside.astype(space.dtype, copy=False)
+    return converted

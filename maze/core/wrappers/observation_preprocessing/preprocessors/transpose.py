@@ -44,4 +44,5 @@ class TransposePreProcessor(PreProcessor):
 
     @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        return observation.transpose(self.axes)
+        transposed: np.ndarray = observation.transpose(self.axes)
+        return transposed

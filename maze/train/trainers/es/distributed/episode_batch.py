@@ -19,7 +19,6 @@ from maze.train.trainers.es.es_utils import set_flat_parameters
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import ActorID
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 MAX_ENVS = 64

@@ -66,9 +66,7 @@ class ESDummyDistributedRollouts(ESDistributedRollouts):
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
-        schedule = RolloutSchedule(
-            self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps
-        )
+        schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
         self._update += 1  # another one follows, also if nobody prepares it
         player = self._player_for(policy, normalization_stats)
         player.configure(get_flat_parameters(policy).numpy(), noise_stddev, max_steps)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
-class ESAbortException(Exception):
+class ESAbortException(Exception):  # noqa: N818  (the documented name)
     """Ends an episode whose outcome is no longer wanted."""
 
 

@@ -77,9 +77,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
-        schedule = RolloutSchedule(
-            self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps
-        )
+        schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
         self._update += 1  # another one follows, also if nobody prepares it
         if policy is not self._policy:
             self._policy = policy
@@ -177,17 +175,13 @@ class ESWorkerPool(WorkerPool):
         except BaseException:
             self.close()
             raise
-        for fd, event in events:
+        for fd, _ in events:
             worker = self._worker_of[fd]
-            if fd != worker.channel.fd or not worker.channel.connection.poll(0):
+            if fd != worker.channel.fd:
                 self._fail_dead(worker, "rollout")
-            if event:
-                its_update, finished = self._receive(worker, "rollout")
-                # the statistics of dropped episodes as well: later ones refer to keys that came with them
-                decoder = self._decoders[worker.index]
-                decoded = [(Episode(*episode), decoder.decode(stats), *rest) for episode, stats, *rest in finished]
+            its_update, finished = self._receive(worker, "rollout")
+            for episode, stats, *rest in finished:
+                # of dropped episodes as well: later statistics refer to keys that came with them
+                decoded = self._decoders[worker.index].decode(stats)
                 if its_update == update:
-                    for episode, stats, episode_return, n_steps in decoded:
-                        yield worker, episode, Outcome(stats, episode_return, n_steps)
-
-
+                    yield worker, Episode(*episode), Outcome(decoded, *rest)

@@ -76,9 +76,7 @@ class RolloutSchedule:
     :param n_timesteps: Smallest number of environment steps in them.
     """
 
-    def __init__(
-        self, seeds: EpisodeSeeds, update: int, n_evaluations: int, n_rollouts: int, n_timesteps: int
-    ) -> None:
+    def __init__(self, seeds: EpisodeSeeds, update: int, n_evaluations: int, n_rollouts: int, n_timesteps: int) -> None:
         self._seeds = seeds
         self._update = update
         self._n_evaluations = n_evaluations

@@ -1,0 +1,91 @@
+"""Browsing an episode with the keyboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.rendering.events_stats_renderer import window_backends
+from maze.core.rendering.renderer import Renderer
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+
+_MOVES = {"right": 1, "left": -1, "d": 1, "a": -1, "up": 10, "down": -10, "pageup": 10, "pagedown": -10}
+_LEAVE = ("q", "escape")
+_HELP = "left/right: one step   up/down: ten   home/end: first/last   q: close"
+
+
+class KeyboardControlledTrajectoryViewer:
+    """Shows the steps of an episode in the renderer's window and moves through them with the arrow keys.
+
+    :param episode_record: The episode.
+    :param renderer: Draws its steps, with matplotlib.
+    :param initial_step_index: The step to begin with.
+    :param renderer_kwargs: Further arguments of the renderer.
+    """
+
+    def __init__(
+        self,
+        episode_record: StateTrajectoryRecord,
+        renderer: Renderer,
+        initial_step_index: int = 0,
+        renderer_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if not episode_record.step_records:
+            raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
+        self.episode_record = episode_record
+        self.renderer = renderer
+        self.renderer_kwargs = dict(renderer_kwargs or {})
+        self.step_index = self._clamp(initial_step_index)
+        self._connected: set[int] = set()
+
+    def render(self) -> None:
+        """Opens the window and returns when it is closed."""
+        import matplotlib.pyplot as plt
+
+        if plt.get_backend().lower() not in window_backends():
+            raise ConfigError(
+                f"No window can be opened: matplotlib draws with `{plt.get_backend()}` here. Use "
+                f"`write_trajectory_page` for a page that any browser shows, or NotebookTrajectoryViewer."
+            )
+        print(_HELP)
+        self._draw()
+        plt.show(block=True)
+
+    def on_key(self, key: str | None) -> None:
+        """Reacts to a key.
+
+        :param key: Matplotlib's name of the key.
+        """
+        if key in _LEAVE:
+            import matplotlib.pyplot as plt
+
+            plt.close("all")
+            return
+        ends = {"home": 0, "end": len(self.episode_record) - 1}
+        target = ends[key] if key in ends else self._clamp(self.step_index + _MOVES.get(key or "", 0))
+        if target != self.step_index:
+            self.step_index = target
+            self._draw()
+
+    def _draw(self) -> None:
+        import matplotlib.pyplot as plt
+
+        record = self.episode_record.step_records[self.step_index]
+        events = record.step_event_log if record.step_event_log is not None else StepEventLog(self.step_index)
+        self.renderer.render(record.maze_state, record.maze_action, events, **self.renderer_kwargs)
+        figure = plt.gcf()
+        manager = figure.canvas.manager
+        if manager is not None:
+            manager.set_window_title(f"step {self.step_index} of {len(self.episode_record) - 1}")
+        if figure.number not in self._connected:
+            self._connected.add(figure.number)
+            if manager is not None and getattr(manager, "key_press_handler_id", None) is not None:
+                # The arrow keys would move through the toolbar's zoom history as well.
+                figure.canvas.mpl_disconnect(manager.key_press_handler_id)
+            figure.canvas.mpl_connect("key_press_event", lambda event: self.on_key(event.key))
+        figure.canvas.draw_idle()
+
+    def _clamp(self, index: int) -> int:
+        n_steps = len(self.episode_record)
+        return min(max(index if index >= 0 else n_steps + index, 0), n_steps - 1)

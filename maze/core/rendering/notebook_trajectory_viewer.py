@@ -1,0 +1,87 @@
+"""Browsing an episode in a notebook."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.core.rendering.notebook_widgets import require_ipywidgets, show
+from maze.core.rendering.offscreen import step_picture
+from maze.core.rendering.step_summary import StepSummary, step_summaries
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+
+_NO_PICTURE = (
+    "<i>No picture: this trajectory brings no renderer. Record gymnasium environments with a "
+    "<code>FrameRecordingWrapper</code>, or give the environment a renderer.</i>"
+)
+
+
+class NotebookTrajectoryViewer:
+    """Shows the steps of an episode with a slider, and the arguments that the renderer offers.
+
+    Needs the extra ``maze-rl[notebook]``.
+
+    :param episode_record: The episode, as ``load_trajectory`` gives it; its renderer draws the steps.
+    """
+
+    def __init__(self, episode_record: StateTrajectoryRecord) -> None:
+        if not episode_record.step_records:
+            raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
+        self.episode_record = episode_record
+        self.renderer = episode_record.renderer
+        self._summaries = step_summaries(episode_record)
+        widgets = require_ipywidgets()
+        self.picture = widgets.Image(format="png")
+        """Shows the step; ``picture.value`` is the PNG."""
+        self.text = widgets.HTML()
+        """Tells reward, action and events of the step."""
+
+    def build(self) -> None:
+        """Shows the viewer below the notebook's cell."""
+        widgets = require_ipywidgets()
+        last = len(self.episode_record) - 1
+        slider = widgets.IntSlider(
+            value=0, min=0, max=last, description="step", layout=widgets.Layout(width="640px"), continuous_update=True
+        )
+        play = widgets.Play(value=0, min=0, max=last, interval=200)
+        widgets.jslink((play, "value"), (slider, "value"))
+        arguments = {arg.name: arg.create_widget() for arg in self.renderer.arguments()} if self.renderer else {}
+
+        def update(_: Any = None) -> None:
+            self.render(slider.value, **{name: widget.value for name, widget in arguments.items()})
+
+        for widget in (slider, *arguments.values()):
+            widget.observe(update, names="value")
+        update()
+        show(widgets.VBox([widgets.HBox([play, slider]), *arguments.values(), self.picture, self.text]))
+
+    def render(self, step_id: int, **kwargs: Any) -> None:
+        """Shows a step.
+
+        :param step_id: Index of the step, beginning at 0.
+        :param kwargs: Further arguments of the renderer.
+        """
+        record = self.episode_record.step_records[step_id]
+        png = None if self.renderer is None else step_picture(self.renderer, record, **kwargs)
+        self.picture.value = png or b""
+        self.picture.layout.display = "none" if png is None else ""
+        note = "" if png is not None else f"<p>{_NO_PICTURE}</p>"
+        self.text.value = note + _as_html(self._summaries[step_id])
+
+
+def _as_html(step: StepSummary) -> str:
+    reward = "" if step.reward is None else f"{step.reward:.4g}"
+    rows = [
+        ("time", str(step.env_time)),
+        ("reward", f"{reward} (sum {step.total:.4g})"),
+        ("action", step.action or "none"),
+        ("end", step.outcome),
+        *step.events,
+    ]
+    cells = (
+        f"<tr><td style='padding-right:1em'><b>{html.escape(name)}</b></td><td>{html.escape(value)}</td></tr>"
+        for name, value in rows
+        if value or name not in ("end",)
+    )
+    return f"<table>{''.join(cells)}</table>"

@@ -1,0 +1,65 @@
+"""Drawing without windows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.rendering.recorded_frames import RecordedFramesRenderer
+
+if TYPE_CHECKING:
+    from maze.core.rendering.renderer import Renderer
+    from maze.core.trajectory_recording.records.state_record import StateRecord
+
+
+@contextmanager
+def offscreen() -> Iterator[Any]:
+    """Has pyplot draw into memory; what would show a window or wait for one does nothing.
+
+    Figures outside are neither seen nor touched, those made inside are closed.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib._pylab_helpers import Gcf
+
+    backend, pause, show, figures = plt.get_backend(), plt.pause, plt.show, Gcf.figs
+    Gcf.figs = type(figures)()
+    plt.switch_backend("agg")
+    plt.pause = plt.show = _do_nothing
+    try:
+        yield plt
+    finally:
+        plt.pause, plt.show = pause, show
+        plt.close("all")
+        if backend.lower() != "agg":
+            plt.switch_backend(backend)
+        Gcf.figs = figures
+
+
+def figure_png(figure: Any, dpi: int = 100) -> bytes:
+    """A matplotlib figure as PNG."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=dpi)
+    return png.getvalue()
+
+
+def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwargs: Any) -> bytes | None:
+    """What a renderer draws of a recorded step, as PNG; None if it draws no figure.
+
+    :param renderer: The renderer.
+    :param record: The step.
+    :param dpi: Dots per inch of the picture.
+    :param kwargs: Further arguments of the renderer.
+    """
+    if isinstance(renderer, RecordedFramesRenderer):
+        return renderer.picture(record.env_time)
+    events = record.step_event_log if record.step_event_log is not None else StepEventLog(0)
+    with offscreen() as plt:
+        renderer.render(record.maze_state, record.maze_action, events, **kwargs)
+        return figure_png(plt.gcf(), dpi) if plt.get_fignums() else None
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for what would open a window."""

@@ -1,0 +1,44 @@
+"""A simple figure of an episode's events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from maze.core.rendering.event_timelines import draw_timelines, event_table, label_of, timelines
+from maze.core.rendering.events_stats_renderer import refresh
+
+if TYPE_CHECKING:
+    from maze.core.log_events.episode_event_log import EpisodeEventLog
+
+
+class StepStatsRenderer:
+    """Draws how an event's values develop in an episode."""
+
+    @staticmethod
+    def render_stats(
+        episode_event_log: EpisodeEventLog,
+        event_name: str = "BaseEnvEvents.reward",
+        group_by: str | None = None,
+        aggregation_func: Callable[..., Any] | str | None = None,
+        metric: str = "value",
+        cumulative: bool = True,
+    ) -> None:
+        """Draws one event's values over the steps.
+
+        :param episode_event_log: The events of the episode.
+        :param event_name: Interface and event, separated by a dot.
+        :param group_by: Draw one line for each value of this attribute.
+        :param aggregation_func: Joins several values of one step. None: they are summed up.
+        :param metric: The attribute to draw.
+        :param cumulative: Draw the sum up to each step.
+        """
+        import matplotlib.pyplot as plt
+
+        df = event_table(episode_event_log, event_name)
+        post_processing = "cumsum" if cumulative else None
+        plt.figure("Step statistics")
+        plt.clf()
+        lines = timelines(df, metric, aggregation_func, group_by, post_processing)
+        draw_timelines(plt.gca(), lines, event_name, label_of(metric, aggregation_func, post_processing))
+        refresh(plt)

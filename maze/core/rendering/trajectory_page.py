@@ -1,0 +1,111 @@
+"""An episode as one HTML page that needs neither a notebook nor a network."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.core.rendering.offscreen import step_picture
+from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.step_summary import step_summaries
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.utils.files import atomic_write
+
+_NO_PICTURE = (
+    "No picture: this trajectory brings no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
+    "give the environment a renderer."
+)
+
+
+def write_trajectory_page(
+    trajectory: StateTrajectoryRecord | str | Path,
+    path: str | Path,
+    renderer: Renderer | None = None,
+    renderer_kwargs: dict[str, Any] | None = None,
+    title: str | None = None,
+    dpi: int = 80,
+) -> Path:
+    """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
+
+    Everything is inside the file, so it can be kept, mailed and opened anywhere.
+
+    :param trajectory: The episode, or the file it is stored in (loaded safely, see ``load_trajectory``).
+    :param path: The page to write.
+    :param renderer: Draws the steps. None: the renderer stored with the trajectory.
+    :param renderer_kwargs: Further arguments of the renderer.
+    :param title: Shown at the top. None: the episode's id.
+    :param dpi: Dots per inch of what the renderer draws.
+    """
+    episode = _episode(trajectory)
+    renderer = renderer if renderer is not None else episode.renderer
+    pictures: dict[str, int] = {}
+    steps = []
+    for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
+        png = None if renderer is None else step_picture(renderer, record, dpi, **(renderer_kwargs or {}))
+        encoded = None if png is None else base64.b64encode(png).decode()
+        steps.append(
+            {
+                # Equal pictures, of steps that changed nothing, are stored once.
+                "picture": None if encoded is None else pictures.setdefault(encoded, len(pictures)),
+                "time": str(summary.env_time),
+                "state": summary.state,
+                "action": summary.action,
+                "reward": "" if summary.reward is None else f"{summary.reward:.6g}",
+                "total": summary.total,
+                "total_text": f"{summary.total:.6g}",
+                "outcome": summary.outcome,
+                "events": summary.events,
+            }
+        )
+    # A "</script>" in some text would end the data early.
+    data = json.dumps({"steps": steps, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
+    template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
+    page = _fill(
+        template,
+        TITLE=html.escape(title if title is not None else f"Episode {episode.id}"),
+        NO_PICTURE=_NO_PICTURE,
+        DATA=data,
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lambda file: file.write(page.encode("utf-8")))
+    return path
+
+
+def _fill(template: str, **values: str) -> str:
+    """Puts values in place of ``$NAME``. In one pass: what looks like a placeholder within a value stays as it is."""
+    return re.sub(r"\$([A-Z_]+)\b", lambda found: values[found[1]], template)
+
+
+def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryRecord:
+    loaded: Any = load_trajectory(trajectory) if isinstance(trajectory, (str, Path)) else trajectory
+    if not isinstance(loaded, StateTrajectoryRecord):
+        raise ConfigError(
+            f"{trajectory}: a page needs the states of the simulation, recorded in `trajectory_data/`; this is a "
+            f"{type(loaded).__name__}."
+        )
+    if not loaded.step_records:
+        raise ConfigError(f"Episode {loaded.id} has no steps to show.")
+    return loaded
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """``python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl``."""
+    parser = argparse.ArgumentParser(description="Writes an HTML page that browses a recorded episode.")
+    parser.add_argument("trajectory", type=Path, help="a file in trajectory_data/")
+    parser.add_argument("--output", type=Path, help="the page (default: beside the trajectory, with the suffix .html)")
+    options = parser.parse_args(arguments)
+    print(write_trajectory_page(options.trajectory, options.output or options.trajectory.with_suffix(".html")))
+
+
+if __name__ == "__main__":
+    main()

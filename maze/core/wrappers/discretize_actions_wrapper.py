@@ -1,0 +1,151 @@
+"""Discretisation of continuous actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, did_you_mean, entry_names, spaces_of_entry
+from maze.core.wrappers.wrapper import ActionWrapper
+
+_KEYS = ("num_actions", "low", "high")
+
+
+class _Grid(NamedTuple):
+    """The values that one action may take."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    values: list[np.ndarray]
+    """By entry of the vector, ascending."""
+
+
+class DiscretizeActionsWrapper(SubstepActionWrapper):
+    """Has the agent choose among evenly spaced values of continuous actions.
+
+    A Box action of one number becomes Discrete, of several MultiDiscrete; the name stays.
+
+    >>> from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+    >>> env = DiscretizeActionsWrapper(
+    ...     GymMazeEnv("Pendulum-v1"), discretization_config={"action": {"num_actions": 5, "low": -1.0, "high": 1.0}}
+    ... )
+    >>> env.action_space, env.action({"action": 1})
+    (Dict('action': Discrete(5)), {'action': array([-0.5], dtype=float32)})
+
+    :param env: The environment to wrap.
+    :param discretization_config: By name of the action: ``num_actions`` (at least two), ``low`` and ``high`` (smallest
+        and largest value, by default those of the space), each a number or a list with one for each entry.
+    """
+
+    def __init__(self, env: MazeEnv[Any], discretization_config: dict[str, dict[str, Any]]) -> None:
+        super().__init__(env)
+        if not isinstance(discretization_config, Mapping):
+            raise ConfigError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
+        step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
+        self._grids: dict[str, _Grid] = {}
+        known = entry_names(env.action_spaces_dict)
+        for name, config in discretization_config.items():
+            where = f"discretization_config.{name}"
+            if name not in known:
+                raise ConfigError(f"{where}: there is no such action.{did_you_mean(name, known)} Known: {known}.")
+            of_action = list(spaces_of_entry(env.action_spaces_dict, name).values())
+            if any(space != of_action[0] for space in of_action):
+                raise ConfigError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
+            self._grids[name] = grid = _grid(of_action[0], config, where)
+            for entries in step_spaces.values():
+                if name in entries:
+                    entries[name] = _discrete_space(grid)
+        self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+
+    @property
+    @override(SubstepActionWrapper)
+    def action_space(self) -> spaces.Dict:
+        return super().action_space
+
+    @property
+    @override(SubstepActionWrapper)
+    def action_spaces_dict(self) -> dict[str | int, spaces.Dict]:
+        return super().action_spaces_dict
+
+    @override(ActionWrapper)
+    def action(self, action: Action) -> Action:
+        continuous = dict(action)
+        for name, (shape, dtype, values) in self._grids.items():
+            if name in action:
+                choices = np.asarray(action[name]).reshape(-1)
+                chosen = [grid[choice] for grid, choice in zip(values, choices, strict=True)]
+                continuous[name] = np.array(chosen, dtype).reshape(shape)
+        return continuous
+
+    @override(ActionWrapper)
+    def reverse_action(self, action: Action) -> Action:
+        """The nearest choices; inverse of :meth:`action` for values on the grid."""
+        discrete = dict(action)
+        for name, (_, _, values) in self._grids.items():
+            if name in action:
+                vector = np.asarray(action[name]).reshape(-1)
+                nearest = [np.abs(grid - entry).argmin() for grid, entry in zip(values, vector, strict=True)]
+                discrete[name] = np.int64(nearest[0]) if len(values) == 1 else np.array(nearest, dtype=np.int64)
+        return discrete
+
+    @override(ActionWrapper)
+    def clone_from(self, env: DiscretizeActionsWrapper) -> None:
+        super().clone_from(env)
+
+
+def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise ConfigError(f"{where}: only continuous Box actions can be discretized, found {space}.")
+    if not isinstance(config, Mapping) or "num_actions" not in config:
+        raise ConfigError(f"{where}: expected a mapping with `num_actions`, `low` and `high`, got {config!r}.")
+    for key in config:
+        if key not in _KEYS:
+            raise ConfigError(f"{where}: unknown key `{key}`.{did_you_mean(key, _KEYS)}")
+    size = int(np.prod(space.shape))
+    counts = _per_entry(config["num_actions"], size, f"{where}.num_actions")
+    low = _per_entry(_or_default(config.get("low"), space.low), size, f"{where}.low")
+    high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
+    if not (counts == counts.astype(np.int64)).all() or (counts < 2).any():
+        raise ConfigError(f"{where}.num_actions: expected whole numbers of at least 2, got {config['num_actions']!r}.")
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+        raise ConfigError(
+            f"{where}: `low` and `high` must be finite and ascend, got {low.tolist()} and {high.tolist()}. Give them "
+            "where the action space has no bounds."
+        )
+    smallest, largest = space.low.reshape(-1), space.high.reshape(-1)
+    if (low.astype(space.dtype) < smallest).any() or (high.astype(space.dtype) > largest).any():
+        raise ConfigError(
+            f"{where}: `low` and `high` must lie within the action space {space}, got {low.tolist()} and "
+            f"{high.tolist()}."
+        )
+    values = [
+        np.linspace(first, last, int(count)).astype(space.dtype)
+        for first, last, count in zip(low, high, counts, strict=True)
+    ]
+    return _Grid(space.shape, np.dtype(space.dtype), values)
+
+
+def _or_default(value: Any, default: np.ndarray) -> Any:
+    return default.reshape(-1) if value is None else value
+
+
+def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
+    """One number for each entry of the action."""
+    try:
+        numbers = np.asarray(value, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: expected a number or a list of numbers, got {value!r}.") from error
+    if len(numbers) not in (1, size):
+        raise ConfigError(f"{where}: expected a number, or one for each of the action's {size} entries; got {value!r}.")
+    return np.broadcast_to(numbers, (size,))
+
+
+def _discrete_space(grid: _Grid) -> spaces.Space[Any]:
+    counts = [len(values) for values in grid.values]
+    return spaces.Discrete(counts[0]) if len(counts) == 1 else spaces.MultiDiscrete(counts)

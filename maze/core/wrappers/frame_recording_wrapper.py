@@ -1,0 +1,98 @@
+"""Takes pictures of gymnasium environments while they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.errors import ConfigError
+from maze.core.rendering.recorded_frames import RecordedFramesRenderer
+from maze.core.rendering.renderer import Renderer
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+_PICTURE_MODES = ("rgb_array", "rgb_array_list")
+
+
+class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Records a frame for each state of an episode, so that recorded trajectories can be viewed afterwards.
+
+    gymnasium environments draw their current state only. With this wrapper their renderer shows the frames of the
+    episode, and is stored with its trajectory. Environments with a Maze renderer need none of this: they draw any
+    recorded state.
+
+    :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
+        without such a render mode is made again with it.
+    :param every_k_steps: Record a frame only every so many environment steps.
+    """
+
+    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
+        if every_k_steps < 1:
+            raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, got {every_k_steps}.")
+        if not isinstance(env.get_renderer(), GymRenderer):
+            raise ConfigError(
+                f"FrameRecordingWrapper: {env!r} is no gymnasium environment. Its recorded states can be drawn by its "
+                f"renderer at any time; frames are not needed."
+            )
+        self.every_k_steps = every_k_steps
+        self._renderer = RecordedFramesRenderer()
+        super().__init__(env)
+        if self._gym_env().render_mode not in _PICTURE_MODES:
+            modes = self._gym_env().metadata.get("render_modes", [])
+            if "rgb_array" not in modes:
+                raise ConfigError(f"FrameRecordingWrapper: {env!r} does not render `rgb_array`, only {modes}.")
+            self.env.set_render_mode("rgb_array")
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
+        env_time = self.env.get_env_time()
+        if result[2] or env_time % self.every_k_steps == 0:
+            self._take_frame(env_time)
+        return result
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        observation = self._env_reset()
+        # A new one: the last episode's frames belong to its trajectory, which may be read later.
+        self._renderer = RecordedFramesRenderer()
+        self._take_frame(self.env.get_env_time())
+        return observation
+
+    def get_renderer(self) -> Renderer:
+        """Shows the frames of the current episode."""
+        return self._renderer
+
+    def _take_frame(self, env_time: int) -> None:
+        try:
+            picture: Any = self._gym_env().render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"FrameRecordingWrapper: {self.env!r} cannot be drawn: {error}") from error
+        if isinstance(picture, list):
+            picture = picture[-1] if picture else None
+        if not isinstance(picture, np.ndarray):
+            raise ConfigError(
+                f"FrameRecordingWrapper: {self.env!r} rendered {type(picture).__name__} instead of an array of pixels."
+            )
+        self._renderer.add(env_time, picture)
+
+    def _gym_env(self) -> Any:
+        return self.env.core_env.env
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+    @override(Wrapper)
+    def clone_from(self, env: FrameRecordingWrapper) -> None:
+        super().clone_from(env)
+        self._renderer = RecordedFramesRenderer()
+        self._renderer.frames = dict(env._renderer.frames)

@@ -1,0 +1,160 @@
+"""What a normalization strategy is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any, ClassVar, Union
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.errors import ConfigError
+
+StatisticsType = dict[str, np.ndarray]
+"""Named numbers or arrays, such as mean and standard deviation of an observation."""
+
+Axis = Union[int, Sequence[int], None]
+
+_CHUNK_BYTES = 2**25
+_EXACT_IN_FLOAT32 = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")
+
+
+class ObservationNormalizationStrategy(ABC):
+    """Normalizes one observation with statistics that are set or estimated from samples.
+
+    Subclasses read their statistics from ``_statistics``.
+
+    :param observation_space: Space of the observation.
+    :param clip_range: Smallest and largest normalized value; None in either place: no limit.
+    :param axis: Axes of the stacked samples ``[n_samples, *shape]`` over which statistics are taken: 0 keeps apart all
+        entries of the observation, ``[0, 1, 2]`` only the channels of images ``(height, width, channels)``; None takes
+        one statistic of everything.
+    """
+
+    _names: ClassVar[tuple[str, ...]] = ()
+    """The statistics that the strategy needs; empty: any."""
+
+    def __init__(self, observation_space: spaces.Box, clip_range: tuple[Any, Any], axis: Axis) -> None:
+        if not isinstance(observation_space, spaces.Box):
+            raise ConfigError(f"{type(self).__name__}: expected a Box space, found {observation_space}.")
+        self._observation_space = observation_space
+        self._clip_min, self._clip_max = self._checked_clip_range(clip_range)
+        self._axis = self._checked_axis(axis)
+        self._statistics: StatisticsType | None = None
+        # Differences of large numbers need the precision that the observation has.
+        is_exact = np.dtype(observation_space.dtype).name in _EXACT_IN_FLOAT32
+        self._dtype = np.dtype(np.float32 if is_exact else np.float64)
+
+    @abstractmethod
+    def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
+        """Calculates statistics.
+
+        :param observations: Samples of the observation.
+        """
+
+    @abstractmethod
+    def normalize_value(self, value: np.ndarray) -> np.ndarray:
+        """Normalizes an observation; clipping follows elsewhere."""
+
+    def normalize_and_process_value(self, value: np.ndarray) -> np.ndarray:
+        """Normalizes and clips an observation.
+
+        :return: Array of float32.
+        """
+        normalized = self.normalize_value(np.asarray(value, dtype=self._dtype))
+        if self._clip_min is not None:
+            normalized = np.maximum(normalized, self._clip_min)
+        if self._clip_max is not None:
+            normalized = np.minimum(normalized, self._clip_max)
+        return np.asarray(normalized, dtype=np.float32)
+
+    def normalized_space(self) -> spaces.Box:
+        """Space of the normalized observation; without statistics only the clip range bounds it."""
+        return self.normalized_box(self._observation_space)
+
+    def normalized_box(self, space: spaces.Box) -> spaces.Box:
+        """Space of normalized values of another space of the same shape.
+
+        :param space: Space of the observation in some sub-step.
+        """
+        low = np.full(space.shape, -np.inf if self._clip_min is None else self._clip_min, dtype=np.float32)
+        high = np.full(space.shape, np.inf if self._clip_max is None else self._clip_max, dtype=np.float32)
+        if self.is_initialized():
+            with np.errstate(all="ignore"):  # bounds may be infinite, or become so
+                bounds = np.stack([self.normalize_and_process_value(bound) for bound in (space.low, space.high)])
+            low = np.where(np.isnan(bounds).any(axis=0), low, bounds.min(axis=0))
+            high = np.where(np.isnan(bounds).any(axis=0), high, bounds.max(axis=0))
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def set_statistics(self, stats: Mapping[str, Any]) -> None:
+        """Sets the statistics.
+
+        :param stats: Numbers or arrays that fit the shape of the observation.
+        """
+        missing = [name for name in self._names if name not in stats]
+        if missing:
+            raise ConfigError(f"{type(self).__name__}: the statistics lack {missing}; found {sorted(stats)}.")
+        self._statistics = {str(name): self._checked_statistic(name, value) for name, value in stats.items()}
+
+    def get_statistics(self) -> StatisticsType | None:
+        """The statistics; None where there are none yet."""
+        return self._statistics
+
+    def is_initialized(self) -> bool:
+        """Whether there are statistics."""
+        return self._statistics is not None
+
+    def _checked_statistic(self, name: str, value: Any) -> np.ndarray:
+        statistic = np.asarray(value, dtype=self._dtype)
+        shape = self._observation_space.shape
+        try:
+            fits = np.broadcast_shapes(statistic.shape, shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"{type(self).__name__}: the statistic `{name}` has the shape {statistic.shape}, which does not fit "
+                f"the observation's {shape}."
+            )
+        if not np.isfinite(statistic).all():
+            raise ConfigError(f"{type(self).__name__}: the statistic `{name}` is not finite: {statistic}.")
+        return statistic
+
+    def _checked_clip_range(self, clip_range: Any) -> tuple[Any, Any]:
+        limits = tuple(clip_range) if clip_range is not None else (None, None)
+        if len(limits) != 2 or not all(limit is None or isinstance(limit, Number) for limit in limits):
+            raise ConfigError(f"{type(self).__name__}: `clip_range` must be two numbers or nulls, got {clip_range!r}.")
+        if None not in limits and limits[0] > limits[1]:
+            raise ConfigError(f"{type(self).__name__}: `clip_range` must ascend, got {clip_range!r}.")
+        low, high = (None if limit is None else np.float32(limit) for limit in limits)
+        return low, high
+
+    def _checked_axis(self, axis: Any) -> tuple[int, ...] | None:
+        if axis is None:
+            return None
+        n_dims = len(self._observation_space.shape) + 1
+        axes = (axis,) if isinstance(axis, int) else tuple(axis)
+        if not all(isinstance(one, int) and -n_dims <= one < n_dims for one in axes):
+            raise ConfigError(
+                f"{type(self).__name__}: `axis` must name axes of the stacked samples [n_samples, *shape], which have "
+                f"{n_dims} dimensions; got {axis!r}."
+            )
+        axes = tuple(sorted({one % n_dims for one in axes}))
+        if 0 not in axes:
+            raise ConfigError(
+                f"{type(self).__name__}: `axis` must contain 0, the axis of the samples, or be null; got {axis!r}."
+            )
+        return axes
+
+
+def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Stacks samples, as many at a time as are no burden for the memory.
+
+    :param observations: Samples.
+    :return: Arrays of float64, ``[n, *shape]``.
+    """
+    size = max(1, _CHUNK_BYTES // max(1, 8 * np.asarray(observations[0]).size))
+    for start in range(0, len(observations), size):
+        yield np.stack([np.asarray(sample, dtype=np.float64) for sample in observations[start : start + size]])

@@ -1,0 +1,180 @@
+"""Stacking of the observations of several time steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.wrappers.substep_wrappers import (
+    Observation,
+    SubstepObservationWrapper,
+    did_you_mean,
+    entry_names,
+    is_mask,
+)
+from maze.core.wrappers.wrapper import ObservationsAndActions, ObservationWrapper
+
+_ENTRY_KEYS = ("observation", "keep_original", "tag", "delta", "stack_steps")
+
+History = dict[tuple[Any, str], np.ndarray]
+"""The latest observations ``[stack_steps, ...]``, oldest first, by actor and name of the stacked observation."""
+
+
+class _Stack(NamedTuple):
+    """An entry of the configuration, applied to one sub-step."""
+
+    source: str
+    target: str
+    keeps_original: bool
+    is_delta: bool
+    n_steps: int
+    dtype: np.dtype[Any]
+
+
+class ObservationStackWrapper(SubstepObservationWrapper):
+    """Stacks the latest observations of an actor along a new first axis, the oldest first.
+
+    At the beginning of an episode, the first observation stands for those that are missing. Every actor has a history
+    of its own.
+
+    :param env: The environment to wrap.
+    :param stack_config: One mapping for each observation to stack: ``observation`` (name), ``stack_steps`` (how many),
+        ``tag`` (the stack is called ``<name>-<tag>``; by default it takes the observation's name), ``keep_original``
+        (whether the observation stays beside it, default false; needs a tag), ``delta`` (default false; all but the
+        latest observation are replaced by the difference to their successor, integers become float32).
+    """
+
+    def __init__(self, env: MazeEnv[Any], stack_config: list[dict[str, Any]]) -> None:
+        super().__init__(env)
+        is_list: Any = isinstance(stack_config, (list, tuple))
+        if not is_list:
+            raise ConfigError(f"stack_config: expected a list of mappings, got {stack_config!r}.")
+        step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
+        self._stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
+        for index, entry in enumerate(stack_config):
+            self._add(entry, f"stack_config[{index}]", step_spaces)
+        self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
+        self._is_one_actor = len(step_spaces) == 1 and list(env.agent_counts_dict.values()) == [1]
+        self._history: History = {}
+        self._conversion_history: History = {}
+
+    @override(SubstepObservationWrapper)
+    def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
+        actor: Any = step_key if self._is_one_actor else self.env.actor_id()
+        return self._stacked(observation, self._stacks[step_key], actor, self._history)
+
+    @override(SubstepObservationWrapper)
+    def observation(self, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return super().observation(observation)
+
+    @override(SubstepObservationWrapper)
+    def reset(self, **kwargs: Any) -> dict[str, np.ndarray]:
+        observation = self._env_reset(**kwargs)
+        self._history.clear()
+        return self.observation(observation)
+
+    @override(SubstepObservationWrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        """See :class:`Wrapper`; states have to come in their order. The history of the running episode is another."""
+        observations, actions = self.env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
+        )
+        if observations is None:
+            return observations, actions
+        if first_step_in_episode:
+            self._conversion_history.clear()
+        history = self._conversion_history
+        stacked = {
+            key: self._stacked(entry, self._stacks[key], ActorID(key, 0), history)
+            for key, entry in observations.items()
+        }
+        return stacked, actions
+
+    @override(ObservationWrapper)
+    def clone_from(self, env: ObservationStackWrapper) -> None:
+        super().clone_from(env)
+        # Arrays in a history are replaced, never written to.
+        self._history = dict(env._history)
+        self._conversion_history = dict(env._conversion_history)
+
+    def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
+        """Applies an entry of the configuration to all sub-steps with its observation, and updates their spaces."""
+        known = entry_names({key: spaces.Dict(entries) for key, entries in step_spaces.items()})
+        _check_entry(entry, where, known)
+        name, tag = entry["observation"], entry.get("tag")
+        target = f"{name}-{tag}" if tag else name
+        keeps_original, is_delta = bool(entry.get("keep_original", False)), bool(entry.get("delta", False))
+        for step_key, entries in step_spaces.items():
+            if name not in entries:
+                continue
+            space = entries[name]
+            if not isinstance(space, spaces.Box):
+                raise ConfigError(f"{where}: `{name}` must have a Box space to be stacked, found {space}.")
+            if target != name and target in entries:
+                raise ConfigError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
+            if not keeps_original:
+                del entries[name]
+            entries[target] = _stacked_space(space, entry["stack_steps"], is_delta)
+            dtype = np.dtype(entries[target].dtype)
+            self._stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, entry["stack_steps"], dtype))
+
+    @staticmethod
+    def _stacked(observation: Observation, stacks: list[_Stack], actor: Any, history: History) -> Observation:
+        result = dict(observation)
+        for source, target, keeps_original, is_delta, n_steps, dtype in stacks:
+            latest = np.asarray(result[source] if keeps_original else result.pop(source), dtype)
+            steps = np.empty((n_steps, *latest.shape), dtype)
+            past = history.get((actor, target))
+            if past is None:
+                steps[:] = latest
+            else:
+                steps[:-1] = past[1:]
+                steps[-1] = latest
+            history[actor, target] = steps
+            stacked = steps.copy()
+            if is_delta:
+                np.subtract(steps[1:], steps[:-1], out=stacked[:-1])
+            result[target] = stacked
+        return result
+
+
+def _stacked_space(space: spaces.Box, n_steps: int, is_delta: bool) -> spaces.Box:
+    if not is_delta:
+        return spaces.Box(np.stack([space.low] * n_steps), np.stack([space.high] * n_steps), dtype=space.dtype.type)
+    is_float = np.issubdtype(space.dtype, np.floating)
+    dtype = space.dtype.type if is_float else np.float32
+    low, high = space.low.astype(dtype), space.high.astype(dtype)
+    with np.errstate(over="ignore"):  # differences of the largest numbers are infinite
+        lows, highs = [low - high] * (n_steps - 1), [high - low] * (n_steps - 1)
+    return spaces.Box(np.stack([*lows, low]), np.stack([*highs, high]), dtype=dtype)
+
+
+def _check_entry(entry: Any, where: str, known: Sequence[str]) -> None:
+    if not isinstance(entry, Mapping) or "observation" not in entry or "stack_steps" not in entry:
+        raise ConfigError(
+            f"{where}: expected a mapping with `observation` and `stack_steps`, and optionally `keep_original`, `tag` "
+            f"and `delta`; got {entry!r}."
+        )
+    for key in entry:
+        if key not in _ENTRY_KEYS:
+            raise ConfigError(f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)}")
+    name, n_steps = entry["observation"], entry["stack_steps"]
+    if name not in known:
+        raise ConfigError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
+    if is_mask(name):
+        raise ConfigError(f"{where}: `{name}` is an action mask; masks are never stacked.")
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+        raise ConfigError(f"{where}: `stack_steps` must be a positive integer, got {n_steps!r}.")
+    if entry.get("keep_original") and not entry.get("tag"):
+        raise ConfigError(f"{where}: `keep_original: true` needs a `tag` that tells stack and original apart.")

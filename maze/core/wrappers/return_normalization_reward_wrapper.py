@@ -1,0 +1,102 @@
+"""Normalization of rewards by the spread of returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from maze.core.annotations import override
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.wrappers.running_statistics import RunningStatistics
+from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
+
+
+class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStatistics):
+    """Divides rewards by the standard deviation of the discounted return of all steps so far.
+
+    The return starts again with each episode, however the one before ended; the standard deviation is that of all
+    episodes. Frozen, as in evaluation, the wrapper uses what it has learned without learning more, and passes rewards
+    on unchanged if it has learned nothing. Discounting is per environment step, sub-steps belong to the same time.
+
+    :param env: The environment to wrap.
+    :param gamma: Discounting factor of the return.
+    :param epsilon: Added to the variance, against division by zero.
+    """
+
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")
+
+    def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise ConfigError(f"ReturnNormalizationRewardWrapper: `gamma` must lie in [0, 1], got {gamma}.")
+        if epsilon < 0.0:
+            raise ConfigError(f"ReturnNormalizationRewardWrapper: `epsilon` must not be negative, got {epsilon}.")
+        self.gamma = gamma
+        self.epsilon = epsilon
+        self.is_frozen = False
+        self._return = 0.0
+        # Number, mean and sum of squared deviations of the returns (Welford 1962).
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        super().__init__(env)
+
+    @override(RewardWrapper)
+    def _bind(self) -> None:
+        super()._bind()
+        self._context = self.env.context
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns, what rewards are divided by; 1 before there are two of them."""
+        if self._count < 2:
+            return 1.0
+        return math.sqrt(self._squares / self._count + self.epsilon) or 1.0
+
+    @override(RewardWrapper)
+    def reset(self, **kwargs: Any) -> Any:
+        self._return = 0.0
+        return self._env_reset(**kwargs)
+
+    @override(RewardWrapper)
+    def step(self, action: Any) -> Any:
+        self._context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
+        result = super().step(action)
+        if result[2]:
+            self._return = 0.0
+        return result
+
+    @override(RewardWrapper)
+    def reward(self, reward: float) -> float:
+        if not self.is_frozen and math.isfinite(reward):  # one that is not finite is reported where it is used
+            self._return += reward
+            if self._context.is_step_complete:
+                self._learn(self._return)
+                self._return *= self.gamma
+        return reward / self.std
+
+    @override(RunningStatistics)
+    def freeze_statistics(self) -> None:
+        self.is_frozen = True
+
+    @override(RunningStatistics)
+    def statistics_state(self) -> dict[str, float]:
+        return {"count": self._count, "mean": self._mean, "squares": self._squares}
+
+    @override(RunningStatistics)
+    def load_statistics_state(self, state: Mapping[str, float]) -> None:
+        self._count, self._mean, self._squares = int(state["count"]), state["mean"], state["squares"]
+
+    @override(Wrapper)
+    def clone_from(self, env: ReturnNormalizationRewardWrapper) -> None:
+        super().clone_from(env)
+        self.load_statistics_state(env.statistics_state())
+        self._return = env._return
+        self.is_frozen = env.is_frozen
+
+    def _learn(self, value: float) -> None:
+        self._count += 1
+        shift = value - self._mean
+        self._mean += shift / self._count
+        self._squares += shift * (value - self._mean)

@@ -1,0 +1,266 @@
+"""Composes models from observation and action spaces by an architecture template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.agent.action_encoding import encoded_size
+from maze.core.agent.torch_state_action_critic import merged_action_space, q_values_key
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.general.concat import ConcatenationBlock
+from maze.perception.blocks.inference import InferenceBlock
+from maze.perception.blocks.output.linear import LinearOutputBlock
+from maze.perception.builders.base import WHERE, BaseModelBuilder
+from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
+from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics.shared_state_action_critics_composer import SharedStateActionCriticComposer
+from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
+from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
+from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
+from maze.perception.models.template_parts import ActionHeads, check_latent, cut_at, resolve_shared_keys
+from maze.perception.weight_init import make_module_init_normc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.structured_env import StepKeyType
+    from maze.core.utils.factory import ConfigType
+
+_KEYS = ("_target_", "distribution_mapper_config", "model_builder", "policy", "critic", "action_masks")
+_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+
+
+class TemplateModelComposer(BaseModelComposer):
+    """Builds the networks of all sub-steps from their spaces, by the template of a model builder.
+
+    A part (``policy``, ``critic``) whose configuration names ``networks`` gets those instead.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param distribution_mapper_config: Distributions that differ from the defaults.
+    :param model_builder: A model builder, or its configuration.
+    :param policy: A policy composer, or its configuration; ``None``: there is no policy.
+    :param critic: A critic composer, or its configuration; ``None``: there is no critic.
+    :param action_masks: For action heads, the observation that tells which actions are valid (positive) and which are
+        not (zero). Such an observation is no feature of the networks unless it is mapped to a modality, too.
+    """
+
+    def __init__(
+        self,
+        action_spaces_dict: dict[StepKeyType, spaces.Dict],
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        distribution_mapper_config: ConfigType,
+        model_builder: ConfigType | type[BaseModelBuilder],
+        policy: ConfigType,
+        critic: ConfigType,
+        action_masks: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
+        self._policy_config = policy
+        self._critic_config = critic
+        self.model_builder: BaseModelBuilder = Factory(BaseModelBuilder).instantiate(  # type: ignore[type-abstract]
+            model_builder, config_path=WHERE
+        )
+        self._heads = ActionHeads(self.distribution_mapper, action_masks or {})
+        self._heads.check_masks(action_spaces_dict, observation_spaces_dict)
+        self.model_builder.check_observations(map(self._features, observation_spaces_dict.values()))
+        self.model_builder.init_shared_embedding_keys(action_spaces_dict)
+
+    @classmethod
+    @override(BaseModelComposer)
+    def check_model_config(cls, model_config: ConfigType) -> None:
+        check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
+        if model_config.get("model_builder") is None:
+            raise ConfigError(
+                f"{WHERE}: missing. Name a template, e.g. `_target_: maze.perception.builders.ConcatModelBuilder`."
+            )
+        for part in ("model_builder", "policy", "critic"):
+            config = model_config.get(part)
+            if isinstance(config, Mapping) and "_target_" not in config:
+                raise ConfigError(f"model.{part}._target_: missing; found the keys {sorted(map(str, config))}.")
+
+    # -- networks -----------------------------------------------------------------------------------------------------
+
+    def template_perception_net(self, observation_space: spaces.Dict) -> InferenceBlock:
+        """A perception network with weights of its own.
+
+        :param observation_space: Observations of one sub-step.
+        """
+        perception_net = self.model_builder.from_observation_space(self._features(observation_space))
+        check_latent(perception_net)
+        perception_net.apply(make_module_init_normc(1.0))
+        return perception_net
+
+    def template_policy_net(
+        self, observation_space: spaces.Dict, action_space: spaces.Dict, shared_embedding_keys: list[str]
+    ) -> tuple[InferenceBlock, InferenceBlock]:
+        """The policy network of one sub-step.
+
+        :param observation_space: Its observations.
+        :param action_space: Its action heads.
+        :param shared_embedding_keys: Tensors that the network returns next to the logits.
+        :return: The network, and its perception part (the same modules).
+        """
+        perception_net = self.template_perception_net(observation_space)
+        blocks = dict(perception_net.perception_blocks)
+        shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
+        blocks |= self._heads.blocks(action_space, perception_net, shapes)
+        shared = resolve_shared_keys(perception_net, shared_embedding_keys)
+        in_keys = [*perception_net.in_keys]
+        in_keys += [key for key in self._heads.mask_keys(action_space) if key not in in_keys]
+        out_keys = [*action_space.spaces, *shared]
+        policy_net = InferenceBlock(in_keys, out_keys, [shapes[key] for key in in_keys], blocks)
+        return policy_net, perception_net
+
+    def template_value_net(
+        self,
+        observation_space: spaces.Dict | None,
+        shared_embedding_keys: list[str] | None = None,
+        perception_net: InferenceBlock | None = None,
+    ) -> InferenceBlock:
+        """A network that returns ``value``.
+
+        :param observation_space: Its observations; not needed with ``perception_net``.
+        :param shared_embedding_keys: Tensors that the network takes as inputs instead of computing them.
+        :param perception_net: Perception network to use, together with its weights; ``None``: a new one.
+        """
+        perception_net = perception_net or self._new_perception_net(observation_space)
+        latent = perception_net.out_keys[0]
+        head = LinearOutputBlock(latent, "value", perception_net.out_shapes(), output_units=1)
+        head.apply(make_module_init_normc(1.0))
+        in_shapes, blocks = cut_at(perception_net, resolve_shared_keys(perception_net, shared_embedding_keys or []))
+        return InferenceBlock(list(in_shapes), "value", list(in_shapes.values()), {**blocks, "value": head})
+
+    def template_q_value_net(
+        self,
+        observation_space: spaces.Dict | None,
+        action_space: spaces.Dict,
+        only_discrete_spaces: bool,
+        perception_net: InferenceBlock | None = None,
+    ) -> InferenceBlock:
+        """A network of state-action values, see :mod:`maze.core.agent.torch_state_action_critic`.
+
+        Where actions are inputs they join the latent representation, and another ``hidden`` stage processes both.
+
+        :param observation_space: Its observations; not needed with ``perception_net``.
+        :param action_space: Action heads that it judges.
+        :param only_discrete_spaces: Return the values of all actions of each head instead of taking actions as inputs.
+        :param perception_net: Perception network to use, together with its weights; ``None``: a new one.
+        """
+        perception_net = perception_net or self._new_perception_net(observation_space)
+        blocks, latent = dict(perception_net.perception_blocks), perception_net.out_keys[0]
+        in_shapes = dict(zip(perception_net.in_keys, perception_net.in_shapes, strict=True))
+        out_keys = [q_values_key(head) for head in action_space.spaces] if only_discrete_spaces else ["q_value"]
+        sizes = {head: encoded_size(space, head) for head, space in action_space.spaces.items()}
+        units = list(sizes.values())
+        if not only_discrete_spaces:
+            if not self.model_builder.has_stage("hidden"):
+                raise ConfigError(
+                    f"{WHERE}.modality_config.hidden: empty, but the critic's networks need it to process the latent "
+                    f"representation together with the actions {list(sizes)}. Add a block, such as a DenseBlock."
+                )
+            actions = {head: (size,) for head, size in sizes.items()}
+            keys, shapes = [latent, *actions], [*perception_net.out_shapes(), *actions.values()]
+            joint = blocks["concat_action"] = ConcatenationBlock(keys, "concat_action", shapes, concat_dim=-1)
+            hidden = self.model_builder.build_block("hidden", "concat_action", "hidden_action", joint.out_shapes())
+            blocks["hidden_action"] = hidden.apply(make_module_init_normc(1.0))
+            latent, units = "hidden_action", [1]
+            in_shapes |= actions
+        latent_shapes = blocks[latent].out_shapes()
+        for key, n_units in zip(out_keys, units, strict=True):
+            blocks[key] = LinearOutputBlock(latent, key, latent_shapes, n_units).apply(make_module_init_normc(0.1))
+        return InferenceBlock(list(in_shapes), out_keys, list(in_shapes.values()), blocks)
+
+    # -- policy and critic --------------------------------------------------------------------------------------------
+
+    @property
+    @override(BaseModelComposer)
+    def policy(self) -> TorchPolicy | None:
+        return None if self._policy_composer is None else self._policy_composer.policy
+
+    @property
+    @override(BaseModelComposer)
+    def critic(self) -> Critic | None:
+        return None if self._critic_composer is None else self._critic_composer.critic
+
+    @cached_property
+    def _policy_composer(self) -> BasePolicyComposer | None:
+        if self._policy_config is None:
+            return None
+        networks = {key: {"_target_": partial(self._policy_net, key)} for key in self.action_spaces_dict}
+        return self._compose_policy(self._policy_config, networks=networks)
+
+    @cached_property
+    def _critic_composer(self) -> CriticComposerInterface | None:
+        if self._critic_config is None:
+            return None
+        composer_type = critic_composer_type(self._critic_config) or CriticComposerInterface
+        build_net = self._q_value_net if issubclass(composer_type, BaseStateActionCriticComposer) else self._value_net
+        networks: dict[Any, Any] = {key: {"_target_": partial(build_net, key)} for key in self.observation_spaces_dict}
+        if issubclass(composer_type, SharedStateCriticComposer):
+            networks = {0: {"_target_": self._shared_value_net}}
+        elif issubclass(composer_type, SharedStateActionCriticComposer):
+            networks = {0: {"_target_": self._shared_q_value_net}}
+        return self._compose_critic(self._critic_config, self.observation_spaces_dict, networks=networks)
+
+    # Composers of policies and critics call these with the shapes that networks of a user get.
+
+    def _policy_net(self, step_key: StepKeyType, obs_shapes: Any, action_logits_shapes: Any) -> InferenceBlock:
+        shared = self.model_builder.shared_embedding_keys[step_key]
+        observation_space = self.observation_spaces_dict[step_key]
+        return self.template_policy_net(observation_space, self.action_spaces_dict[step_key], shared)[0]
+
+    def _value_net(self, step_key: StepKeyType, obs_shapes: Any) -> InferenceBlock:
+        shared = self.model_builder.shared_embedding_keys[step_key]
+        return self.template_value_net(self.observation_spaces_dict[step_key], shared)
+
+    def _shared_value_net(self, obs_shapes: Mapping[str, Sequence[int]]) -> InferenceBlock:
+        shared = list(dict.fromkeys(key for keys in self.model_builder.shared_embedding_keys.values() for key in keys))
+        counts = self.agent_counts_dict
+        if shared and [counts.get(key) for key in self.action_spaces_dict] != [1]:
+            raise ConfigError(
+                f"{WHERE}.shared_embedding_keys: a shared critic sees the observations of all sub-steps and agents in "
+                f"one network, which has no place for embeddings of each policy ({shared}). Use "
+                "maze.perception.models.critics.StateCriticComposer, or share no embeddings."
+            )
+        boxes = {key: spaces.Box(-np.inf, np.inf, tuple(shape), np.float32) for key, shape in obs_shapes.items()}
+        return self.template_value_net(spaces.Dict(boxes), shared)
+
+    def _q_value_net(self, step_key: StepKeyType, obs_shapes: Any, q_value_shapes: Any) -> InferenceBlock:
+        return self.template_q_value_net(
+            self.observation_spaces_dict[step_key],
+            self.action_spaces_dict[step_key],
+            only_discrete_spaces="q_value" not in q_value_shapes,
+        )
+
+    def _shared_q_value_net(self, obs_shapes: Any, q_value_shapes: Any) -> InferenceBlock:
+        observations: dict[str, spaces.Space[Any]] = {}
+        for space in self.observation_spaces_dict.values():
+            observations = {**space.spaces, **observations}
+        return self.template_q_value_net(
+            spaces.Dict(observations),
+            merged_action_space(self.action_spaces_dict),
+            only_discrete_spaces="q_value" not in q_value_shapes,
+        )
+
+    def _new_perception_net(self, observation_space: spaces.Dict | None) -> InferenceBlock:
+        if observation_space is None:
+            raise ConfigError("A template network needs an `observation_space` or a `perception_net`; both are None.")
+        return self.template_perception_net(observation_space)
+
+    def _features(self, observation_space: spaces.Dict) -> spaces.Dict:
+        """Observations that the perception part processes: all but the masks that have no modality."""
+        mapped, masks = self.model_builder.observation_modality_mapping, self._heads.masks.values()
+        return spaces.Dict(
+            {key: space for key, space in observation_space.spaces.items() if key in mapped or key not in masks}
+        )

@@ -1,0 +1,1 @@
+"""Online two-dimensional cutting stock problem."""

@@ -1,0 +1,29 @@
+"""The interface of demand generators."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from maze_envs.logistics.cutting_2d.env.sizes import Size
+
+
+class DemandGenerator(ABC):
+    """Says which piece is ordered in each step. Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+
+    def seed(self, seed: Any) -> None:
+        """Restarts the random generator."""
+        self.rng = np.random.default_rng(seed)
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Begins a new episode."""
+
+    @abstractmethod
+    def next_order(self) -> Size:
+        """The order of the coming step."""

@@ -1,0 +1,20 @@
+"""Key performance indicators of cutting."""
+
+from __future__ import annotations
+
+from maze.core.annotations import override
+from maze.core.env.maze_state import MazeStateType
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEvents
+
+
+class Cutting2dKpiCalculator(KpiCalculator):
+    """Raw pieces used per step, and the share of orders that were fulfilled."""
+
+    @override(KpiCalculator)
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
+        n_steps = max(1, len(episode_event_log.step_event_logs))
+        n_raw_pieces = sum(1 for _ in episode_event_log.query_events(InventoryEvents.piece_replenished))
+        n_cuts = sum(1 for _ in episode_event_log.query_events(CuttingEvents.valid_cut))
+        return {"raw_piece_usage_per_step": n_raw_pieces / n_steps, "fulfilled_orders": n_cuts / n_steps}

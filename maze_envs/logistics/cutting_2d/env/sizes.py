@@ -1,0 +1,28 @@
+"""Sizes of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from maze.core.errors import ConfigError
+
+Size = tuple[int, int]
+"""Extent of a piece in both directions, in whole units of length."""
+
+
+def as_size(value: Sequence[Any], where: str) -> Size:
+    """Checks a size from a configuration.
+
+    :param value: Two positive whole numbers.
+    :param where: Configuration key, for messages.
+    """
+    is_pair = not isinstance(value, str) and len(value) == 2
+    if not is_pair or any(int(length) != length or length < 1 for length in value):
+        raise ConfigError(f"{where}: expected two positive whole numbers, such as [100, 100], got {value!r}.")
+    return int(value[0]), int(value[1])
+
+
+def fits(order: Size, piece: Size) -> bool:
+    """Whether the order fits into the piece as it is, without being turned."""
+    return order[0] <= piece[0] and order[1] <= piece[1]
