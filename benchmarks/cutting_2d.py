@@ -108,31 +108,30 @@ def load_policy(directory: Path) -> tuple[Any, Mapping[str, Any]]:
 
 def evaluate(run: Run, policy: Any, config: Mapping[str, Any], demand_seeds: Sequence[int]) -> None:
     """Lets a policy act; it draws its actions as it did in training."""
-    from maze.core.log_events.episode_event_log import EpisodeEventLog
     from maze.core.utils.config_utils import EnvFactory
     from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
     from tutorial_maze_env.part06_struct_env.env.events import CuttingEvents, InventoryEvents
 
+    raw_piece, invalid = (
+        InventoryEvents.piece_replenished,
+        (CuttingEvents.invalid_piece_selected, CuttingEvents.invalid_cut),
+    )
     env: Any = LogStatsWrapper(EnvFactory(config["env"], config["wrappers"])())
     policy.seed(run.seed)
     for demand_seed in demand_seeds:
         env.seed(demand_seed)
         observation, total, done = env.reset(), 0.0, False
-        log: EpisodeEventLog = env.get_episode_event_log()
+        n_raw_pieces = n_invalid = 0
         while not done:
             action = policy.compute_action(observation, maze_state=None, env=env, actor_id=env.actor_id())
             observation, reward, done, _ = env.step(action)
             total += reward
-        log = env.get_episode_event_log()
+            if env.context.is_step_complete:
+                n_raw_pieces += len(env.get_last_step_events(raw_piece))
+                n_invalid += len(env.get_last_step_events(invalid))
         run.mean_return.append(total)
-        run.raw_pieces.append(float(_count(log, [InventoryEvents.piece_replenished])))
-        run.invalid_actions.append(
-            float(_count(log, [CuttingEvents.invalid_piece_selected, CuttingEvents.invalid_cut]))
-        )
-
-
-def _count(log: Any, events: Sequence[Any]) -> int:
-    return sum(1 for event in events for _ in log.query_events(event))
+        run.raw_pieces.append(float(n_raw_pieces))
+        run.invalid_actions.append(float(n_invalid))
 
 
 def bootstrap_interval(groups: Sequence[Sequence[float]], n_samples: int = 4000, seed: int = 0) -> tuple[float, float]:

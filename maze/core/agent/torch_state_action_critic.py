@@ -155,8 +155,8 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
             targets = self.target_networks[key]
             for target, parameter in zip(targets.parameters(), pair.parameters(), strict=True):
                 target.lerp_(parameter, tau)
-            for target, buffer in zip(targets.buffers(), pair.buffers(), strict=True):
-                target.copy_(buffer)
+            for target_buffer, buffer in zip(targets.buffers(), pair.buffers(), strict=True):
+                target_buffer.copy_(buffer)
 
     def re_init_networks(self) -> None:
         """Draws new weights for all networks; the targets equal them afterwards."""

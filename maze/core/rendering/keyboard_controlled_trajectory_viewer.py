@@ -20,7 +20,7 @@ class KeyboardControlledTrajectoryViewer:
 
     :param episode_record: The episode.
     :param renderer: Draws its steps, with matplotlib.
-    :param initial_step_index: The step to begin with.
+    :param initial_step_index: The step to begin with; negative ones count from the end.
     :param renderer_kwargs: Further arguments of the renderer.
     """
 
@@ -36,7 +36,8 @@ class KeyboardControlledTrajectoryViewer:
         self.episode_record = episode_record
         self.renderer = renderer
         self.renderer_kwargs = dict(renderer_kwargs or {})
-        self.step_index = self._clamp(initial_step_index)
+        from_start = initial_step_index if initial_step_index >= 0 else len(episode_record) + initial_step_index
+        self.step_index = self._clamp(from_start)
         self._connected: set[int] = set()
 
     def render(self) -> None:
@@ -87,5 +88,4 @@ class KeyboardControlledTrajectoryViewer:
         figure.canvas.draw_idle()
 
     def _clamp(self, index: int) -> int:
-        n_steps = len(self.episode_record)
-        return min(max(index if index >= 0 else n_steps + index, 0), n_steps - 1)
+        return min(max(index, 0), len(self.episode_record) - 1)

@@ -12,7 +12,7 @@ from maze.core.rendering.events_stats_renderer import EventStatsRenderer
 from maze.core.rendering.notebook_widgets import require_ipywidgets, show
 from maze.core.rendering.offscreen import figure_png, offscreen
 
-_AGGREGATIONS = [("none", None), "sum", "mean", "max", "min", "count"]
+_AGGREGATIONS = [("none", None), *((name, name) for name in ("sum", "mean", "max", "min", "count"))]
 _POST_PROCESSING = [("sum up over the steps", "cumsum"), ("none", None), ("largest so far", "cummax")]
 
 
@@ -70,7 +70,7 @@ class NotebookEventLogsViewer:
         try:
             self.metric.options = columns or ["(none)"]
             self.metric.value = "value" if "value" in columns else self.metric.options[-1]
-            self.group_by.options = [("nothing", None), *columns]
+            self.group_by.options = [("nothing", None), *((column, column) for column in columns)]
             self.group_by.value = None
         finally:
             self._is_updating = False

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.recorded_frames import RecordedFramesRenderer
 
@@ -43,6 +45,12 @@ def figure_png(figure: Any, dpi: int = 100) -> bytes:
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=dpi)
     return png.getvalue()
+
+
+def figure_pixels(figure: Any) -> np.ndarray:
+    """A matplotlib figure as colours, ``[height, width, 3]`` of uint8."""
+    figure.canvas.draw()
+    return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
 
 
 def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwargs: Any) -> bytes | None:

@@ -58,6 +58,8 @@ def text_of(value: Any) -> str:
         text = np.array2string(value, precision=4, separator=", ")
     elif isinstance(value, dict):
         text = ", ".join(f"{key}: {text_of(entry)}" for key, entry in value.items())
+    elif isinstance(value, (float, np.floating)):
+        text = f"{value:.6g}"
     elif type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
         text = f"{type(value).__name__}({text_of(vars(value))})"
     else:

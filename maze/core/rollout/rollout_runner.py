@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ from maze.core.rollout.rendering import StepRenderer
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
+    ObservationNormalizationWrapper,
+)
+from maze.core.wrappers.running_statistics import freeze_statistics
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.runner import Runner
@@ -106,6 +111,8 @@ class RolloutRunner(Runner, ABC):
         with _working_directory(input_dir):
             env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
+            freeze_statistics(env)
+            _warn_of_missing_normalization(env, input_dir)
             agent = _build_agent(agent_config, env)
         if max_episode_steps:
             env = TimeLimitWrapper.wrap(env, max_episode_steps=max_episode_steps)
@@ -191,6 +198,16 @@ def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
         if "action_spaces_dict" in inspect.signature(target).parameters:
             spaces["action_spaces_dict"] = env.action_spaces_dict
     return Factory(Policy).instantiate(config, config_path="policy", **spaces)  # type: ignore[type-abstract]
+
+
+def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:
+    statistics = Path("statistics.pkl")
+    if input_dir and statistics.is_file() and not isinstance(env, ObservationNormalizationWrapper):
+        warnings.warn(
+            f"input_dir: {input_dir} holds normalization statistics ({statistics}), but the environment normalizes no "
+            "observations. Use the wrappers that the policy was trained with, for instance wrappers=vector_obs.",
+            stacklevel=2,
+        )
 
 
 @contextmanager

@@ -91,8 +91,20 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     ) -> ObservationsAndActions:
         return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._release_surfaces()
+        return super().__getstate__()
+
+    def _release_surfaces(self) -> None:
+        """Drops what pygame drew on, which can be neither pickled nor copied; it is made anew for the next frame."""
+        env = self._gym_env().unwrapped
+        for name, value in vars(env).items():
+            if type(value).__module__.partition(".")[0] == "pygame":
+                setattr(env, name, None)
+
     @override(Wrapper)
     def clone_from(self, env: FrameRecordingWrapper) -> None:
+        env._release_surfaces()
         super().clone_from(env)
         self._renderer = RecordedFramesRenderer()
         self._renderer.frames = dict(env._renderer.frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Union
 
 import numpy as np
@@ -36,10 +37,14 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         self.min_skip_steps = min_skip_steps
         self.max_skip_steps = max_skip_steps
         self._rng = np.random.RandomState()
+        # Copies: what others sample from the environment's spaces has no influence on the actions taken here.
+        self._action_spaces = copy.deepcopy(dict(env.action_spaces_dict))
 
     def seed(self, seed: int) -> None:
-        """Seeds the environment and the choice of the number of steps."""
+        """Seeds the environment and the choice of the steps and their number."""
         self._rng = np.random.RandomState(seed)
+        for space in self._action_spaces.values():
+            space.seed(int(self._rng.randint(2**31 - 1)))
         env: Any = self.env
         env.seed(seed)
 
@@ -58,9 +63,16 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
         get_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
         time_before = None if get_time is None else get_time()
         while True:
-            observation, _, done, _ = self._env_step(env.action_space.sample())
+            observation, _, done, _ = self._env_step(self._sample_action())
             if done or get_time is None or get_time() != time_before:
                 return observation, done
+
+    def _sample_action(self) -> Any:
+        spaces = self._action_spaces
+        if len(spaces) == 1:
+            return next(iter(spaces.values())).sample()
+        env: Any = self.env
+        return spaces[env.actor_id().step_key].sample()
 
     @override(Wrapper)
     def get_observation_and_action_dicts(
@@ -76,3 +88,4 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
     def clone_from(self, env: RandomResetWrapper[Any]) -> None:
         super().clone_from(env)
         self._rng.set_state(env._rng.get_state())
+        self._action_spaces = copy.deepcopy(env._action_spaces)

@@ -160,8 +160,8 @@ class BaseModelBuilder(ABC):
             if modality not in self._modalities():
                 reserved = " (this name belongs to a stage of the template)" if modality in PRESET_KEYS else ""
                 raise ConfigError(
-                    f"{WHERE}.observation_modality_mapping.{observation}: there is no modality `{modality}`{reserved} in "
-                    f"`modality_config`.{_did_you_mean(modality, self._modalities())} "
+                    f"{WHERE}.observation_modality_mapping.{observation}: there is no modality "
+                    f"`{modality}`{reserved} in `modality_config`.{_did_you_mean(modality, self._modalities())} "
                     f"Modalities: {', '.join(self._modalities()) or 'none'}."
                 )
         return dict(mapping)
@@ -196,7 +196,7 @@ def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
 def _stacked(space: spaces.Space[Any], n_steps: int, key: str) -> spaces.Space[Any]:
     if isinstance(space, spaces.Box):
         low, high = (np.stack([bound] * n_steps) for bound in (space.low, space.high))
-        return spaces.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]  # a space's own dtype fits
+        return spaces.Box(low, high, dtype=space.dtype)
     if isinstance(space, spaces.Discrete):
         last = int(space.start) + int(space.n) - 1
         return spaces.Box(int(space.start), last, (n_steps,), np.int64)

@@ -77,8 +77,8 @@ class ConcatModelBuilder(BaseModelBuilder):
         if any(len(shape) != 2 for shape in shapes):
             without = [f"`{key}` of shape {in_shapes[key]}" for key, shape in found.items() if len(shape) != 2]
             raise ConfigError(
-                f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the time steps in their "
-                f"first dimension, but {', '.join(without)} has none. Stack the observations of several steps "
+                f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the time steps in "
+                f"their first dimension, but {', '.join(without)} has none. Stack the observations of several steps "
                 "(maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), or leave the recurrence empty."
             )
         if len({shape[0] for shape in shapes}) > 1:

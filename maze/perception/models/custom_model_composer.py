@@ -55,9 +55,9 @@ class CustomModelComposer(BaseModelComposer):
     @classmethod
     @override(BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
+        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
         for part in ("policy", "critic"):
-            _check_part(model_config.get(part), f"model.{part}")
+            _check_part(config.get(part), f"model.{part}")
 
     @property
     @override(BaseModelComposer)

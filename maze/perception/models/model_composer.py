@@ -147,8 +147,8 @@ def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
     return factory.type_from_name(target, config_path="model.critic._target_")
 
 
-def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) -> None:
-    """Refuses model configurations that are no mapping or have unknown keys.
+def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) -> Mapping[str, Any]:
+    """Passes a model configuration through, but refuses one that is no mapping or has unknown keys.
 
     :param known: All keys there may be.
     :param shown: Those that a configuration usually states.
@@ -164,6 +164,7 @@ def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) ->
             raise ConfigError(f"model.{key}: unknown key.{hint} Known: {', '.join(shown)}.")
     if model_config.get("policy") is None:
         raise ConfigError("model.policy: missing. Choose a model, e.g. `model=flatten_concat`.")
+    return model_config
 
 
 def joint_action_space(action_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> spaces.Dict:

@@ -79,15 +79,15 @@ class TemplateModelComposer(BaseModelComposer):
     @classmethod
     @override(BaseModelComposer)
     def check_model_config(cls, model_config: ConfigType) -> None:
-        check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
-        if model_config.get("model_builder") is None:
+        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
+        if config.get("model_builder") is None:
             raise ConfigError(
                 f"{WHERE}: missing. Name a template, e.g. `_target_: maze.perception.builders.ConcatModelBuilder`."
             )
         for part in ("model_builder", "policy", "critic"):
-            config = model_config.get(part)
-            if isinstance(config, Mapping) and "_target_" not in config:
-                raise ConfigError(f"model.{part}._target_: missing; found the keys {sorted(map(str, config))}.")
+            entry = config.get(part)
+            if isinstance(entry, Mapping) and "_target_" not in entry:
+                raise ConfigError(f"model.{part}._target_: missing; found the keys {sorted(map(str, entry))}.")
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,9 @@ class TemplateModelComposer(BaseModelComposer):
                 f"one network, which has no place for embeddings of each policy ({shared}). Use "
                 "maze.perception.models.critics.StateCriticComposer, or share no embeddings."
             )
-        boxes = {key: spaces.Box(-np.inf, np.inf, tuple(shape), np.float32) for key, shape in obs_shapes.items()}
+        boxes: dict[str, spaces.Space[Any]] = {
+            key: spaces.Box(-np.inf, np.inf, tuple(shape), np.float32) for key, shape in obs_shapes.items()
+        }
         return self.template_value_net(spaces.Dict(boxes), shared)
 
     def _q_value_net(self, step_key: StepKeyType, obs_shapes: Any, q_value_shapes: Any) -> InferenceBlock:

@@ -251,7 +251,8 @@ def _plain(value: Any) -> Any:
 
 def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # NumPy would leave a damaged file open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
         is_ours = manifest["format"] == _FORMAT

@@ -197,7 +197,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         if isinstance(config, Mapping) and TARGET_KEY in config:
             target = config[TARGET_KEY]
             target = locate(target, where) if isinstance(target, str) else target
-            if "action_spaces_dict" in inspect.signature(target).parameters:
+            if _takes_action_spaces(target):
                 arguments["action_spaces_dict"] = action_spaces_dict
         policy = Factory(object).instantiate(config, config_path=where, **arguments)
         if not hasattr(policy, "compute_action"):
@@ -340,3 +340,10 @@ def _check_is_normalizable(name: str, space: spaces.Space[Any]) -> None:
         raise ConfigError(f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename what is none.")
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{_PLACE}: manual_config.{name}: only Box spaces can be normalized, found {space}.")
+
+
+def _takes_action_spaces(target: Any) -> bool:
+    try:
+        return "action_spaces_dict" in inspect.signature(target).parameters
+    except (TypeError, ValueError):  # of extension types nobody knows the arguments
+        return False

@@ -10,9 +10,15 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
+from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.space_arrays import zeros
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+from maze.train.parallelization.vector_env.structured_vector_env import (
+    StructuredVectorEnv,
+    WrapperStates,
+    checked_seeds,
+    states_for,
+)
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
@@ -88,6 +94,17 @@ class SequentialVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array([env.get_env_time() for env in self.envs], dtype=np.int64)
+
+    @override(StructuredVectorEnv)
+    def wrapper_statistics(self) -> list[WrapperStates]:
+        states = [statistics_states(env) for env in self.envs]
+        return states if any(states) else []
+
+    @override(StructuredVectorEnv)
+    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
+        if states:
+            for env, state in zip(self.envs, states_for(states, self.n_envs), strict=True):
+                load_statistics_states(env, state)
 
     def _new_arrays(self) -> Any:
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from maze.train.parallelization.vector_env.space_arrays import Arrays
 
 
+WrapperStates = list[dict[str, float]]
+"""States of the wrappers of one environment that learn running statistics, from the outermost inwards."""
+
+
 class FinalObservation(NamedTuple):
     """The last observation of an episode that is over.
 
@@ -191,6 +195,18 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         value: LogStatsValue = stats_value(self.get_stats(level), event, name)
         return value
 
+    def wrapper_statistics(self) -> list[WrapperStates]:
+        """What wrappers that learn running statistics have learned, by environment; empty where there are none."""
+        return []
+
+    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
+        """Restores what :meth:`wrapper_statistics` gave, perhaps of another number of environments.
+
+        :param states: By environment the states of its wrappers.
+        """
+        if states:
+            raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
+
     def _actor_rewards_array(self) -> np.ndarray | None:
         if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
             return None
@@ -207,6 +223,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         if len(step_keys) == 1:
             return observations[next(iter(step_keys))]
         return {step_key: observations[step_key] for step_key in step_keys}
+
+
+def states_for(states: Sequence[WrapperStates], n_envs: int) -> list[WrapperStates]:
+    """One entry per environment: those of other environments again where there were fewer."""
+    return [states[index % len(states)] for index in range(n_envs)]
 
 
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:

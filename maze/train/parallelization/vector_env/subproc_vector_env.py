@@ -19,7 +19,9 @@ from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
     StructuredVectorEnv,
+    WrapperStates,
     checked_seeds,
+    states_for,
 )
 from maze.train.parallelization.vector_env.worker_pool import WorkerPool
 
@@ -85,6 +87,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
         self._decoders = [StatsDecoder() for _ in pool.workers]
         self._actor_ids: list[ActorID] = []
         self._is_keeping_terminal_observations = False
+        self._may_have_wrapper_statistics = True
 
     @override(StructuredVectorEnv)
     def step(  # type: ignore[override]
@@ -136,6 +139,20 @@ class SubprocVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def get_env_time(self) -> np.ndarray:  # type: ignore[override]
         return np.array(self._of_each("get_env_time"), dtype=np.int64)
+
+    @override(StructuredVectorEnv)
+    def wrapper_statistics(self) -> list[WrapperStates]:
+        if not self._may_have_wrapper_statistics:
+            return []
+        states = [state for of_worker in self._pool.call("wrapper_statistics", None) for state in of_worker]
+        self._may_have_wrapper_statistics = any(states)
+        return states if any(states) else []
+
+    @override(StructuredVectorEnv)
+    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
+        if states:
+            by_env = states_for(states, self.n_envs)
+            self._pool.call_each("load_wrapper_statistics", [by_env[worker.rows] for worker in self._pool.workers])
 
     def _of_each(self, method: str) -> list[Any]:
         return [value for values in self._pool.call("each", method) for value in values]

@@ -15,6 +15,7 @@ import cloudpickle
 
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
+from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
@@ -155,6 +156,13 @@ class _Worker(LogStatsConsumer):
 
     def _call_keep_terminal_observations(self, value: bool) -> None:
         self._batch.keep_terminal_observations = value
+
+    def _call_wrapper_statistics(self, _: None) -> list[Any]:
+        return [statistics_states(env) for env in self._batch.envs]
+
+    def _call_load_wrapper_statistics(self, states: list[Any]) -> None:
+        for env, state in zip(self._batch.envs, states, strict=True):
+            load_statistics_states(env, state)
 
     def _call_each(self, method: str) -> list[Any]:
         return [getattr(env, method)() for env in self._batch.envs]

@@ -14,6 +14,14 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import (
+    make_normalized_env_factory,
+    obtain_normalization_statistics,
+)
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
+    ObservationNormalizationWrapper,
+)
+from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
@@ -48,7 +56,7 @@ class TrainingRunner(Runner):
         self._cfg: DictConfig | None = None
         self._model_composer: BaseModelComposer | None = None
         self._trainer: Trainer | None = None
-        self._normalization_statistics: Any = None
+        self._normalization_statistics: StructuredStatisticsType | None = None
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
@@ -124,17 +132,21 @@ class TrainingRunner(Runner):
             clean_stale_temporaries(path.parent, min_age=60.0)
         trainer.load_state(path)
 
-    def _estimate_normalization_statistics(self, env: Any) -> Any:
-        """Statistics for observation normalization, where the environment asks for it."""
-        try:
-            from maze.core.wrappers.observation_normalization import (  # type: ignore[import-not-found]
-                observation_normalization_utils as utils,
-            )
-        except ModuleNotFoundError:
-            return None
-        if not hasattr(env, "set_normalization_statistics"):
+    def _estimate_normalization_statistics(self, env: Any) -> StructuredStatisticsType | None:
+        """Statistics for observation normalization, where the environment asks for it.
+
+        A run that continues another one takes over its statistics: its model was trained with them.
+        """
+        if not isinstance(env, ObservationNormalizationWrapper):
             return None
         assert self.env_factory is not None
-        statistics = utils.obtain_normalization_statistics(env, n_samples=self.normalization_samples)
-        self.env_factory = utils.make_normalized_env_factory(self.env_factory, statistics)
+        input_dir = self.cfg.get("input_dir")
+        if input_dir and env.names_to_estimate():
+            file = env.statistics_dump or Path("statistics.pkl")
+            env.load_statistics(Path(input_dir) / file.name)
+            env.dump_statistics()
+            statistics: StructuredStatisticsType | None = env.get_statistics()
+        else:
+            statistics = obtain_normalization_statistics(env, n_samples=self.normalization_samples)
+        self.env_factory = make_normalized_env_factory(self.env_factory, statistics)
         return statistics

@@ -27,7 +27,7 @@ class SharedNoiseTable:
     """
 
     def __init__(self, count: int = 250000000, *, seed: int = 0, _fd: int | None = None) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if count < 1:
             raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, got {count!r}.")
         self.count = count
         self.seed = seed

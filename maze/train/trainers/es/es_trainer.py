@@ -18,6 +18,7 @@ from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.core.utils.factory import Factory
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import STATE_FORMAT
 from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.progress import TrainingProgress
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
@@ -194,7 +195,7 @@ class ESTrainer(Trainer):
 
     def _select_with(self, model_selection: ModelSelectionBase | None) -> None:
         self.model_selection = model_selection
-        if self._selection_state is not None and hasattr(model_selection, "load_state_dict"):
+        if self._selection_state is not None and isinstance(model_selection, BestModelSelection):
             model_selection.load_state_dict(self._selection_state)
             self._selection_state = None
         if self.config.patience > 0 and model_selection is None:
@@ -246,7 +247,7 @@ class ESTrainer(Trainer):
             "epoch": self.epoch,
             "first_epoch": self._first_epoch,
             "is_finished": self._is_finished,
-            "model_selection": selection.state_dict() if hasattr(selection, "state_dict") else None,
+            "model_selection": selection.state_dict() if isinstance(selection, BestModelSelection) else None,
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:

@@ -13,6 +13,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.factory import Factory
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -131,7 +132,9 @@ class ACRunner(TrainingRunner, ABC):
 
     def _vector_env(self, concurrency: int, logging_prefix: str) -> StructuredVectorEnv:
         assert self.env_factory is not None
-        env = self.create_distributed_env(self.env_factory, concurrency, logging_prefix)
+        # Evaluation learns no statistics: rewards of different epochs stay comparable.
+        factory = FrozenEnvFactory(self.env_factory) if logging_prefix == "eval" else self.env_factory
+        env = self.create_distributed_env(factory, concurrency, logging_prefix)
         self._envs.append(env)
         env.seed([self.maze_seeding.generate_env_instance_seed() for _ in range(concurrency)])
         return env

@@ -383,6 +383,7 @@ class ActorCritic(Trainer, ABC):
             "evaluated_epoch": self._evaluated_epoch,
             "generator": self.generator.get_state(),
             "policy_generators": self.model.policy.rng_state(),
+            "wrapper_statistics": self.rollout_generator.env.wrapper_statistics(),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
         }
 
@@ -395,6 +396,7 @@ class ActorCritic(Trainer, ABC):
         self._evaluated_epoch = state["evaluated_epoch"]
         self.generator.set_state(state["generator"])
         self.model.policy.set_rng_state(state["policy_generators"])
+        self.rollout_generator.env.load_wrapper_statistics(state.get("wrapper_statistics", []))
         if self.model_selection is not None and state["model_selection"] is not None:
             self.model_selection.load_state_dict(state["model_selection"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from maze.core.agent.acting import Actor
+from maze.core.agent.compiled_network import CompiledNetwork, compile_network
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.perception.blocks.numpy_forward import array_function
@@ -28,8 +30,9 @@ MAX_NUMBERS = 1 << 25
 class Population:
     """The parameters of perturbed policies in the rows of one matrix; a forward pass is a batched matrix product.
 
-    Actions are the most probable ones. Networks of dense layers run in NumPy, a policy's result being the same in any
-    company; others are mapped over the rows by ``torch.func.vmap``.
+    Actions are the most probable ones. Stacks of dense layers run as stacked products in NumPy, other networks with a
+    NumPy form row by row, the rest is mapped over the rows by ``torch.func.vmap``. In NumPy a policy's result is the
+    same in any company.
 
     :param policy: The policy; its networks are used for their structure only.
     :param n_rows: Number of perturbed policies.
@@ -130,15 +133,15 @@ class PopulationNetwork(nn.Module):
     def numpy_program(self) -> Callable[[Mapping[str, np.ndarray]], Arrays] | None:
         """The forward pass in NumPy, see :mod:`maze.core.agent.compiled_network`."""
         network = self.network
-        if type(network) is not FlattenConcatPolicyNet:
+        if compile_network(network) is None:
             return None
+        if type(network) is not FlattenConcatPolicyNet:
+            return self._row_by_row()
         hidden = [self._layer(f"hidden.{index}", layer) for index, layer in enumerate(network.hidden)]
         heads = [
             (head, shape, self._layer(f"heads.{index}", network.heads[index]))
             for index, (head, shape) in enumerate(network._head_shapes.items())
         ]
-        if any(layer is None for layer in hidden):
-            return None
         keys = list(network._obs_shapes)
 
         def forward(x: Mapping[str, np.ndarray]) -> Arrays:
@@ -152,6 +155,29 @@ class PopulationNetwork(nn.Module):
             }
 
         return forward
+
+    def _row_by_row(self) -> Callable[[Mapping[str, np.ndarray]], Arrays]:
+        """The network's own NumPy program for each set of parameters: still far cheaper than torch."""
+        programs: dict[int, CompiledNetwork] = {}
+
+        def forward(x: Mapping[str, np.ndarray]) -> Arrays:
+            rows = range(self.rows.stop) if isinstance(self.rows, slice) else self.rows.tolist()
+            outputs = []
+            for position, row in enumerate(rows):
+                if row not in programs:
+                    programs[row] = self._compiled_row(row)
+                outputs.append(programs[row]({key: value[position : position + 1] for key, value in x.items()}))
+            return {key: np.concatenate([output[key] for output in outputs]) for key in outputs[0]}
+
+        return forward
+
+    def _compiled_row(self, row: int) -> CompiledNetwork:
+        network = copy.deepcopy(self.network)
+        for name, parameter in network.named_parameters():
+            parameter.data = torch.from_numpy(self._stacked[name][row])
+        compiled = compile_network(network)
+        assert compiled is not None, "the network it is a copy of could be compiled"
+        return compiled
 
     def _layer(self, name: str, layer: nn.Module) -> Callable[[np.ndarray], np.ndarray] | None:
         """A layer as a function of columns ``[batch, features, 1]``; ``None``: it has no NumPy form."""

@@ -143,15 +143,16 @@ class RolloutSchedule:
 
     def results(self) -> Iterator[ESRolloutResult]:
         """Results that are complete, as are all before them."""
-        while (is_eval := self._next_result < self._n_evaluations) or self._next_result + 1 in self._outcomes:
+        while True:
+            is_eval = self._next_result < self._n_evaluations
             numbers = [self._next_result] if is_eval else [self._next_result, self._next_result + 1]
             if not all(number in self._outcomes for number in numbers):
                 return
-            result = ESRolloutResult(is_eval)
-            for number in numbers:
-                episode, outcome = self._outcomes.pop(number)
-                result.add_episode(*outcome)
-            if episode.noise_index is not None:
-                result.noise_indices.append(episode.noise_index)
             self._next_result += len(numbers)
+            result = ESRolloutResult(is_eval)
+            episodes, outcomes = zip(*(self._outcomes.pop(number) for number in numbers), strict=True)
+            for outcome in outcomes:
+                result.add_episode(*outcome)
+            if episodes[0].noise_index is not None:
+                result.noise_indices.append(episodes[0].noise_index)
             yield result

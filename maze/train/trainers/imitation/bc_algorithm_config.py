@@ -1,0 +1,61 @@
+"""Hyperparameters of behavioural cloning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+
+def default_optimizer() -> dict[str, Any]:
+    """Configuration of the optimizer."""
+    return {"_target_": "torch.optim.Adam", "lr": 0.001}
+
+
+@dataclass
+class BCAlgorithmConfig(AlgorithmConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.imitation.bc_trainer.BCTrainer`."""
+
+    n_epochs: int = 1000
+    """Number of passes over the training data; 0: until an interrupt."""
+
+    device: str = "cuda"
+    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+
+    batch_size: int = 100
+    """Number of environment steps in a minibatch."""
+
+    n_eval_workers: int = 0
+    """Number of environments for evaluation rollouts; 0: as the runner's ``eval_concurrency`` says."""
+
+    validation_percentage: float = 20
+    """Share of the data, in percent, that is kept for validation."""
+
+    eval_every_k_iterations: int | None = 500
+    """Evaluates after every so many minibatches, besides the end of each epoch; ``null``: only there."""
+
+    n_eval_episodes: int = 8
+    """Number of episodes per evaluation; 0: the policy is evaluated on validation data only."""
+
+    max_episode_steps: int = 0
+    """Evaluation episodes are cut off after this number of steps; 0: never."""
+
+    optimizer: Any = field(default_factory=default_optimizer)
+    """Configuration of the optimizer; it gets the parameters as ``params``."""
+
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_integer("batch_size", minimum=1)
+        for name in ("n_eval_workers", "n_eval_episodes", "max_episode_steps"):
+            self.require_integer(name, minimum=0)
+        if self.eval_every_k_iterations is not None:
+            self.require_integer("eval_every_k_iterations", minimum=1)
+        self.require_number("validation_percentage", 0.0, 100.0, below=True)
+        self.require_number("entropy_coef", 0.0)
+        if not isinstance(self.device, str):
+            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

@@ -1,0 +1,124 @@
+"""The loss of behavioural cloning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from maze.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.agent.torch_policy_output import PolicySubStepOutput
+    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.train.trainers.imitation.imitation_events import ImitationEvents
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+Statistics = dict[str, Tensor]
+"""Values by name of the event."""
+
+_TOP_K = {1: "discrete_accuracy", 5: "discrete_top_5_accuracy", 10: "discrete_top_10_accuracy"}
+
+
+@dataclass
+class BCLoss:
+    """How far the policy is from the demonstrated actions: the sum over all sub-steps and action heads.
+
+    :param action_spaces_dict: Action spaces by sub-step key.
+    :param entropy_coef: Weight of the entropy bonus.
+    :param loss_discrete: Compares logits with a discrete action; of multi-discrete actions, each choice.
+    :param loss_box: Compares the policy's most probable (or mean) continuous action with the demonstrated one.
+    :param loss_multi_binary: Compares logits with binary choices.
+    """
+
+    action_spaces_dict: dict[StepKeyType, spaces.Dict]
+    entropy_coef: float
+    loss_discrete: LossFunction = field(default_factory=nn.CrossEntropyLoss)
+    loss_box: LossFunction = field(default_factory=nn.MSELoss)
+    loss_multi_binary: LossFunction = nn.functional.binary_cross_entropy_with_logits
+
+    def calculate_loss(
+        self,
+        policy: TorchPolicy,
+        observations: Sequence[dict[str, Any]],
+        actions: Sequence[dict[str, Any]],
+        actor_ids: Sequence[ActorID],
+        events: ImitationEvents,
+    ) -> Tensor:
+        """The loss of a minibatch.
+
+        :param policy: The policy.
+        :param observations: For each sub-step, tensors ``[batch, ...]``.
+        :param actions: For each sub-step, the demonstrated actions.
+        :param actor_ids: For each sub-step, who acted.
+        :param events: Fired with loss, entropy and accuracies.
+        """
+        losses: list[Tensor] = []
+        fired: list[tuple[str, tuple[Any, ...], Tensor]] = []
+        for observation, action, actor in zip(observations, actions, actor_ids, strict=True):
+            step_id, agent_id = actor
+            output = policy.compute_substep_policy_output(observation, actor)
+            terms: list[Tensor] = []
+            for head, space in self.action_spaces_dict[step_id].items():
+                target = torch.as_tensor(action[head]).to(policy.device)
+                loss, statistics = self._head_loss(output, head, space, target)
+                terms.append(loss)
+                fired += [(event, (step_id, agent_id, head), value) for event, value in statistics.items()]
+            substep_loss = torch.stack(terms).sum()
+            entropy = output.entropy.mean()
+            fired.append(("policy_loss", (step_id, agent_id), substep_loss))
+            fired.append(("policy_entropy", (step_id, agent_id), entropy))
+            losses.append(substep_loss - self.entropy_coef * entropy if self.entropy_coef else substep_loss)
+        # one transfer from the device for all of them
+        values = torch.stack([value.detach().float() for _, _, value in fired]).tolist()
+        for (event, group, _), value in zip(fired, values, strict=True):
+            getattr(events, event)(*group, value)
+        return torch.stack(losses).sum()
+
+    def _head_loss(
+        self, output: PolicySubStepOutput, head: str, space: spaces.Space[Any], target: Tensor
+    ) -> tuple[Tensor, Statistics]:
+        logits = output.action_logits[head]
+        if isinstance(space, spaces.Discrete):
+            choice = target.long() - int(space.start)
+            return self.loss_discrete(logits, choice), _accuracies(logits, choice)
+        if isinstance(space, spaces.MultiDiscrete):
+            return self._multi_discrete_loss(logits, space, target)
+        if isinstance(space, spaces.MultiBinary):
+            binary = target.to(logits.dtype).reshape(logits.shape)
+            accuracy = ((logits > 0) == (binary > 0.5)).float().mean()
+            return self.loss_multi_binary(logits, binary), {"multi_binary_accuracy": accuracy}
+        if isinstance(space, spaces.Box):
+            predicted = output.prob_dist.distribution_dict[head].deterministic_sample()
+            wanted = target.to(predicted.dtype).reshape(predicted.shape)
+            deviation = (predicted.detach() - wanted).abs().mean()
+            return self.loss_box(predicted, wanted), {"box_mean_abs_deviation": deviation}
+        raise ConfigError(
+            f"Action `{head}`: behavioural cloning knows Discrete, MultiDiscrete, MultiBinary and Box spaces, found "
+            f"{type(space).__name__}."
+        )
+
+    def _multi_discrete_loss(
+        self, logits: Tensor, space: spaces.MultiDiscrete, target: Tensor
+    ) -> tuple[Tensor, Statistics]:
+        sizes = space.nvec.flatten().tolist()
+        start = torch.as_tensor(space.start.flatten(), device=target.device)
+        choices = (target.reshape(len(target), -1).long() - start).unbind(-1)
+        parts = list(zip(torch.split(logits, sizes, dim=-1), choices, strict=True))
+        loss = torch.stack([self.loss_discrete(part, choice) for part, choice in parts]).sum()
+        accuracies = [_accuracies(part, choice) for part, choice in parts]
+        names = dict.fromkeys(name for one in accuracies for name in one)
+        return loss, {name: torch.stack([one[name] for one in accuracies if name in one]).mean() for name in names}
+
+
+def _accuracies(logits: Tensor, choice: Tensor) -> Statistics:
+    """Share of choices among the k most probable ones, for each k that leaves something out."""
+    n_choices = logits.shape[-1]
+    largest = max(k for k in _TOP_K if k == 1 or k < n_choices)
+    hits = logits.detach().topk(largest, dim=-1).indices == choice.unsqueeze(-1)
+    return {name: hits[..., :k].any(-1).float().mean() for k, name in _TOP_K.items() if k <= largest}

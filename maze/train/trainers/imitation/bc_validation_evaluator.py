@@ -1,0 +1,58 @@
+"""Evaluation on data that was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.imitation.imitation_events import ImitationEvents
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+    from maze.train.trainers.imitation.bc_loss import BCLoss
+
+
+class BCValidationEvaluator(Evaluator):
+    """Calculates the loss on validation data; the smaller it is, the better the model.
+
+    :param loss: The loss.
+    :param model_selection: Told about the negative mean loss; ``None``: nobody is.
+    :param data_loader: Minibatches of the validation data.
+    :param logging_prefix: Where statistics are logged; ``None``: nowhere.
+    """
+
+    def __init__(
+        self,
+        loss: BCLoss,
+        model_selection: ModelSelectionBase | None,
+        data_loader: Iterable[Any],
+        logging_prefix: str | None = "eval",
+    ) -> None:
+        self.loss = loss
+        self.model_selection = model_selection
+        self.data_loader = data_loader
+        self.eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
+        if logging_prefix is not None:
+            self.eval_stats.register_consumer(get_stats_logger(logging_prefix))
+        self.eval_events = self.eval_stats.create_event_topic(ImitationEvents)
+
+    @override(Evaluator)
+    def evaluate(self, policy: TorchPolicy) -> None:
+        policy.eval()
+        total, n_steps = 0.0, 0
+        with torch.no_grad():
+            for observations, actions, actor_ids in self.data_loader:
+                loss = self.loss.calculate_loss(policy, observations, actions, actor_ids, self.eval_events)
+                # the last minibatch may be smaller than the others
+                n_in_batch = max(len(next(iter(action.values()))) for action in actions)
+                total += float(loss) * n_in_batch
+                n_steps += n_in_batch
+        self.eval_stats.reduce()
+        if self.model_selection is not None:
+            self.model_selection.update(-total / n_steps)

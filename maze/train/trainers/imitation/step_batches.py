@@ -1,0 +1,134 @@
+"""Minibatches of recorded steps as selections from tensors that are stacked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError
+
+Batch = tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]], list[ActorID]]
+"""Observations, actions and actors of the sub-steps."""
+
+
+class _ActorColumns(NamedTuple):
+    observations: dict[str, torch.Tensor]
+    actions: dict[str, torch.Tensor]
+    steps: torch.Tensor
+    """The step that each row belongs to, ascending."""
+
+
+class StepBatches:
+    """Iterates over the steps of a data set in minibatches; a pass has all of them.
+
+    The sub-steps of a minibatch are grouped by actor, so that steps need not all have the same actors.
+
+    :param dataset: Steps as observations, actions and actors of their sub-steps.
+    :param batch_size: Number of steps in a minibatch.
+    :param shuffle: Whether each pass has an order of its own.
+    :param device: Where the tensors are.
+    :param seed: Seed of the order.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, shuffle: bool = False, device: str = "cpu", seed: int | None = None
+    ) -> None:
+        self.n_steps = len(dataset)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.generator = torch.Generator()
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        self._columns = _stacked(dataset, device)
+
+    def __len__(self) -> int:
+        return math.ceil(self.n_steps / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(self.n_steps, generator=self.generator) if self.shuffle else torch.arange(self.n_steps)
+        for steps in torch.split(order, self.batch_size):
+            yield self._batch(steps)
+
+    def _batch(self, steps: torch.Tensor) -> Batch:
+        observations, actions, actors = [], [], []
+        for actor, columns in self._columns.items():
+            rows = self._rows(columns, steps)
+            if len(rows) == 0:
+                continue
+            observations.append({key: column[rows] for key, column in columns.observations.items()})
+            actions.append({key: column[rows] for key, column in columns.actions.items()})
+            actors.append(actor)
+        return observations, actions, actors
+
+    def _rows(self, columns: _ActorColumns, steps: torch.Tensor) -> torch.Tensor:
+        if len(columns.steps) == self.n_steps and bool((columns.steps == torch.arange(self.n_steps)).all()):
+            return steps  # the common case: this actor acts once in every step
+        wanted = torch.zeros(self.n_steps, dtype=torch.bool)
+        wanted[steps] = True
+        return wanted[columns.steps].nonzero().squeeze(-1)
+
+
+def _stacked(dataset: Any, device: str) -> dict[ActorID, _ActorColumns]:
+    gathered: dict[ActorID, tuple[list[Any], list[Any], list[int]]] = {}
+    for step in range(len(dataset)):
+        for observation, action, actor in zip(*dataset[step], strict=True):
+            lists = gathered.setdefault(ActorID(*actor), ([], [], []))
+            for entries, entry in zip(lists, (observation, action, step), strict=True):
+                entries.append(entry)
+    return {
+        actor: _ActorColumns(_tensors(observations, device), _tensors(actions, device), torch.tensor(steps))
+        for actor, (observations, actions, steps) in gathered.items()
+    }
+
+
+def _tensors(entries: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
+    return {
+        key: torch.from_numpy(np.stack([np.asarray(entry[key]) for entry in entries])).to(device) for key in entries[0]
+    }
+
+
+def check_fits(
+    dataset: Any,
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+) -> None:
+    """Raises a ``ConfigError`` if a data set is empty or was recorded in another environment.
+
+    :param dataset: Steps as observations, actions and actors of their sub-steps.
+    :param observation_spaces_dict: The environment's observation spaces.
+    :param action_spaces_dict: Its action spaces.
+    """
+    if len(dataset) == 0:
+        raise ConfigError(
+            "runner.dataset: there is no step in the data. Record trajectories with `maze-run ... "
+            "runner.record_trajectory=true` and name their directory by runner.dataset.dir_or_file=<absolute path>."
+        )
+    for step in range(len(dataset)):
+        for observation, action, actor in zip(*dataset[step], strict=True):
+            for kind, values, spaces_dict in (
+                ("observation", observation, observation_spaces_dict),
+                ("action", action, action_spaces_dict),
+            ):
+                _check_values(
+                    values, spaces_dict, f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}", actor
+                )
+
+
+def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], place: str, actor: Any) -> None:
+    hint = "Was it recorded in another environment, or with other wrappers?"
+    if actor[0] not in spaces_dict:
+        raise ConfigError(f"{place}: the environment has the sub-steps {list(spaces_dict)} only. {hint}")
+    space = spaces_dict[actor[0]]
+    if not isinstance(values, Mapping) or set(values) != set(space):
+        found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        raise ConfigError(f"{place}: expected the keys {list(space)}, found {found}. {hint}")
+    for key, subspace in space.items():
+        shape = np.shape(values[key])
+        if shape != subspace.shape:
+            raise ConfigError(f"{place}: expected `{key}` of shape {subspace.shape}, found {shape}. {hint}")

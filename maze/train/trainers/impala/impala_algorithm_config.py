@@ -1,0 +1,63 @@
+"""Hyperparameters of IMPALA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, default_rollout_evaluator
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+
+
+@dataclass
+class ImpalaAlgorithmConfig(ActorCriticConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.impala.impala_trainer.IMPALA`."""
+
+    n_rollout_steps: int = 100
+    """Number of environment steps of a rollout; actors take over the newest policy between two rollouts."""
+
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus that keeps the policy exploring."""
+
+    device: str = "cpu"
+    """Where the learner trains: ``cpu``, ``cuda``, or ``cuda:<index>``. Actors always use the CPU."""
+
+    queue_out_of_sync_factor: float = 1.0
+    """Times ``actors_batch_size`` this is the number of finished rollouts that may wait for the learner. No rollout is
+    older than ``queue_out_of_sync_factor + num_actors / actors_batch_size`` policy updates (rounded up) when the
+    learner uses it."""
+
+    actors_batch_size: int = 8
+    """Number of rollouts that the learner combines for an update."""
+
+    num_actors: int = 8
+    """Number of actors; each has a process of its own with the ``local`` runner."""
+
+    vtrace_clip_rho_threshold: float | None = 1.0
+    """Limit of the importance weights of the value targets (rho bar in the paper); ``null``: unlimited."""
+
+    vtrace_clip_pg_rho_threshold: float | None = 1.0
+    """Limit of the importance weights of the policy gradient; ``null``: unlimited."""
+
+    rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
+    """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
+
+    gae_lambda: float = field(default=1.0, kw_only=True)
+    """Decay of V-trace's traces (its lambda): 1 is the paper's estimator, smaller values have less variance."""
+
+    advantage_normalization: bool = field(default=False, kw_only=True)
+    """Whether the advantages of each batch are shifted and scaled to mean 0 and standard deviation 1."""
+
+    envs_per_actor: int = field(default=1, kw_only=True)
+    """Number of environments that an actor steps together. The policy is asked once for all of them, which pays where
+    environments are cheap; each rollout then has that many times more steps."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("actors_batch_size", "num_actors", "envs_per_actor"):
+            self.require_integer(name, minimum=1)
+        self.require_number("queue_out_of_sync_factor", 0.0)
+        for name in ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold"):
+            if getattr(self, name) is not None:
+                self.require_number(name, 0.0, above=True)

@@ -1,0 +1,121 @@
+"""Hyperparameters of SAC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.actor_critic.actor_critic_config import default_rollout_evaluator
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+
+def default_sampling_policy() -> dict[str, Any]:
+    """Configuration of the policy that fills the replay buffer at first; the runner adds the action spaces."""
+    return {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+
+
+@dataclass
+class SACAlgorithmConfig(AlgorithmConfig):
+    """Hyperparameters of SAC, and of SAC from demonstrations."""
+
+    n_rollout_steps: int = 1
+    """Number of environment steps of a rollout."""
+
+    lr: float = 0.001
+    """Learning rate of policy and critics."""
+
+    entropy_coef: float = 0.2
+    """Weight of the entropy in the objective (alpha); where it is tuned, its first value."""
+
+    gamma: float = 0.99
+    """Discount per environment step."""
+
+    max_grad_norm: float = 0.0
+    """The gradients of policy and critics are scaled down to this norm where they are larger; 0 leaves them alone."""
+
+    num_actors: int = 1
+    """Number of environments that rollouts are collected in, by turns."""
+
+    batch_size: int = 100
+    """Number of transitions (or rollouts, where they are not split) in a batch."""
+
+    num_batches_per_iter: int = 1
+    """Number of batches to learn from in each update."""
+
+    tau: float = 0.005
+    """How far the target networks move towards the critics at a time: 0 not at all, 1 all the way."""
+
+    target_update_interval: int = 1
+    """The target networks move after every so many batches."""
+
+    device: str = "cpu"
+    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+
+    entropy_tuning: bool = True
+    """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
+
+    target_entropy_multiplier: float = 1.0
+    """Factor of the target entropy; see :mod:`maze.train.trainers.sac.target_entropy`."""
+
+    entropy_coef_lr: float = 0.0007
+    """Learning rate of the entropy coefficient."""
+
+    split_rollouts_into_transitions: bool = True
+    """Whether the replay buffer holds single transitions; otherwise whole rollouts are kept and drawn."""
+
+    replay_buffer_size: int = 1000000
+    """Most transitions (or rollouts) that are kept; the oldest ones make room."""
+
+    initial_buffer_size: int = 10000
+    """Number of transitions (or rollouts) collected by the initial sampling policy before the training."""
+
+    initial_sampling_policy: Any = field(default_factory=default_sampling_policy)
+    """The policy that collects them, or its configuration."""
+
+    rollouts_per_iteration: int = 1
+    """Number of rollouts collected before each update, all environments together."""
+
+    epoch_length: int = 100
+    """Number of updates per epoch. Each epoch ends with an evaluation."""
+
+    patience: int = 50
+    """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
+
+    rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
+    """Evaluates the policy between epochs (or its configuration); ``None``: training episodes say how good it is."""
+
+    critic_burn_in_epochs: int = field(default=0, kw_only=True)
+    """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""
+
+    optimizer_eps: float = field(default=1e-8, kw_only=True)
+    """Adam's epsilon: larger values damp steps where gradients are tiny."""
+
+    @override(AlgorithmConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "n_rollout_steps", "num_actors", "batch_size", "num_batches_per_iter", "target_update_interval",
+            "replay_buffer_size", "initial_buffer_size", "rollouts_per_iteration", "epoch_length",
+        ):  # fmt: skip
+            self.require_integer(name, minimum=1)
+        for name in ("patience", "critic_burn_in_epochs"):
+            self.require_integer(name, minimum=0)
+        for name in ("lr", "entropy_coef_lr", "optimizer_eps"):
+            self.require_number(name, 0.0, above=True)
+        for name in ("gamma", "tau"):
+            self.require_number(name, 0.0, 1.0)
+        for name in ("max_grad_norm", "target_entropy_multiplier"):
+            self.require_number(name, 0.0)
+        for name in ("entropy_tuning", "split_rollouts_into_transitions"):
+            self.require_choice(name, (True, False))
+        # a coefficient of zero has no logarithm, which is what is tuned
+        self.require_number("entropy_coef", 0.0, above=self.entropy_tuning)
+        if self.initial_buffer_size > self.replay_buffer_size:
+            raise ConfigError(
+                f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
+                f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
+            )
+        if not isinstance(self.device, str):
+            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

@@ -1,0 +1,81 @@
+"""Finds faults of structured environments before a training does.
+
+>>> from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+>>> check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20).findings
+[]
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from maze.core.errors import EnvironmentContractError
+from maze.utils.env_checks.findings import CheckReport
+from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
+from maze.utils.env_checks.replay_checks import check_cloning, check_determinism, check_pickling
+from maze.utils.env_checks.space_checks import check_declarations
+from maze.utils.env_checks.step_checks import check_steps
+
+
+def check_env(
+    env: Any | Callable[[], Any],
+    n_steps: int = 200,
+    seed: int = 1234,
+    masks: Mapping[str, str] | None = None,
+    is_invalid: IsInvalid = looks_invalid,
+    raise_on_findings: bool = False,
+) -> CheckReport:
+    """Acts at random in an environment and compares what it does with what it promises.
+
+    Checked are actors and their order, spaces and observations, rewards, ``done`` and ``info``, determinism under a
+    seed, pickling and cloning, the round trips of conversions, and action masks.
+
+    :param env: The environment with its wrappers, or a function that makes one. An environment is left in an undefined
+        state.
+    :param n_steps: Sub-steps to take.
+    :param seed: Seed of environment and actions.
+    :param masks: Which action each mask is for, where their sizes do not tell.
+    :param is_invalid: Says of a step (environment, reward, info) whether its action was invalid. By default: the info
+        has an entry ``error``, or an event with ``invalid`` in its name was fired.
+    :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
+    """
+    make_env = env if callable(env) and not hasattr(env, "step") else _copies_of(env)
+    report = CheckReport(str(_name_of(make_env())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what environments warn of is checked below
+        subject = make_env()
+        if check_declarations(report, subject):
+            masks = dict(masks or {})
+            is_sound = check_steps(report, subject, n_steps, seed, masks)
+            if is_sound:
+                check_determinism(report, make_env, n_steps, seed, masks)
+                check_pickling(report, make_env, n_steps, seed, masks)
+                if check_cloning(report, make_env, n_steps, seed, masks):
+                    check_masks(report, make_env, n_steps, seed, masks, is_invalid)
+        subject.close()
+    if raise_on_findings and report.findings:
+        raise EnvironmentContractError(str(report))
+    return report
+
+
+def _copies_of(env: Any) -> Callable[[], Any]:
+    def make_env() -> Any:
+        try:
+            return copy.deepcopy(env)
+        except Exception as error:
+            raise EnvironmentContractError(
+                f"{_name_of(env)} cannot be copied ({type(error).__name__}: {error}). "
+                "Pass a function that makes the environment."
+            ) from error
+
+    return make_env
+
+
+def _name_of(env: Any) -> str:
+    """The class of the environment inside all wrappers."""
+    while "_wrapped_env" in getattr(env, "__dict__", {}) and hasattr(env.env, "action_spaces_dict"):
+        env = env.env
+    return type(env).__name__

@@ -1,0 +1,1 @@
+"""Parts of the environment checker, see :mod:`maze.utils.check_env`."""

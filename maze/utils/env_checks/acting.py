@@ -1,0 +1,139 @@
+"""Random actions, with respect to masks, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.utils.env_checks.findings import CheckReport
+
+MASK_SUFFIX = "mask"
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One sub-step."""
+
+    actor: Any
+    action: Any
+    observation: Any
+    reward: Any
+    done: Any
+    info: Any
+    is_step_complete: bool
+    next_actor: Any
+
+
+class RandomActor:
+    """Draws actions uniformly from those that masks allow.
+
+    :param env: Environment whose spaces are sampled; the spaces themselves are left alone.
+    :param seed: Seed of the actions.
+    :param masks: Which action each mask is for, where their sizes do not tell.
+    """
+
+    def __init__(self, env: Any, seed: int, masks: Mapping[str, str]) -> None:
+        self.masks_by_step = {key: masked_actions(env, key, masks)[0] for key in env.action_spaces_dict}
+        self._policy = RandomPolicy(env.action_spaces_dict)
+        self._policy.seed(seed)
+        self._rng = np.random.default_rng(seed)
+
+    def sample(self, actor: Any) -> dict[str, Any]:
+        """An action that masks may forbid."""
+        return dict(self._policy.compute_action(None, actor_id=actor))
+
+    def __call__(self, actor: Any, observation: Any) -> dict[str, Any]:
+        """An action that masks allow."""
+        action = self.sample(actor)
+        for mask, head in self.masks_by_step[actor[0]].items():
+            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
+            if len(allowed):
+                action[head] = np.int64(self._rng.choice(allowed))
+        return action
+
+
+def masked_actions(env: Any, step_key: Any, masks: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Masks of a sub-step with the actions they are for, and masks that might be for several."""
+    observation_space, action_space = env.observation_spaces_dict[step_key], env.action_spaces_dict[step_key]
+    heads = {key: int(space.n) for key, space in action_space.items() if isinstance(space, spaces.Discrete)}
+    found: dict[str, str] = {}
+    ambiguous: list[str] = []
+    for key, space in observation_space.items():
+        if key in masks:
+            if masks[key] in heads:
+                found[key] = masks[key]
+        elif key.endswith(MASK_SUFFIX) and len(space.shape or ()) == 1:
+            fitting = [head for head, n in heads.items() if space.shape == (n,)]
+            if len(fitting) == 1:
+                found[key] = fitting[0]
+            elif fitting:
+                ambiguous.append(key)
+    return found, ambiguous
+
+
+def take(env: Any, actor: Any, action: Any) -> Transition:
+    """One sub-step."""
+    context = getattr(env, "context", None)
+    if context is not None:
+        context.pre_step()  # a wrapper may answer the first sub-steps of a step by itself
+    observation, reward, done, info = env.step(action)
+    is_step_complete = context is None or context.is_step_complete
+    return Transition(actor, action, observation, reward, done, info, bool(is_step_complete), env.actor_id())
+
+
+def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> list[Transition]:
+    """Random sub-steps from the first reset on; a new episode begins whenever one ends."""
+    env.seed(seed)
+    act = RandomActor(env, seed, masks)
+    observation = env.reset()
+    transitions = []
+    for _ in range(n_steps):
+        actor = env.actor_id()
+        transition = take(env, actor, act(actor, observation))
+        observation = env.reset() if transition.done else transition.observation
+        transitions.append(transition)
+    return transitions
+
+
+def difference(first: list[Transition], second: list[Transition]) -> str | None:
+    """The first difference between two sequences of sub-steps."""
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        for name in ("actor", "reward", "done", "observation"):
+            if not same(getattr(one, name), getattr(other, name)):
+                detail = _different_key(one.observation, other.observation) if name == "observation" else ""
+                actor = one.next_actor if name == "observation" else one.actor
+                return f"sub-step {actor[0]!r}, {name}{detail}, at the {index + 1}. sub-step"
+    return None
+
+
+def _different_key(one: Any, other: Any) -> str:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return next((f" `{key}`" for key in one if not same(one[key], other.get(key))), "")
+    return ""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality of nested values; numbers that are not a number equal each other."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
+    first, second = np.asarray(one), np.asarray(other)
+    if first.shape != second.shape:
+        return False
+    if np.issubdtype(first.dtype, np.floating) and np.issubdtype(second.dtype, np.floating):
+        return bool(np.array_equal(first, second, equal_nan=True))
+    return bool(np.array_equal(first, second))
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0]
+
+
+def report_exception(report: CheckReport, where: str, error: BaseException) -> None:
+    """Adds an exception that the environment raised as a finding."""
+    report.add("exception", where, f"raised {describe(error)}.", "Make it work for every action of the action space.")

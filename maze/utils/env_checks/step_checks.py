@@ -1,0 +1,223 @@
+"""What an environment returns, sub-step by sub-step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from maze.core.env.maze_env import MazeEnv
+from maze.utils.env_checks.acting import (
+    RandomActor,
+    Transition,
+    describe,
+    masked_actions,
+    report_exception,
+    same,
+    take,
+)
+from maze.utils.env_checks.findings import CheckReport
+from maze.utils.env_checks.space_checks import check_actor, check_observation
+
+
+def check_steps(report: CheckReport, env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> bool:
+    """Steps the environment; whether it can be stepped without an exception."""
+    for step_key in env.action_spaces_dict:
+        for mask in masked_actions(env, step_key, masks)[1]:
+            report.skip(
+                f"mask `{mask}` of sub-step {step_key!r}", "several actions have its size; name one (masks=...)"
+            )
+    episode = _Episode(report, env)
+    act = RandomActor(env, seed, masks)
+    try:
+        env.seed(seed)
+        observation = env.reset()
+    except Exception as error:
+        report_exception(report, "reset()", error)
+        return False
+    given: dict[Any, tuple[Any, Any]] = {}
+    for _ in range(n_steps):
+        try:
+            actor = env.actor_id()
+        except Exception as error:
+            report_exception(report, "actor_id()", error)
+            return False
+        if not check_actor(report, env, actor):
+            return False
+        check_observation(report, env, actor, observation)
+        if any(finding.check == "observation-keys" for finding in report.findings):
+            return False
+        _check_masks_of(report, act, actor, observation)
+        if actor[0] not in given:
+            _check_conversion(report, env, actor[0])
+        given[actor[0]] = (observation, copy.deepcopy(observation))
+        try:
+            transition = take(env, actor, act(actor, observation))
+        except Exception as error:
+            if _is_next_actor_sound(report, env):
+                report_exception(report, f"sub-step {actor[0]!r}, step()", error)
+            return False
+        report.n_steps += 1
+        episode.add(transition)
+        _check_not_overwritten(report, given)
+        observation = transition.observation
+        if transition.done:
+            observation = env.reset()
+            episode = _Episode(report, env)
+    episode.check_time()
+    return True
+
+
+class _Episode:
+    """Follows the environment steps of an episode.
+
+    :param report: Takes the findings.
+    :param env: The environment, just reset.
+    """
+
+    def __init__(self, report: CheckReport, env: Any) -> None:
+        self.report = report
+        self.env = env
+        self.done_actors: set[Any] = set()
+        self.actors: list[Any] = []
+        self.rewards: list[float] = []
+        self.n_taken = 0
+        self.n_complete = 0
+
+    def add(self, transition: Transition) -> None:
+        """Checks one sub-step."""
+        actor = tuple(transition.actor)
+        where = f"sub-step {actor[0]!r}"
+        self.n_taken += 1
+        if actor in self.done_actors:
+            self.report.add(
+                "actor-id",
+                where,
+                f"agent {actor[1]} acts again, although it was done (is_actor_done).",
+                "Do not use the identity of an actor that is done again in the same episode.",
+            )
+        self._check_result(transition, where)
+        if actor in self.actors:
+            self.report.add(
+                "substep-order",
+                where,
+                f"agent {actor[1]} acts a second time before the environment step is complete.",
+                "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
+            )
+            self.actors, self.rewards = [], []
+        self.actors.append(actor)
+        if self.env.is_actor_done():
+            self.done_actors.add(actor)
+        if transition.is_step_complete:
+            self.n_complete += 1
+            self._check_actor_rewards(where)
+            self.actors, self.rewards = [], []
+
+    def check_time(self) -> None:
+        """Whether environment steps were ever completed."""
+        if self.n_taken >= 2 * max(len(self.env.action_spaces_dict), 10) and not self.n_complete:
+            self.report.add(
+                "step-completion",
+                "is_step_complete()",
+                f"none of the last {self.n_taken} sub-steps completed an environment step.",
+                "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
+            )
+
+    def _check_result(self, transition: Transition, where: str) -> None:
+        reward, done, info = transition.reward, transition.done, transition.info
+        is_number = isinstance(reward, (int, float, np.integer, np.floating)) and not isinstance(reward, bool)
+        if not is_number or not math.isfinite(reward):
+            self.report.add(
+                "reward", where, f"the reward must be a finite number, found {reward!r}.", "Return a float."
+            )
+        else:
+            self.rewards.append(float(reward))
+        if not isinstance(done, (bool, np.bool_)):
+            self.report.add("done", where, f"`done` must be true or false, found {done!r}.", "Return a bool.")
+        if not isinstance(info, Mapping):
+            self.report.add("info", where, f"`info` must be a dictionary, found {info!r}.", "Return at least {}.")
+
+    def _check_actor_rewards(self, where: str) -> None:
+        shares = self.env.get_actor_rewards()
+        if shares is None:
+            return
+        shares = np.asarray(shares, dtype=np.float64)
+        if shares.shape != (len(self.actors),):
+            found = (
+                f"expected one reward for each of the {len(self.actors)} actors of the step, found {shares.tolist()}."
+            )
+        elif len(self.rewards) == len(self.actors) and not math.isclose(shares.sum(), sum(self.rewards), abs_tol=1e-5):
+            found = f"the actors' rewards {shares.tolist()} do not add up to the step's {sum(self.rewards)}."
+        else:
+            return
+        self.report.add(
+            "actor-rewards", f"{where}, get_actor_rewards()", found, "Divide the reward of the step among its actors."
+        )
+
+
+def _check_masks_of(report: CheckReport, act: RandomActor, actor: Any, observation: Any) -> None:
+    for mask, head in act.masks_by_step[actor[0]].items():
+        values = np.asarray(observation[mask])
+        if not (values > 0).any():
+            report.add(
+                "mask-empty",
+                f"sub-step {actor[0]!r}, observation `{mask}`",
+                f"it allows no value of `{head}`.",
+                "Leave at least one action; end the episode where there is none.",
+            )
+
+
+def _is_next_actor_sound(report: CheckReport, env: Any) -> bool:
+    """Whether a step that failed left an actor behind that was declared; if not, that is the finding."""
+    try:
+        return check_actor(report, env, env.actor_id())
+    except Exception:
+        return True  # the exception of the step says what is wrong
+
+
+def _check_not_overwritten(report: CheckReport, given: Mapping[Any, tuple[Any, Any]]) -> None:
+    """An observation that changes after it was given falsifies what was collected.
+
+    :param given: The last observation of each sub-step, and the copy that was made of it.
+    """
+    for step_key, (observation, kept) in given.items():
+        if not same(observation, kept):
+            report.add(
+                "observation-aliasing",
+                f"sub-step {step_key!r}",
+                "an observation changed after it had been given: the environment goes on writing into it.",
+                "Return fresh arrays, or copies.",
+            )
+
+
+def _check_conversion(report: CheckReport, env: Any, step_key: Any) -> None:
+    """An action, converted to one of the simulation and back, is the same."""
+    maze_env = env
+    while MazeEnv not in type(maze_env).__mro__:
+        if "_wrapped_env" not in getattr(maze_env, "__dict__", {}):
+            return
+        maze_env = maze_env.env
+    conversions = maze_env.action_conversion_dict
+    if len(conversions) == 1:
+        step_key = next(iter(conversions))
+    conversion = conversions[step_key]
+    action = RandomActor(maze_env, 0, {}).sample((step_key, 0))
+    where = f"sub-step {step_key!r}, {type(conversion).__name__}"
+    try:
+        restored = conversion.maze_to_space(conversion.space_to_maze(action, maze_env.get_maze_state()))
+    except NotImplementedError as error:
+        report.skip(f"round trip of actions, {where}", describe(error))
+        return
+    except Exception as error:
+        report_exception(report, where, error)
+        return
+    if not same(action, restored):
+        report.add(
+            "action-conversion",
+            where,
+            f"{action} became {restored} on its way to the simulation and back.",
+            "Make `maze_to_space` the inverse of `space_to_maze`.",
+        )

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+
+from maze.core.errors import ConfigError
+from maze.core.rendering.recorded_frames import RecordedFramesRenderer
+from maze.core.rendering.trajectory_page import main, write_trajectory_page
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
+from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
+from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from tests.core.rendering.episodes import CountRenderer, episode, is_png
+from tests.train.parallelization.toy_envs import counting_env
+
+
+def content(path):
+    """The data of a page, and the page without it."""
+    page = path.read_text(encoding="utf-8")
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found[1]), page.replace(found[1], "")
+
+
+def test_a_page_holds_pictures_rewards_actions_and_events_of_every_step(tmp_path):
+    data, page = content(write_trajectory_page(episode(CountRenderer()), tmp_path / "page.html"))
+    assert len(data["steps"]) == 4
+    assert [step["reward"] for step in data["steps"]] == ["1", "2", "3", ""]
+    assert [step["total"] for step in data["steps"]] == [1.0, 3.0, 6.0, 6.0]
+    assert [step["outcome"] for step in data["steps"]] == ["", "", "terminated", ""]
+    assert [step["action"] for step in data["steps"]] == ["move: 5", "move: 6", "move: 7", ""]
+    assert data["steps"][0]["events"][1] == ["CutEvents.cut", "piece=a, size=4"]
+    assert all(is_png(base64.b64decode(picture)) for picture in data["pictures"])
+    assert len(data["pictures"]) == 4
+    assert "Episode an episode" in page
+
+
+def test_a_page_needs_nothing_from_elsewhere(tmp_path):
+    _, page = content(write_trajectory_page(episode(CountRenderer()), tmp_path / "page.html"))
+    assert not re.search(r"(src|href)\s*=|https?://|@import|\$[A-Z_]+\b", page.replace('"picture").src = "data:', ""))
+
+
+def test_text_of_the_episode_cannot_become_part_of_the_page(tmp_path):
+    record = episode(CountRenderer())
+    record.id = "</script><b>$DATA"
+    record.step_records[0].maze_state["name"] = "</script><script>alert(1)</script>$TITLE"
+    data, page = content(write_trajectory_page(record, tmp_path / "page.html"))
+    assert data["steps"][0]["state"].endswith("</script><script>alert(1)</script>$TITLE")
+    assert "<b>" not in page
+    assert "alert(1)" not in page
+
+
+def test_equal_pictures_are_stored_once(tmp_path):
+    class Constant(CountRenderer):
+        def render(self, maze_state, maze_action, events, **kwargs):
+            super().render({"count": 1}, None, events)
+
+    data, _ = content(write_trajectory_page(episode(), tmp_path / "page.html", renderer=Constant()))
+    assert [step["picture"] for step in data["steps"]] == [0, 0, 0, 0]
+    assert len(data["pictures"]) == 1
+
+
+def test_a_cut_off_episode_is_shown_as_truncated(tmp_path):
+    record = episode(info={"TimeLimit.truncated": True})
+    data, page = content(write_trajectory_page(record, tmp_path / "page.html"))
+    assert data["steps"][2]["outcome"] == "truncated"
+    assert data["pictures"] == []
+    assert "FrameRecordingWrapper" in page
+
+
+def test_what_has_no_states_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="SpacesTrajectoryRecord"):
+        write_trajectory_page(SpacesTrajectoryRecord("a"), tmp_path / "page.html")
+    with pytest.raises(ConfigError, match="has no steps"):
+        write_trajectory_page(StateTrajectoryRecord("a"), tmp_path / "page.html")
+
+
+def recorded_file(directory, **kwargs):
+    env = TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=6)
+    env = TrajectoryRecordingWrapper.wrap(FrameRecordingWrapper.wrap(env, **kwargs))
+    env.seed(1)
+    with SimpleTrajectoryRecordingSetup(env, directory):
+        for _ in range(2):
+            env.reset()
+            for step in range(6):
+                env.step({"action": step % 2})
+    return sorted(directory.glob("*.pkl"))
+
+
+def test_frames_of_a_gymnasium_environment_can_be_viewed_from_the_stored_trajectory(tmp_path):
+    first, second = (load_trajectory(file) for file in recorded_file(tmp_path))
+    for trajectory in (first, second):
+        assert isinstance(trajectory.renderer, RecordedFramesRenderer)
+        assert sorted(trajectory.renderer.frames) == list(range(7))
+    assert first.renderer.frames[6] != second.renderer.frames[6]
+    frame = first.renderer.pixels(3)
+    assert frame.shape == (400, 600, 3)
+    assert frame.std() > 0
+    data, _ = content(write_trajectory_page(first, tmp_path / "page.html"))
+    assert base64.b64decode(data["pictures"][data["steps"][3]["picture"]]) == first.renderer.frames[3]
+
+
+def test_a_frame_shows_the_state_that_its_record_holds(tmp_path):
+    (trajectory, _) = (load_trajectory(file) for file in recorded_file(tmp_path))
+    env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    env.reset()
+    for index in (0, 2, 6):
+        env.unwrapped.state = trajectory.step_records[index].maze_state
+        np.testing.assert_array_equal(env.render(), trajectory.renderer.pixels(index))
+
+
+def test_with_gaps_the_last_frame_before_is_shown(tmp_path):
+    (trajectory, _) = (load_trajectory(file) for file in recorded_file(tmp_path, every_k_steps=4))
+    renderer = trajectory.renderer
+    assert sorted(renderer.frames) == [0, 4, 6]  # the end of the episode is never missing
+    assert renderer.picture(3) == renderer.frames[0]
+    assert renderer.picture(5) == renderer.frames[4]
+    assert RecordedFramesRenderer().picture(0) is None
+
+
+def test_a_recording_environment_is_pickled_cloned_and_goes_on():
+    env = FrameRecordingWrapper.wrap(GymMazeEnv("CartPole-v1", render_mode="rgb_array"))
+    env.seed(1)
+    env.reset()
+    env.step({"action": 1})
+    copy = pickle.loads(pickle.dumps(env))
+    assert copy.get_renderer().frames == env.get_renderer().frames
+    clone = FrameRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"))
+    clone.reset()
+    clone.clone_from(env)
+    clone.step({"action": 0})
+    assert sorted(clone.get_renderer().frames) == [0, 1, 2]
+    assert sorted(env.get_renderer().frames) == [0, 1]
+
+
+def test_environments_with_a_renderer_of_their_own_need_no_frames():
+    with pytest.raises(ConfigError, match="no gymnasium environment"):
+        FrameRecordingWrapper(counting_env(((3, "terminated"),)))
+
+
+def test_the_page_is_written_from_the_command_line(tmp_path, capsys):
+    file = recorded_file(tmp_path)[0]
+    main([str(file)])
+    assert capsys.readouterr().out.strip() == str(file.with_suffix(".html"))
+    assert len(content(file.with_suffix(".html"))[0]["steps"]) == 7

@@ -1,0 +1,251 @@
+"""Faults planted into a sound environment, and what the checker finds."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import EnvironmentContractError
+from maze.core.events.pubsub import Pubsub
+from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.utils.check_env import check_env
+
+N_DRAWERS = 4
+
+
+class DrawerEvents(ABC):
+    @define_epoch_stats(np.mean)
+    @define_episode_stats(sum)
+    @define_step_stats(len)
+    def invalid_drawer(self) -> None:
+        """A drawer without anything in it was opened."""
+
+
+class DrawerCoreEnv(CoreEnv):
+    """Choose a drawer, then a hand to reach into it; every drawer holds a few things.
+
+    :param fault: What is wrong; empty: nothing.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.rng = np.random.default_rng(0)
+        self.events = Pubsub(self.context.event_service).create_event_topic(DrawerEvents)
+        self.actor = ActorID("choose", 0)
+        self.contents = [0] * N_DRAWERS
+        self.chosen = 0
+        self.buffer = np.zeros(N_DRAWERS, np.float32)
+        if fault == "pickling":
+            self.lock = threading.Lock()
+
+    def seed(self, seed: Any) -> None:
+        if self.fault != "determinism":
+            self.rng = np.random.default_rng(seed)
+
+    def reset(self) -> Any:
+        self.contents = self.rng.integers(1, 4, N_DRAWERS).tolist()
+        self.actor = ActorID("choose", 0)
+        return self.get_maze_state()
+
+    def step(self, maze_action: Any) -> Any:
+        if self.actor.step_key == "choose":
+            self.chosen = maze_action
+            agent = 1 if self.fault == "agent-id" else 0
+            self.actor = ActorID("missing" if self.fault == "actor-id" else "reach", agent)
+            return self.get_maze_state(), 0.0, False, {}
+        self.actor = ActorID("choose", 0)
+        reward = 1.0
+        if self.contents[self.chosen] == 0:
+            self.events.invalid_drawer()
+            reward = -1.0
+        else:
+            self.contents[self.chosen] -= 1
+        self.reward = float("nan") if self.fault == "reward" else reward
+        info: Any = None if self.fault == "info" else {}
+        return self.get_maze_state(), self.reward, not any(self.contents), info
+
+    def is_step_complete(self) -> bool:
+        return self.fault != "step-completion" and self.actor.step_key == "choose"
+
+    def get_actor_rewards(self) -> np.ndarray:
+        return np.full(2, self.reward if self.fault == "actor-rewards" else self.reward / 2)
+
+    def get_maze_state(self) -> Any:
+        return self
+
+    def clone_from(self, env: Any) -> None:
+        self.actor, self.chosen, self.contents = env.actor, env.chosen, list(env.contents)
+        if self.fault == "cloning":
+            self.contents[0] += 1
+        self.rng.bit_generator.state = env.rng.bit_generator.state
+
+    def actor_id(self) -> ActorID:
+        return self.actor
+
+    def is_actor_done(self) -> bool:
+        return False
+
+    @property
+    def agent_counts_dict(self) -> Any:
+        return {"choose": 1} if self.fault == "agent-counts" else {"choose": 1, "reach": 1}
+
+    def close(self) -> None: ...
+    def get_renderer(self) -> Any: ...
+    def get_serializable_components(self) -> Any: ...
+
+
+class Choose(ActionConversionInterface):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def space_to_maze(self, action: Any, maze_state: Any) -> Any:
+        return int(action["drawer"])
+
+    def maze_to_space(self, maze_action: Any) -> Any:
+        return {"drawer": maze_action + 1 if self.fault == "action-conversion" else maze_action}
+
+    def space(self) -> spaces.Dict:
+        return spaces.Dict({"drawer": spaces.Discrete(N_DRAWERS)})
+
+
+class TwoHeads(Choose):
+    def space(self) -> spaces.Dict:
+        return spaces.Dict({"drawer": spaces.Discrete(N_DRAWERS), "other": spaces.Discrete(N_DRAWERS)})
+
+    def maze_to_space(self, maze_action: Any) -> Any:
+        raise NotImplementedError
+
+
+class Reach(ActionConversionInterface):
+    def space_to_maze(self, action: Any, maze_state: Any) -> Any:
+        return int(action["hand"])
+
+    def maze_to_space(self, maze_action: Any) -> Any:
+        return {"hand": maze_action}
+
+    def space(self) -> spaces.Dict:
+        return spaces.Dict({"hand": spaces.Discrete(2)})
+
+
+class ObserveDrawers(ObservationConversionInterface):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def maze_to_space(self, maze_state: Any) -> Any:
+        dtype = np.float64 if self.fault == "observation-dtype" else np.float32
+        contents = np.array(maze_state.contents, dtype)
+        mask = (contents > 0).astype(np.float32)
+        if self.fault == "mask-illegal":
+            mask[:] = 1.0
+        if self.fault == "mask-legal":
+            mask[contents.argmax()] = float(np.count_nonzero(mask) == 1)
+        if self.fault == "mask-empty" and contents.sum() < 4:
+            mask[:] = 0.0
+        if self.fault == "observation-space":
+            contents = contents + 10
+        if self.fault == "observation-aliasing":
+            maze_state.buffer[:] = contents
+            contents = maze_state.buffer
+        return {"contents": contents, "drawer_mask": mask}
+
+    def space(self) -> spaces.Dict:
+        return spaces.Dict(
+            {
+                "contents": spaces.Box(0, 10, (N_DRAWERS,), np.float32),
+                "drawer_mask": spaces.Box(0, 1, (N_DRAWERS,), np.float32),
+            }
+        )
+
+
+class ObserveChosen(ObservationConversionInterface):
+    def maze_to_space(self, maze_state: Any) -> Any:
+        return {"chosen": np.array([maze_state.chosen], np.float32)}
+
+    def space(self) -> spaces.Dict:
+        return spaces.Dict({"chosen": spaces.Box(0, N_DRAWERS, (1,), np.float32)})
+
+
+def drawer_env(fault: str = "") -> MazeEnv[Any]:
+    return MazeEnv(
+        DrawerCoreEnv(fault),
+        {"choose": Choose(fault), "reach": Reach()},
+        {"choose": ObserveDrawers(fault), "reach": ObserveChosen()},
+    )
+
+
+FAULTS = {
+    "actor-id": "actor_id()",
+    "agent-id": "sub-step 'reach'",
+    "agent-counts": "agent_counts_dict",
+    "observation-space": "sub-step 'choose', observation `contents`",
+    "observation-dtype": "sub-step 'choose', observation `contents`",
+    "observation-aliasing": "sub-step 'choose'",
+    "reward": "sub-step 'reach'",
+    "info": "sub-step 'reach'",
+    "actor-rewards": "sub-step 'reach', get_actor_rewards()",
+    "determinism": "sub-step 'choose', observation `contents`",
+    "pickling": "MazeEnv",
+    "cloning": "sub-step 'choose', observation `contents`",
+    "action-conversion": "sub-step 'choose', Choose",
+    "mask-empty": "sub-step 'choose', observation `drawer_mask`",
+    "mask-legal": "sub-step 'choose', observation `drawer_mask`",
+    "mask-illegal": "sub-step 'choose', observation `drawer_mask`",
+}
+
+
+def test_a_sound_environment_has_no_findings_and_nothing_is_left_unchecked():
+    report = check_env(drawer_env, n_steps=80)
+    assert (report.findings, report.skipped, report.n_steps) == ([], [], 80)
+    assert check_env(TimeLimitWrapper.wrap(drawer_env(), max_episode_steps=5), n_steps=40).findings == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_planted_fault_is_the_one_finding_and_names_its_place(fault):
+    report = check_env(partial(drawer_env, fault), n_steps=80)
+    assert [finding.check for finding in report.findings] == [fault]
+    assert FAULTS[fault] in report.findings[0].place
+    assert report.findings[0].fix
+
+
+def test_steps_that_are_never_complete_are_found_with_their_consequence():
+    report = check_env(partial(drawer_env, "step-completion"), n_steps=80)
+    assert {finding.check for finding in report.findings} >= {"substep-order"}
+
+
+def test_findings_can_be_raised_as_one_error():
+    with pytest.raises(EnvironmentContractError, match=r"1 finding.*\n.*\[mask-legal\] MazeEnv, sub-step 'choose'"):
+        check_env(partial(drawer_env, "mask-legal"), raise_on_findings=True)
+
+
+def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():
+    report = check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20)
+    assert report.findings == []
+
+
+def test_masks_whose_action_is_not_clear_are_named():
+    def make_env() -> MazeEnv[Any]:
+        return MazeEnv(
+            DrawerCoreEnv(),
+            {"choose": TwoHeads(""), "reach": Reach()},
+            {"choose": ObserveDrawers("mask-legal"), "reach": ObserveChosen()},
+        )
+
+    report = check_env(make_env, n_steps=40)
+    assert any("`drawer_mask`" in note for note in report.skipped)
+    assert "mask-legal" not in {finding.check for finding in report.findings}
+    named = check_env(make_env, n_steps=40, masks={"drawer_mask": "drawer"})
+    assert [finding.check for finding in named.findings] == ["mask-legal"]
