@@ -241,11 +241,11 @@ def html_page(runs: Sequence[Run], summary: Mapping[str, Any]) -> str:
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Cutting 2D</title>
 <style>body {{ font-family: sans-serif; margin: 2em; max-width: 1200px }} svg {{ width: 100%; height: auto }}
-table {{ border-collapse: collapse }} td, th {{ border: 1px solid #ccc; padding: 0.4em 0.8em; text-align: left }}</style>
+table {{ border-collapse: collapse }} td, th {{ border: 1px solid #ccc; padding: 0.4em; text-align: left }}</style>
 </head><body>
 <h1>Cutting 2D: flat, structured, masked</h1>
-<p>PPO, {n_seeds} trainings each; {n_episodes} episodes of 180 orders for each policy, on the same demand seeds. Means with
-95&nbsp;% bootstrap intervals. The optimum is {OPTIMAL_RAW_PIECES} raw pieces.</p>
+<p>PPO, {n_seeds} trainings each; {n_episodes} episodes of 180 orders for each policy, on the same demand seeds.
+Means with 95&nbsp;% bootstrap intervals. The optimum is {OPTIMAL_RAW_PIECES} raw pieces.</p>
 <table><tr>{head}</tr>{body}</table>
 <h2>Learning curves</h2>
 {curves_svg(runs)}
@@ -260,7 +260,7 @@ def compare(n_seeds: int, n_epochs: int | None, n_episodes: int, jobs: int, outp
     demand_seeds = list(range(987_000, 987_000 + n_episodes))
     trainings = [(variant, seed, output_dir / f"{variant}_{seed}") for seed in range(n_seeds) for variant in TRAINED]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda job: train(*job, n_epochs), trainings))
+        list(pool.map(lambda job: train(job[0], job[1], job[2], n_epochs), trainings))
     runs = []
     flat_config: Mapping[str, Any] = {}
     for variant, seed, directory in sorted(trainings, key=lambda job: TRAINED.index(job[0])):

@@ -44,7 +44,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         if render_mode is not None and render_mode not in modes:
             raise ConfigError(f"to_gymnasium: `render_mode` must be one of {modes}, got {render_mode!r}.")
         if inner is not None and render_mode is not None and inner.render_mode != render_mode:
-            env.set_render_mode(render_mode)  # type: ignore[attr-defined]
+            env.set_render_mode(render_mode)
         self.render_mode = render_mode if inner is None or render_mode is not None else inner.render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

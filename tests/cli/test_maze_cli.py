@@ -78,10 +78,13 @@ USAGE_ERRORS = [
     (["-cn", "conf_train", "algorithm=pp0"], "Did you mean 'ppo'? Options of algorithm: a2c,"),
     (["-cn", "conf_train", "model=flat"], "Options of model: flatten_concat"),
     (["-cn", "conf_train", "wrappers=vector"], "wrappers=vector: there is no such option"),
-    (["-cn", "conf_train", "runner=sequential"], "runner=sequential does not fit algorithm=ppo"),
+    (["-cn", "conf_train", "algorithm=ppo", "runner=sequential"], "runner=sequential does not fit algorithm=ppo"),
     (["-cn", "conf_trian"], "Did you mean 'conf_train'?"),
-    (["-cn", "conf_train", "algorithm.lrr=1"], "algorithm.lrr: unknown key. Did you mean 'algorithm.lr'?"),
-    (["-cn", "conf_train", "lr=1"], "lr: unknown key. Did you mean 'algorithm.lr'?"),
+    (
+        ["-cn", "conf_train", "algorithm=ppo", "algorithm.lrr=1"],
+        "algorithm.lrr: unknown key. Did you mean 'algorithm.lr'?",
+    ),
+    (["-cn", "conf_train", "algorithm=ppo", "lr=1"], "lr: unknown key. Did you mean 'algorithm.lr'?"),
     (["-cn", "conf_train", "runner.n_epochs=1"], "Did you mean 'algorithm.n_epochs'?"),
     (["runner.n_episode=1"], "Did you mean 'runner.n_episodes'?"),
     (["-cn", "conf_train", "experiment=cartpole_ppo"], "write +experiment=<option>"),
@@ -108,7 +111,7 @@ CONFIG_ERRORS = [
     (["runner.n_episodes=many"], "runner.n_episodes: expected a whole number, got 'many'"),
     (["runner.n_processes=1.5", "runner=parallel"], "runner.n_processes: expected a whole number, got 1.5"),
     (["runner.record_trajectory=perhaps"], "runner.record_trajectory: expected true or false"),
-    (["-cn", "conf_train", "algorithm.lr=abc"], "algorithm.lr: expected a number, got 'abc'"),
+    (["-cn", "conf_train", "algorithm=ppo", "algorithm.lr=abc"], "algorithm.lr: expected a number, got 'abc'"),
     (["-cn", "conf_train", "algorithm.n_epochs=1.5"], "algorithm.n_epochs: expected a whole number, got 1.5"),
 ]
 

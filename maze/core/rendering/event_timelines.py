@@ -40,7 +40,8 @@ def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataF
             if names
             else f"There is no event `{event_name}`: no event has been recorded in this episode yet."
         )
-    return pd.DataFrame(rows)
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
 
 
 def timelines(
@@ -81,7 +82,8 @@ def _timeline(
     series = {episode: _apply(table[episode].dropna(), post_processing_func) for episode in table.columns}
     import pandas as pd
 
-    return pd.DataFrame(series)
+    processed: pd.DataFrame = pd.DataFrame(series)
+    return processed
 
 
 def _apply(series: pd.Series[Any], function: Function) -> Any:

@@ -92,6 +92,8 @@ def refresh(plt: Any) -> None:
 
 def window_backends() -> set[str]:
     """The backends of matplotlib that open windows."""
-    from matplotlib.backends import BackendFilter, backend_registry
+    from matplotlib.backends import registry
 
-    return {name.lower() for name in backend_registry.list_builtin(BackendFilter.INTERACTIVE)}
+    interactive = registry.BackendFilter.INTERACTIVE
+    names: list[str] = registry.backend_registry.list_builtin(interactive)  # type: ignore[no-untyped-call, unused-ignore]
+    return {name.lower() for name in names}

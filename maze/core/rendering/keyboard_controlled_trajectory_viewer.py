@@ -75,7 +75,7 @@ class KeyboardControlledTrajectoryViewer:
         record = self.episode_record.step_records[self.step_index]
         events = record.step_event_log if record.step_event_log is not None else StepEventLog(self.step_index)
         self.renderer.render(record.maze_state, record.maze_action, events, **self.renderer_kwargs)
-        figure = plt.gcf()
+        figure: Any = plt.gcf()
         manager = figure.canvas.manager
         if manager is not None:
             manager.set_window_title(f"step {self.step_index} of {len(self.episode_record) - 1}")

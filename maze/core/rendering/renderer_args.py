@@ -69,7 +69,7 @@ class OptionsArrayArg(RendererArg):
 
 def _ipywidgets() -> Any:
     try:
-        import ipywidgets  # type: ignore[import-not-found, unused-ignore]
+        import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
     return ipywidgets

@@ -60,11 +60,16 @@ def text_of(value: Any) -> str:
         text = ", ".join(f"{key}: {text_of(entry)}" for key, entry in value.items())
     elif isinstance(value, (float, np.floating)):
         text = f"{value:.6g}"
-    elif type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
+    elif _has_no_text(value):
         text = f"{type(value).__name__}({text_of(vars(value))})"
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _has_no_text(value: Any) -> bool:
+    method: Any = type(value).__repr__
+    return method is object.__repr__ and hasattr(value, "__dict__")
 
 
 def _outcome(record: StateRecord) -> str:

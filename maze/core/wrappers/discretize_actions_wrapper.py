@@ -63,16 +63,6 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
                     entries[name] = _discrete_space(grid)
         self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
-    @property
-    @override(SubstepActionWrapper)
-    def action_space(self) -> spaces.Dict:
-        return super().action_space
-
-    @property
-    @override(SubstepActionWrapper)
-    def action_spaces_dict(self) -> dict[str | int, spaces.Dict]:
-        return super().action_spaces_dict
-
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
         continuous = dict(action)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +37,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     :param reward_logging: Fire :class:`RewardEvents`.
     """
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_tap", "_actions", "_context")
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
 
     def __init__(
         self, env: MazeEnv[Any], observation_logging: bool, action_logging: bool, reward_logging: bool
@@ -56,6 +57,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     def _bind(self) -> None:
         super()._bind()
         self._context = self.env.context
+        self._actor_id = self.env.actor_id
         self._tap = MazeEnvTap.install(self.env) if self.observation_logging or self.reward_logging else None
         self._actions = {key: _action_heads(space) for key, space in self.env.action_spaces_dict.items()}
 
@@ -63,8 +65,8 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         # The events of the previous step must be gone before those of this one are fired.
         self._context.pre_step()
-        actor = self.env.actor_id()
-        step_key, agent = step_key_name(actor.step_key), agent_name(actor)
+        actor = self._actor_id()
+        step_key, agent = _names(actor)
         if self.observation_logging:
             self._log_observations(step_key, agent)
         if self.action_logging:
@@ -96,7 +98,7 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
         events = self.observation_events
         if self._original is not None:
             actor, original = self._original
-            _fire_each(events.observation_original, step_key_name(actor.step_key), agent_name(actor), original)
+            _fire_each(events.observation_original, *_names(actor), original)
         _fire_each(events.observation_processed, step_key, agent, self._observation)
 
     def _log_actions(self, key: StepKeyType, step_key: str, agent: str, action: Any) -> None:
@@ -124,9 +126,10 @@ def step_key_name(step_key: StepKeyType) -> str:
     return f"step_key_{step_key}"
 
 
-def agent_name(actor: ActorID) -> str:
-    """How an agent is called in the monitoring events."""
-    return f"agent_{actor.agent_id}"
+@cache
+def _names(actor: ActorID) -> tuple[str, str]:
+    """How an actor's sub-step and agent are called in the monitoring events."""
+    return step_key_name(actor.step_key), f"agent_{actor.agent_id}"
 
 
 def named_values(observation: Any) -> Mapping[str, Any]:

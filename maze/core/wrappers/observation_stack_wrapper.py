@@ -73,10 +73,6 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         return self._stacked(observation, self._stacks[step_key], actor, self._history)
 
     @override(SubstepObservationWrapper)
-    def observation(self, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return super().observation(observation)
-
-    @override(SubstepObservationWrapper)
     def reset(self, **kwargs: Any) -> dict[str, np.ndarray]:
         observation = self._env_reset(**kwargs)
         self._history.clear()

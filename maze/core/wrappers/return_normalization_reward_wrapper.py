@@ -62,10 +62,12 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
     @override(RewardWrapper)
     def step(self, action: Any) -> Any:
         self._context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
-        result = super().step(action)
-        if result[2]:
+        observation, original, done, info = self._env_step(action)
+        reward = self.reward(original)
+        self._last_rewards = (original, reward)
+        if done:
             self._return = 0.0
-        return result
+        return observation, reward, done, info
 
     @override(RewardWrapper)
     def reward(self, reward: float) -> float:

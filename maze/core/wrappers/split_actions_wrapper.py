@@ -66,16 +66,6 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 entries.update({part: _part_space(space, indices) for part, indices in split.indices.items()})
         self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
-    @property
-    @override(SubstepActionWrapper)
-    def action_space(self) -> spaces.Dict:
-        return super().action_space
-
-    @property
-    @override(SubstepActionWrapper)
-    def action_spaces_dict(self) -> dict[str | int, spaces.Dict]:
-        return super().action_spaces_dict
-
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
         joined = dict(action)

@@ -62,6 +62,11 @@ class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
         """
 
     @override(ObservationWrapper)
+    def step(self, action: Any) -> tuple[Observation, Any, bool, dict[Any, Any]]:
+        observation, reward, done, info = self._env_step(action)
+        return self.observation(observation), reward, done, info
+
+    @override(ObservationWrapper)
     def observation(self, observation: Observation) -> Observation:
         step_key = self._only_step_key
         return self.convert(observation, self._next_step_key() if step_key is None else step_key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -87,9 +86,9 @@ def _split_target(entry: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
     built_in = _built_in_modules()
-    # The module is named after the class; `MazeEnvMonitoringWrapper` in `monitoring_wrapper` needs the second look.
-    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    likely = [path for path in built_in if snake_case.endswith(path.rpartition(".")[2])]
+    # The module is named after the class, more or less: `MazeEnvMonitoringWrapper` is in `monitoring_wrapper`,
+    # `PreProcessingWrapper` in `preprocessing_wrapper`.
+    likely = [path for path in built_in if name.lower().endswith(path.rpartition(".")[2].replace("_", ""))]
     for path in likely:
         found = getattr(importlib.import_module(path), name, None)
         if isinstance(found, type) and issubclass(found, Wrapper):

@@ -68,4 +68,9 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
     """
     if config is None:
         raise ConfigError(f"{where}: expected a mapping with `_target_`, or an object, found nothing.")
-    return Factory(base_type).instantiate(config, config_path=where, **arguments)
+    try:
+        return Factory(base_type).instantiate(config, config_path=where, **arguments)
+    except ConfigError as error:
+        if str(error).startswith("model."):  # a more precise place is named already
+            raise
+        raise ConfigError(f"{where}: {error}") from error

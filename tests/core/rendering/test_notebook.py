@@ -143,7 +143,8 @@ def test_the_notebook_runs_and_its_widgets_show_pictures(tmp_path):
         "nbclient.NotebookClient(notebook, timeout=120, kernel_name='python3').execute()\n"
         "nbformat.write(notebook, 'executed.ipynb')\n"
         "state = notebook.metadata.widgets['application/vnd.jupyter.widget-state+json']['state']\n"
-        "images = [b['data'] for w in state.values() if w['model_name'] == 'ImageModel' for b in w.get('buffers', [])]\n"
+        "widgets = [w for w in state.values() if w['model_name'] == 'ImageModel']\n"
+        "images = [buffer['data'] for widget in widgets for buffer in widget.get('buffers', [])]\n"
         "print(json.dumps(images))\n"
     )
     assert nbclient is not None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_a_failure_in_a_worker_names_the_file_and_keeps_the_traceback(trajectory
 
 
 def test_a_killed_worker_is_reported_with_its_signal(trajectory_dir):
-    with pytest.raises(WorkerError, match="worker 0 .* was killed by SIGKILL while it loaded"):
+    with pytest.raises(WorkerError, match=r"worker 0 .* was killed by SIGKILL while it loaded"):
         dataset(trajectory_dir, KilledProcessor(), n_workers=2)
 
 
@@ -231,7 +232,7 @@ def test_next_observations_follow_and_the_last_one_is_that_of_the_last_state(tra
     data = dataset(trajectory_dir, IdentityWithNextObservationTrajectoryProcessor())
     for steps in data.trajectory_references:
         records = [data.step_records[index].substep_records[0] for index in steps]
-        for record, following in zip(records, records[1:], strict=False):
+        for record, following in pairwise(records):
             np.testing.assert_array_equal(record.next_observation["count"], following.observation["count"])
         # the toy environment counts its steps in the first component
         assert records[-1].next_observation["count"][0] == len(records)

@@ -14,9 +14,9 @@ import maze.conf
 from maze.core.errors import CheckpointError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
-from maze.train.checkpoint import load_state
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner
 
@@ -45,7 +45,9 @@ def train(tmp_path, monkeypatch):
                 "wrappers": wrappers,
                 "algorithm": {
                     **read("algorithm/a2c"),
-                    **{"n_epochs": n_epochs, "epoch_length": 1, "n_rollout_steps": 8},
+                    "n_epochs": n_epochs,
+                    "epoch_length": 1,
+                    "n_rollout_steps": 8,
                 },
                 "model": read("model/flatten_concat"),
                 "critic": read("critic/flatten_concat_shared"),
@@ -129,6 +131,6 @@ def test_prepared_configurations_build_their_wrappers(name, tmp_path, monkeypatc
     env = EnvFactory(ENV if name == "vector_obs" else image_env, read(f"wrappers/{name}"))()
     if name == "pixel_obs":
         observation = env.reset()["observation-rgb2gray-resize_img"]
-        assert observation.shape == (4, 96, 96)
+        assert observation.shape == (3, 96, 96)
         assert observation.min() >= 0.0
         assert 0.3 < observation.max() <= 1.0

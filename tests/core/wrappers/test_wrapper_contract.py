@@ -6,7 +6,10 @@ import copy
 import importlib
 import pickle
 import pkgutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -350,6 +353,16 @@ def test_short_name_and_full_path_configure_the_same_wrapper(case):
         assert type(env) is case.wrapper
     with pytest.raises(ConfigError, match="no_such_argument"):
         WrapperFactory.wrap_from_config(base(), {path: {**case.arguments, "no_such_argument": 1}})
+
+
+def test_short_names_are_known_before_anything_was_imported_and_import_no_torch():
+    names = [case.wrapper.__name__ for case in CASES]
+    code = (
+        "import sys; from maze.core.wrappers.wrapper_factory import WrapperFactory; factory = WrapperFactory();"
+        f"assert all(factory.type_from_name(name).__name__ == name for name in {names});"
+        "assert not {'torch', 'matplotlib', 'pandas', 'hydra'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.is_around_gym], ids=str)

@@ -13,6 +13,7 @@ from torch import nn
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.factory import Factory
@@ -419,6 +420,51 @@ def test_finding_out_what_a_network_shares_leaves_no_trace():
     assert torch.equal(torch.rand(1), expected)
     assert network.training
     assert network.l0.weight.grad is None
+
+
+class ListPolicyNet(PlainPolicyNet):
+    """Forgets the dictionary."""
+
+    def forward(self, in_tensor_dict):
+        return self.l0(in_tensor_dict[self.observation_name])
+
+
+@pytest.mark.parametrize(
+    ("policy_net", "n_features", "message"),
+    [
+        (PlainPolicyNet, 5, r"model.policy.networks\[0\]: PlainPolicyNet cannot process .*'observation': \(5,\).*5"),
+        (ListPolicyNet, 4, r"model.policy.networks\[0\]: ListPolicyNet returned Tensor, expected a dictionary"),
+    ],
+)
+def test_networks_that_do_not_fit_the_observations_are_named(policy_net, n_features, message):
+    observation_space = spaces.Dict({"observation": spaces.Box(-1, 1, (n_features,), np.float32)})
+    composer = compose(custom_config(policy_net, PlainCriticNet, **PLAIN), observation_space, CARTPOLE_ACTION)
+    with pytest.raises(ConfigError, match=message):
+        composer.critic
+
+
+def test_the_built_in_shared_embedding_acts_in_numpy_and_learns():
+    built_in = "maze.perception.models.built_in.flatten_concat_shared_embedding.FlattenConcatSharedEmbedding"
+    config = yaml.safe_load(CUSTOM)
+    sizes = {"head_units": [6], "non_lin": "torch.nn.Tanh"}
+    config["policy"]["networks"] = [{"_target_": f"{built_in}PolicyNet", "hidden_units": [8], **sizes}]
+    config["critic"]["networks"] = [{"_target_": f"{built_in}StateValueNet", **sizes}]
+    composer = compose(config, GAME_OBSERVATION, GAME_ACTION)
+    check_that_it_acts_and_learns(composer)
+    policy = composer.policy
+    assert policy._actors[0].runs_in_numpy
+    x = {key: np.full((2, *space.shape), 0.5, np.float32) for key, space in GAME_OBSERVATION.spaces.items()}
+    logits = {"action_move": np.empty((2, 4), np.float32), "action_use": np.empty((2, 16), np.float32)}
+    policy.compute_actions(x, ACTOR, logits_out=logits)
+    expected = policy.compute_substep_policy_output(x, ACTOR)
+    for head, value in expected.action_logits.items():
+        np.testing.assert_allclose(logits[head], value.detach().numpy(), atol=1e-5)
+    assert expected.embedding_logits["latent"].shape == (2, 8)
+
+    config["policy"]["networks"] = [{"_target_": f"{built_in.rpartition('_shared')[0]}.FlattenConcatPolicyNet"}]
+    config["policy"]["networks"][0].update(hidden_units=[8], non_lin="torch.nn.Tanh")
+    with pytest.raises(ConfigError, match=r"model.critic.networks\[0\]: .*does not return `latent`"):
+        compose(config, GAME_OBSERVATION, GAME_ACTION).critic
 
 
 # -- distributions ---------------------------------------------------------------------------------

@@ -121,10 +121,6 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             normalized[name] = normalize(observation[name])
         return normalized
 
-    @override(SubstepObservationWrapper)
-    def observation(self, observation: Any) -> Any:
-        return super().observation(observation)
-
     def set_observation_collection(self, status: bool) -> None:
         """Switches on and off the collection of samples. Meanwhile observations are passed on as they are.
 
@@ -251,10 +247,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         target = {TARGET_KEY: strategy_type, "clip_range": (None, None), "axis": None, **config}
         try:
             strategy = self._registry.instantiate(target, observation_space=space)
-            if statistics is not None:
-                strategy.set_statistics(statistics)
         except ConfigError as error:
             raise ConfigError(f"{where}, observation `{name}`: {error}") from error
+        if statistics is not None:
+            _set_statistics(strategy, statistics, f"{where}, observation `{name}`")
         return strategy
 
     def _read_dump_if_there_is_one(self) -> None:
@@ -276,11 +272,15 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             )
 
     def _set(self, stats: StructuredStatisticsType) -> None:
-        for name, entry in stats.items():
-            try:
-                self._strategies[name].set_statistics(entry)
-            except ConfigError as error:  # noqa: PERF203 - one of a few
-                raise ConfigError(f"{_PLACE}: observation `{name}`: {error}") from error
+        """Sets all of the statistics or, if there is a fault in any, none of them."""
+        before = {name: self._strategies[name].get_statistics() for name in stats}
+        try:
+            for name, entry in stats.items():
+                _set_statistics(self._strategies[name], entry, f"{_PLACE}: observation `{name}`")
+        except ConfigError:
+            for name, earlier in before.items():
+                self._strategies[name].restore_statistics(earlier)
+            raise
         self._update()
 
     def _update(self) -> None:
@@ -340,6 +340,19 @@ def _check_is_normalizable(name: str, space: spaces.Space[Any]) -> None:
         raise ConfigError(f"{_PLACE}: manual_config.{name}: action masks are never normalized. Rename what is none.")
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{_PLACE}: manual_config.{name}: only Box spaces can be normalized, found {space}.")
+
+
+def _set_statistics(strategy: ObservationNormalizationStrategy, statistics: Mapping[str, Any], where: str) -> None:
+    """Sets statistics and tries them out: what a user's strategy needs is known to the strategy only."""
+    try:
+        strategy.set_statistics(statistics)
+        strategy.normalized_space()
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except KeyError as error:
+        raise ConfigError(
+            f"{where}: {type(strategy).__name__} needs the statistic {error}, found {sorted(statistics)}."
+        ) from error
 
 
 def _takes_action_spaces(target: Any) -> bool:

@@ -66,10 +66,6 @@ class PreProcessingWrapper(SubstepObservationWrapper):
             processed[target] = process(processed[source] if keeps_original else processed.pop(source))
         return processed
 
-    @override(SubstepObservationWrapper)
-    def observation(self, observation: Any) -> Any:
-        return super().observation(observation)
-
     @override(ObservationWrapper)
     def clone_from(self, env: PreProcessingWrapper) -> None:
         super().clone_from(env)

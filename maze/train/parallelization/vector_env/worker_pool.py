@@ -72,7 +72,7 @@ class WorkerPool:
         self._n_envs = n_envs
         self._timeout = timeout
         self._call = "start"
-        context = _context(start_method)
+        context = _context(start_method, self._worker_main.__module__)
         try:
             for index, rows in enumerate(env_slices(n_envs, _worker_count(n_workers, n_envs))):
                 self.workers.append(self._start(context, index, rows, env_factories[rows]))
@@ -230,7 +230,7 @@ class WorkerPool:
         return EnvWorkerError(what, worker.index, env_indices, worker.process.pid, call, **details)
 
 
-def _context(start_method: str | None) -> Any:
+def _context(start_method: str | None, worker_module: str) -> Any:
     if not hasattr(select, "poll"):
         raise ConfigError(
             "Worker processes need a POSIX system (Linux, macOS). Use SequentialVectorEnv (runner=dev) instead."
@@ -241,8 +241,8 @@ def _context(start_method: str | None) -> Any:
     if start_method not in available:
         raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.")
     context = multiprocessing.get_context(start_method)
-    # The server imports the worker once for all; it must not import the user's script, and torch only if that does.
-    context.set_forkserver_preload([run_worker.__module__])
+    # The server imports the worker once for all; it must not import the user's script, and torch only if a worker does.
+    context.set_forkserver_preload([worker_module])
     return context
 
 

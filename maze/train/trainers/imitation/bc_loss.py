@@ -85,7 +85,7 @@ class BCLoss:
     ) -> tuple[Tensor, Statistics]:
         logits = output.action_logits[head]
         if isinstance(space, spaces.Discrete):
-            choice = target.long() - int(space.start)
+            choice = target.long()
             return self.loss_discrete(logits, choice), _accuracies(logits, choice)
         if isinstance(space, spaces.MultiDiscrete):
             return self._multi_discrete_loss(logits, space, target)
@@ -107,8 +107,7 @@ class BCLoss:
         self, logits: Tensor, space: spaces.MultiDiscrete, target: Tensor
     ) -> tuple[Tensor, Statistics]:
         sizes = space.nvec.flatten().tolist()
-        start = torch.as_tensor(space.start.flatten(), device=target.device)
-        choices = (target.reshape(len(target), -1).long() - start).unbind(-1)
+        choices = target.reshape(len(target), -1).long().unbind(-1)
         parts = list(zip(torch.split(logits, sizes, dim=-1), choices, strict=True))
         loss = torch.stack([self.loss_discrete(part, choice) for part, choice in parts]).sum()
         accuracies = [_accuracies(part, choice) for part, choice in parts]

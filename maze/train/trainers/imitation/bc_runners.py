@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -36,6 +37,11 @@ from maze.train.trainers.imitation.step_batches import StepBatches, check_fits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+logger = logging.getLogger(__name__)
+
+MIN_TRAJECTORIES_TO_SEPARATE = 10
+"""From this number of episodes on, training and validation data have no episode in common."""
 
 
 @dataclass
@@ -160,16 +166,25 @@ class BCRunner(TrainingRunner, ABC):
         )
 
     def _split(self, dataset: Any, validation_percentage: float) -> tuple[Any, Any]:
-        """Training and validation data."""
+        """Training and validation data: whole episodes where there are enough of them, else single steps.
+
+        Of a handful of episodes, half would show too little of the task to learn it.
+        """
         n_validation = round(len(dataset) * validation_percentage / 100)
         if n_validation == 0:
             return dataset, []
         generator = torch.Generator()
         generator.manual_seed(self.maze_seeding.generate_agent_instance_seed())
         lengths = [len(dataset) - n_validation, n_validation]
-        if hasattr(dataset, "random_split"):  # knows which steps belong together
+        n_trajectories = len(getattr(dataset, "trajectory_references", ()))
+        if n_trajectories >= MIN_TRAJECTORIES_TO_SEPARATE:
             training, validation = dataset.random_split(lengths, generator=generator)
         else:
+            logger.info(
+                "Validation steps come from the episodes that are trained on, as there are only %d; accuracy on new "
+                "episodes may be lower.",
+                n_trajectories,
+            )
             training, validation = random_split(dataset, lengths, generator)
         return training, validation
 

@@ -135,10 +135,11 @@ class BCTrainer(Trainer):
         self.optimizer.zero_grad()
         loss = self.loss.calculate_loss(self.policy, observations, actions, actor_ids, self.imitation_events)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss_value = float(loss.detach())
         norms = [compute_gradient_norm(self.policy.network_for(actor).parameters()) for actor in actor_ids]
-        if not (math.isfinite(float(loss)) and all(map(math.isfinite, norms))):
+        if not (math.isfinite(loss_value) and all(map(math.isfinite, norms))):
             raise NonFiniteError(
-                f"Epoch {self.epoch + 1}, minibatch {self.iteration + 1}: the loss is {float(loss)}, gradient "
+                f"Epoch {self.epoch + 1}, minibatch {self.iteration + 1}: the loss is {loss_value}, gradient "
                 f"norms are {norms}; the step was not taken. Look for non-finite values in the data, or lower "
                 "the learning rate (algorithm.optimizer.lr)."
             )

@@ -16,7 +16,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
     :param ended: Whether the episode *terminated*, so that nothing follows; what stands in ``next_value`` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """
-    return torch.addcmul(reward, next_value.masked_fill(ended, 0.0), torch.ones_like(reward), value=discount)
+    return reward + discount * next_value.masked_fill(ended, 0.0)
 
 
 def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -20,6 +20,7 @@ Size = tuple[int, int]
 
 _PIECE_COLOR = (0.8, 0.8, 0.8)
 _ORDER_COLOR = (0.7, 0.2, 0.2)
+_BACKENDS_WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
 
 
 class Cutting2DRenderer(Renderer):
@@ -41,7 +42,7 @@ class Cutting2DRenderer(Renderer):
         self._plot_inventory(plt.subplot(122), maze_state, maze_action)
         plt.tight_layout()
         plt.draw()
-        if plt.isinteractive() or plt.get_backend().lower() not in _BACKENDS_WITHOUT_WINDOW:
+        if plt.get_backend().lower() not in _BACKENDS_WITHOUT_WINDOW:
             plt.pause(0.1)
 
     @staticmethod
@@ -73,9 +74,6 @@ class Cutting2DRenderer(Renderer):
         axes.legend()
         axes.axis("equal")
         _add_title(axes, "Inventory Pieces")
-
-
-_BACKENDS_WITHOUT_WINDOW = frozenset({"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"})
 
 
 def _selected_piece(maze_state: Cutting2DMazeState, maze_action: Cutting2DMazeAction | None) -> Size | None:

@@ -23,8 +23,9 @@ class MaskedStructuredCutting2DEnvironment(StructuredCutting2DEnvironment):
 
     def __init__(self, maze_env: MazeEnv[Any]) -> None:
         super().__init__(maze_env)
-        n_slots = maze_env.observation_space["inventory"].shape[0]
-        self._add_to_space(SELECTION, "inventory_mask", n_slots)
+        slots = maze_env.action_space["piece_idx"]
+        assert isinstance(slots, spaces.Discrete)
+        self._add_to_space(SELECTION, "inventory_mask", int(slots.n))
         self._add_to_space(CUTTING, "cutting_mask", 2)
 
     def _add_to_space(self, step_key: int, name: str, n_actions: int) -> None:
@@ -34,17 +35,22 @@ class MaskedStructuredCutting2DEnvironment(StructuredCutting2DEnvironment):
     @staticmethod
     @override(StructuredCutting2DEnvironment)
     def _obs_selection_step(flat_obs: Observation) -> Observation:
-        inventory, order = flat_obs["inventory"], flat_obs["ordered_piece"]
+        widths, heights = flat_obs["inventory"].T
+        width, height = flat_obs["ordered_piece"].tolist()
         # Empty slots are zero in both directions, and too small for any order.
-        fits = (inventory.min(axis=1) >= order.min()) & (inventory.max(axis=1) >= order.max())
+        fits = (widths >= width) & (heights >= height)
+        fits |= (widths >= height) & (heights >= width)  # turned
         return {**flat_obs, "inventory_mask": fits.astype(np.float32)}
 
     @staticmethod
     @override(StructuredCutting2DEnvironment)
     def _obs_cutting_step(flat_obs: Observation, selected_piece_idx: int) -> Observation:
         piece, order = flat_obs["inventory"][selected_piece_idx], flat_obs["ordered_piece"]
-        fits = [(order <= piece).all(), (order[::-1] <= piece).all()]  # as it is, and turned
-        return {"selected_piece": piece, "ordered_piece": order, "cutting_mask": np.array(fits, dtype=np.float32)}
+        (piece_width, piece_height), (width, height) = piece.tolist(), order.tolist()
+        fits_as_it_is = width <= piece_width and height <= piece_height
+        fits_turned = height <= piece_width and width <= piece_height
+        mask = np.array((fits_as_it_is, fits_turned), dtype=np.float32)
+        return {"selected_piece": piece, "ordered_piece": order, "cutting_mask": mask}
 
 
 def struct_env_factory(

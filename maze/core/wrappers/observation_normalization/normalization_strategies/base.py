@@ -102,6 +102,13 @@ class ObservationNormalizationStrategy(ABC):
         """The statistics; None where there are none yet."""
         return self._statistics
 
+    def restore_statistics(self, stats: StatisticsType | None) -> None:
+        """Goes back to statistics that :meth:`get_statistics` gave."""
+        if stats is None:
+            self._statistics = None
+        else:
+            self.set_statistics(stats)
+
     def is_initialized(self) -> bool:
         """Whether there are statistics."""
         return self._statistics is not None
@@ -128,7 +135,8 @@ class ObservationNormalizationStrategy(ABC):
             raise ConfigError(f"{type(self).__name__}: `clip_range` must be two numbers or nulls, got {clip_range!r}.")
         if None not in limits and limits[0] > limits[1]:
             raise ConfigError(f"{type(self).__name__}: `clip_range` must ascend, got {clip_range!r}.")
-        low, high = (None if limit is None else np.float32(limit) for limit in limits)
+        # Arrays: NumPy compares them with small observations faster than numbers of its own.
+        low, high = (None if limit is None else np.asarray(limit, dtype=np.float32) for limit in limits)
         return low, high
 
     def _checked_axis(self, axis: Any) -> tuple[int, ...] | None:

@@ -38,9 +38,12 @@ from maze.train.trainers.common.trainer import Trainer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 
@@ -76,7 +79,7 @@ class ActorCritic(Trainer, ABC):
     def __init__(
         self,
         algorithm_config: Any,
-        rollout_generator: RolloutGenerator,
+        rollout_generator: RolloutGenerator | DistributedActors,
         evaluator: Evaluator | None,
         model: TorchActorCritic,
         model_selection: BestModelSelection | None,
@@ -278,7 +281,7 @@ class ActorCritic(Trainer, ABC):
         """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
         terms: list[tuple[str, SubstepKey, Tensor]] = []
         for part in batch.parts:
-            policy_output, critic_output = self.model.compute_actor_critic_output(part.record)
+            policy_output, critic_output = self._outputs(part)
             log_probs = policy_output.joint_log_probs_for_actions(part.actions)
             for index, output in enumerate(policy_output.substep_outputs):
                 key = part.record.substep_keys[index]
@@ -301,6 +304,10 @@ class ActorCritic(Trainer, ABC):
             if weights.get(event):
                 total = torch.add(total, value, alpha=weights[event])
         return Losses(total, terms)
+
+    def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
+        """Outputs of policy and critic for a part of a batch, with gradients."""
+        return self.model.compute_actor_critic_output(part.record)
 
     def _value_terms(
         self, part: AlignedSubsteps, values: list[Tensor], share: float
@@ -417,7 +424,7 @@ def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, 
     return {**policies, **critics}
 
 
-def _vectorized(generator: RolloutGenerator) -> RolloutGenerator:
+def _vectorized(generator: RolloutGenerator | DistributedActors) -> Any:
     if generator.is_vectorized:
         return generator
     return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))

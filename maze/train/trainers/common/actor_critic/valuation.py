@@ -46,11 +46,11 @@ def _value_dense(model: TorchActorCritic, columns: RolloutColumns, gamma: float,
     stacked = columns.structured_record()
     n_substeps = len(stacked.substep_records)
     shape = (columns.n_ticks // n_substeps, columns.n_envs)
-    record = StructuredSpacesRecord([_flat_tensors(substep, model.device) for substep in stacked.substep_records])
+    record = StructuredSpacesRecord([flat_tensors(substep, model.device) for substep in stacked.substep_records])
     policy_output, critic_output = model.compute_actor_critic_output(record)
     values = [value.reshape(shape) for value in critic_output.detached_values]
 
-    rewards, actor_rewards = (_by_substep(array, n_substeps) for array in (columns.rewards, columns.actor_rewards))
+    rewards, actor_rewards = (by_substep(array, n_substeps) for array in (columns.rewards, columns.actor_rewards))
     terminated, truncated = (
         torch.from_numpy(array.reshape(-1, n_substeps, columns.n_envs).any(axis=1)).to(model.device)
         for array in (columns.terminated, columns.truncated)
@@ -58,9 +58,9 @@ def _value_dense(model: TorchActorCritic, columns: RolloutColumns, gamma: float,
     has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
     if has_own_rewards:
         rewards = actor_rewards or [torch.stack(rewards).sum(0)] * n_substeps
-    ends = _dense_bootstrap(model, columns, stacked)
+    ends = dense_bootstrap(model, columns, stacked)
     next_values = [
-        _next_values_of_later_actor(value, ends)
+        next_values_of_later_actor(value, ends)
         if index and has_own_rewards and actor_rewards
         else next_values_from(value, torch.from_numpy(ends.last).to(value), ends.final)
         for index, value in enumerate(values)
@@ -92,7 +92,7 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    groups = list(_groups(model, columns))
+    groups = list(groups_of(model, columns))
     values = np.zeros(columns.rewards.shape, np.float32)
     for group in groups:
         policy_output, critic_output = model.compute_actor_critic_output(group.record)
@@ -102,7 +102,7 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
     if columns.actor_rewards is not None and isinstance(model.critic, TorchStepStateCritic):
         advantages = _advantages_of_actors(model, columns, values, gamma, gae_lambda)
     else:
-        ends = _bootstrap(model, columns)
+        ends = bootstrap(model, columns)
         advantages = structured_gae(
             columns.rewards,
             values,
@@ -132,7 +132,7 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
 
 
 @dataclass
-class _Ends:
+class Ends:
     """Values of observations that nobody acted on."""
 
     last: np.ndarray
@@ -141,22 +141,22 @@ class _Ends:
     """At the end of truncated episodes."""
 
 
-def _dense_bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord) -> _Ends:
+def dense_bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord) -> Ends:
     n_substeps = len(stacked.substep_records)
-    ends = _bootstrap(model, columns, stacked if n_substeps > 1 else None)
+    ends = bootstrap(model, columns, stacked if n_substeps > 1 else None)
     ends.final = {(tick // n_substeps, env): value for (tick, env), value in ends.final.items()}
     return ends
 
 
-def _bootstrap(
+def bootstrap(
     model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord | None = None
-) -> _Ends:
+) -> Ends:
     """Values the observations after the rollout and those at the end of truncated episodes, one pass for each actor.
 
     :param stacked: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still
         to come from the step before.
     """
-    ends = _Ends(np.zeros(columns.n_envs, np.float32))
+    ends = Ends(np.zeros(columns.n_envs, np.float32))
     for actor, places, observation in _open_ends(columns):
         known, position = None, 0
         if stacked is not None:
@@ -192,7 +192,7 @@ def _open_ends(columns: RolloutColumns) -> Iterable[tuple[ActorID, list[Place], 
         yield actor, places[actor], joined
 
 
-def _next_values_of_later_actor(values: Tensor, ends: _Ends) -> Tensor:
+def next_values_of_later_actor(values: Tensor, ends: Ends) -> Tensor:
     """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
     next_values = torch.cat([values[1:], values[-1:]])
     for place in ends.final:
@@ -221,7 +221,7 @@ def _advantages_of_actors(
     latest = _latest_values(values, actors, len(indices))
     last_values = latest[-1].copy()
     final_values = {(e.tick, e.env_index): latest[e.tick, e.env_index].copy() for e in columns.final_observations}
-    ends = _bootstrap(model, columns)
+    ends = bootstrap(model, columns)
     for env, actor in enumerate(columns.last_actor_ids):
         if actor in indices:
             last_values[env, indices[actor]] = ends.last[env]
@@ -259,7 +259,7 @@ def _latest_values(values: np.ndarray, actors: np.ndarray, n_actors: int) -> np.
 
 
 @dataclass
-class _Group:
+class Group:
     """What one policy network did, in the order of time."""
 
     record: StructuredSpacesRecord
@@ -269,7 +269,7 @@ class _Group:
     values: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-def _groups(model: TorchActorCritic, columns: RolloutColumns) -> Iterable[_Group]:
+def groups_of(model: TorchActorCritic, columns: RolloutColumns) -> Iterable[Group]:
     for substep in columns.substeps.values():
         rows, envs = substep.entries()
         for actor, chosen in _actors_with_own_networks(model, substep, rows, envs):
@@ -280,10 +280,11 @@ def _groups(model: TorchActorCritic, columns: RolloutColumns) -> Iterable[_Group
                         actor,
                         observation=_tensors(_select(substep.observations, place), model.device),
                         action=_tensors(_select(substep.actions, place), model.device),
+                        logits=_tensors(_select(substep.logits, place), model.device) if substep.logits else None,
                     )
                 ]
             )
-            yield _Group(record, (substep.ticks[place[0]], place[1]))
+            yield Group(record, (substep.ticks[place[0]], place[1]))
 
 
 def _actors_with_own_networks(
@@ -300,13 +301,13 @@ def _actors_with_own_networks(
         yield ActorID(substep.step_key, int(agents[0])), np.ones(len(rows), np.bool_)
 
 
-def _flat_tensors(substep: SpacesRecord, device: str) -> SpacesRecord:
+def flat_tensors(substep: SpacesRecord, device: str) -> SpacesRecord:
     """The record with ``[n_steps, n_envs]`` flattened into rows; on the CPU it shares memory with the columns."""
-    observation, action = (
-        {key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}
-        for arrays in (substep.observation, substep.action)
+    observation, action, logits = (
+        _tensors({key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}, device)
+        for arrays in (substep.observation, substep.action, substep.logits)
     )
-    return SpacesRecord(substep.actor_id, observation=_tensors(observation, device), action=_tensors(action, device))
+    return SpacesRecord(substep.actor_id, observation=observation, action=action, logits=logits or None)
 
 
 def _tensors(arrays: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -321,7 +322,7 @@ def _tensor(array: Any, device: str) -> Tensor:
     return tensor.to(device)
 
 
-def _by_substep(array: np.ndarray | None, n_substeps: int) -> list[Tensor]:
+def by_substep(array: np.ndarray | None, n_substeps: int) -> list[Tensor]:
     """``[n_ticks, n_envs]`` as one tensor ``[n_steps, n_envs]`` for each sub-step."""
     if array is None:
         return []

@@ -1,0 +1,127 @@
+"""The worker process of :class:`SubprocDistributedActors`."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from typing import Any
+
+import cloudpickle
+import torch
+
+from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.distributed_actors.sequential_distributed_actors import check_finite
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
+from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.channel import Channel, failure_of
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+from maze.train.parallelization.vector_env.worker import open_channel
+
+
+def run_actor(connection: Any, factories: bytes, first_index: int, inherited: list[Any]) -> None:
+    """Collect rollouts until told to close or until the other side is gone.
+
+    :param connection: End of the pipe to the learner.
+    :param factories: The pickled list of environment factories.
+    :param first_index: Index of the first environment among those of all actors.
+    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    """
+    channel = open_channel(connection, inherited)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            _Actor(channel).run(factories)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # SystemExit of an environment included: the learner hears of everything
+            channel.send(messages.FAILED, failure_of(error, None))
+            if isinstance(error, SystemExit):
+                raise
+
+
+class _Actor(LogStatsConsumer):
+    """State of a worker process.
+
+    :param channel: Channel to the learner.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._encoder = StatsEncoder()
+        self._finished: list[EncodedStats] = []
+        self._n_tickets = 0
+        self._version = 0
+        self._loaded_version = 0
+        self._weights: SharedPolicyWeights | None = None
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self._finished.append(self._encoder.encode(stat))
+
+    def run(self, factories: bytes) -> None:
+        """Make the environments, then do what the learner asks for until it asks to close."""
+        torch.set_num_threads(1)  # several processes with several threads each get in one another's way
+        self._env = env = SequentialVectorEnv(cloudpickle.loads(factories))
+        for single_env in env.envs:
+            single_env.get_stats(LogStatsLevel.EPISODE).register_consumer(self)
+        self._channel.send(messages.RESULT, tuple(ActorSpaces.of(env)))
+        if self._take_messages(until=lambda: self._weights is not None):
+            self._channel.send(messages.DONE)
+            while self._take_messages(until=lambda: self._n_tickets > 0):
+                self._collect()
+        env.close()
+
+    def _take_messages(self, until: Any) -> bool:
+        """Take in all messages, and wait for more as long as needed; False: the learner asks to close."""
+        poll = select.poll()
+        poll.register(self._channel.fd, select.POLLIN)
+        while poll.poll(0) or not until():
+            code, payload = self._channel.receive()
+            if code == messages.CLOSE:
+                return False
+            method, arguments = payload
+            getattr(self, f"_call_{method}")(*arguments)
+        return True
+
+    def _collect(self) -> None:
+        assert self._weights is not None
+        if self._version != self._loaded_version:
+            self._weights.read(self._version, self._live_weights)
+            self._loaded_version = self._version
+        self._generator.collect(self._policy, self._columns)
+        self._n_tickets -= 1
+        check_finite(self._columns, self._index)
+        self._env.clear_epoch_stats()  # they are kept by the learner
+        packet = tuple(RolloutPacket.of(self._columns))
+        states = self._env.wrapper_statistics()
+        self._channel.send(messages.RESULT, (packet, self._version, self._finished, states))
+        self._finished = []
+
+    def _call_start(
+        self, index: int, pickled_policy: bytes, n_slots: int, n_steps: int, agent_seed: Any, env_seeds: list[Any]
+    ) -> None:
+        """Take the policy and the memory with its weights."""
+        self._index = index
+        self._policy = cloudpickle.loads(pickled_policy)
+        self._policy.seed(agent_seed)
+        self._policy.eval()
+        self._env.seed(env_seeds)
+        self._generator = RolloutGenerator(self._env, record_logits=True)
+        self._columns = self._generator.allocate(n_steps, self._policy)
+        self._live_weights = self._policy.state_dict()
+        self._weights = SharedPolicyWeights.receive(self._channel.connection, self._live_weights, n_slots)
+
+    def _call_rollouts(self, n_more: int) -> None:
+        """Collect more rollouts."""
+        self._n_tickets += n_more
+
+    def _call_version(self, version: int) -> None:
+        """The policy has a new version."""
+        self._version = version
+
+    def _call_wrapper_statistics(self, states: list[Any]) -> None:
+        """Take over what wrappers had learned."""
+        self._env.load_wrapper_statistics(states)

@@ -1,0 +1,136 @@
+"""Actors that fill a replay buffer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.wrappers.log_stats_wrapper import stats_value
+from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.maze_env import MazeEnv
+    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
+    from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+
+
+class BaseDistributedWorkersWithBuffer(ABC):
+    """Base of actors that collect rollouts into a replay buffer, from which a learner draws batches.
+
+    :param env_factory: Makes one environment.
+    :param worker_policy: The policy that acts.
+    :param n_rollout_steps: Number of environment steps of a rollout.
+    :param n_workers: Number of environments.
+    :param batch_size: Number of items of a batch.
+    :param rollouts_per_iteration: Number of rollouts per collection, all environments together.
+    :param split_rollouts_into_transitions: Whether the items of the buffer are single steps instead of rollouts.
+    :param env_instance_seeds: Seeds of the environments.
+    :param replay_buffer: Where rollouts go.
+    """
+
+    def __init__(
+        self,
+        env_factory: Callable[[], MazeEnv[Any]],
+        worker_policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_workers: int,
+        batch_size: int,
+        rollouts_per_iteration: int,
+        split_rollouts_into_transitions: bool,
+        env_instance_seeds: Sequence[int],
+        replay_buffer: BaseReplayBuffer,
+    ) -> None:
+        if len(env_instance_seeds) != n_workers:
+            raise ConfigError(f"Expected one seed for each of the {n_workers} workers, got {len(env_instance_seeds)}.")
+        if not isinstance(replay_buffer, UniformReplayBuffer):
+            raise ConfigError(f"replay_buffer: expected a UniformReplayBuffer, found {type(replay_buffer).__name__}.")
+        self.env_factory = env_factory
+        self.worker_policy = worker_policy
+        self.n_rollout_steps = n_rollout_steps
+        self.n_workers = n_workers
+        self.batch_size = batch_size
+        self.rollouts_per_iteration = rollouts_per_iteration
+        self.split_rollouts_into_transitions = split_rollouts_into_transitions
+        self.env_instance_seeds = list(env_instance_seeds)
+        self.replay_buffer = replay_buffer
+        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        """Statistics of the episodes that ended in this epoch."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Makes the environments."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Closes them."""
+
+    @abstractmethod
+    def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
+        """Has the actors act with new weights.
+
+        :param state_dict: The weights.
+        """
+
+    @abstractmethod
+    def collect_rollouts(self) -> tuple[float, float, float]:
+        """Adds ``rollouts_per_iteration`` rollouts to the buffer.
+
+        :return: Number of rollouts that were waiting before and after, and the seconds spent on waiting for more.
+        """
+
+    @property
+    @abstractmethod
+    def actors(self) -> list[ActorID]:
+        """The actors of an environment step, in their order."""
+
+    def sample_batch(self, learner_device: str) -> StructuredSpacesRecord:
+        """Draws a batch from the buffer.
+
+        :param learner_device: Where its tensors shall be.
+        """
+        return record_of_batch(self.sample_transitions(learner_device))
+
+    def sample_transitions(self, learner_device: str) -> TransitionBatch:
+        """Draws a batch from the buffer, as the arrays it is kept in.
+
+        :param learner_device: Where its tensors shall be.
+        """
+        return self.replay_buffer.sample_transitions(self.batch_size, learner_device)
+
+    def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
+        """The statistics of all environments together."""
+        return self.epoch_stats
+
+    def get_stats_value(
+        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
+    ) -> LogStatsValue:
+        """One value of the last epoch's statistics.
+
+        :param event: Interface method of the event.
+        :param level: ``LogStatsLevel.EPOCH``.
+        :param name: Output name of the statistic.
+        """
+        assert level is LogStatsLevel.EPOCH, "only statistics of epochs are kept"
+        value: LogStatsValue = stats_value(self.epoch_stats, event, name)
+        return value
+
+    def write_epoch_stats(self) -> None:
+        """Passes the statistics of the epoch on to the writers, and begins the next one."""
+        self.epoch_stats.reduce()
+
+    def wrapper_statistics(self) -> list[Any]:
+        """What wrappers that learn running statistics have learned, by environment."""
+        return []
+
+    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
+        """Restores what :meth:`wrapper_statistics` gave."""
+
+    def discard_unfinished(self) -> None:
+        """Begins new episodes with the next rollouts."""

@@ -1,0 +1,133 @@
+"""Actors that take turns in the process of the learner."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from maze.core.annotations import override
+from maze.core.errors import NonFiniteError
+from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.parallelization.distributed_actors.distributed_actors import (
+    CollectedBatch,
+    DistributedActors,
+    checked_actor_seeds,
+    seed_of_start,
+)
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.rollout.rollout_columns import RolloutColumns
+
+
+class SequentialDistributedActors(DistributedActors):
+    """Collects rollouts one after another, always with the newest policy: nothing is asynchronous.
+
+    :param env_factory: Makes one environment.
+    :param policy: The policy. One on the CPU acts itself, so that its random generators are those of the training.
+    :param n_rollout_steps: Number of environment steps of a rollout.
+    :param n_actors: Number of actors, which take turns.
+    :param batch_size: Number of rollouts in a batch.
+    :param actor_env_seeds: A seed for each environment.
+    :param envs_per_actor: Number of environments that each actor steps together.
+    """
+
+    def __init__(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        actor_env_seeds: list[int],
+        *,
+        envs_per_actor: int = 1,
+    ) -> None:
+        super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
+        self._seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
+        self._acting_policy: TorchPolicy | None = None
+        self._generators: list[RolloutGenerator] = []
+        self._columns: list[RolloutColumns] = []
+        self._n_starts = 0
+        self._next_actor = 0
+        self._wrapper_states: list[Any] = []
+
+    @override(DistributedActors)
+    def start(self) -> None:
+        if self._generators:
+            return
+        self._acting_policy = self.policy
+        if self.policy.device != "cpu":
+            self._acting_policy = copy.deepcopy(self.policy)
+            self._acting_policy.to("cpu")
+        for actor in range(self.n_actors):
+            env = SequentialVectorEnv([self.env_factory] * self.envs_per_actor)
+            for single_env in env.envs:
+                single_env.get_stats(LogStatsLevel.EPISODE).register_consumer(self.epoch_stats)
+            seeds = self._seeds[actor * self.envs_per_actor : (actor + 1) * self.envs_per_actor]
+            env.seed([seed_of_start(seed, self._n_starts) for seed in seeds])
+            self._generators.append(RolloutGenerator(env, record_logits=True))
+        self._n_starts += 1
+        self._next_actor = 0
+        self.load_wrapper_statistics(self._wrapper_states)
+
+    @override(DistributedActors)
+    def stop(self) -> None:
+        self._wrapper_states = self.wrapper_statistics()
+        for generator in self._generators:
+            generator.env.close()
+        self._generators.clear()
+
+    @override(DistributedActors)
+    def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
+        if self._acting_policy is not None and self._acting_policy is not self.policy:
+            self._acting_policy.load_state_dict(state_dict)
+
+    @override(DistributedActors)
+    def collect_batch(self) -> CollectedBatch:
+        self.start()
+        policy = self._acting_policy
+        assert policy is not None
+        policy.eval()
+        start = time.perf_counter()
+        packets = []
+        for position in range(self.batch_size):
+            generator = self._generators[self._next_actor]
+            if position == len(self._columns):
+                self._columns.append(generator.allocate(self.n_rollout_steps, policy))
+            columns = generator.collect(policy, self._columns[position])
+            generator.env.clear_epoch_stats()  # collected by all actors together
+            check_finite(columns, self._next_actor)
+            packets.append(RolloutPacket.of(columns))
+            self._next_actor = (self._next_actor + 1) % self.n_actors
+        seconds = time.perf_counter() - start
+        joined = self._joined(packets, ActorSpaces.of(self._generators[0].env))
+        return CollectedBatch(joined, 0, 0, seconds, [0] * self.batch_size)
+
+    @override(DistributedActors)
+    def wrapper_statistics(self) -> list[Any]:
+        if not self._generators:
+            return self._wrapper_states
+        states = [generator.env.wrapper_statistics() for generator in self._generators]
+        return [state for of_actor in states for state in of_actor]
+
+    @override(DistributedActors)
+    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
+        self._wrapper_states = list(states)
+        for actor, generator in enumerate(self._generators):
+            if states:
+                own = [states[(actor * self.envs_per_actor + i) % len(states)] for i in range(self.envs_per_actor)]
+                generator.env.load_wrapper_statistics(own)
+
+
+def check_finite(columns: RolloutColumns, actor: int) -> None:
+    """Raises an error naming the actor and the place of the first number of its rollout that is not finite."""
+    try:
+        columns.check_finite()
+    except NonFiniteError as error:
+        raise NonFiniteError(f"Actor {actor}, {error}") from error

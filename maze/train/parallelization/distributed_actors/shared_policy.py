@@ -1,0 +1,81 @@
+"""A policy's weights in memory shared by learner and actors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import numpy as np
+import torch
+
+from maze.train.parallelization.vector_env.shared_arrays import map_memory
+
+_ALIGNMENT = 64
+
+
+class SharedPolicyWeights:
+    """The latest versions of a policy's weights, each in a slot of its own.
+
+    A version's slot is written again ``n_slots`` versions later. Whoever reads must be done by then; no lock is taken.
+
+    :param state_dict: Weights of the policy, which say what there is to store.
+    :param n_slots: Number of versions kept.
+    :param fd: Memory of another process; by default new memory is created.
+    """
+
+    def __init__(self, state_dict: Mapping[str, Any], n_slots: int, fd: int | None = None) -> None:
+        tensors = list(tensors_of(state_dict))
+        sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+        self._memory = map_memory(sum(sizes) * n_slots, fd)
+        self._slots: list[list[torch.Tensor]] = []
+        offset = 0
+        for _ in range(n_slots):
+            slot = []
+            for tensor, size in zip(tensors, sizes, strict=True):
+                n_bytes = tensor.numel() * tensor.element_size()
+                raw = np.frombuffer(self._memory.map, np.uint8, n_bytes, offset)
+                slot.append(torch.from_numpy(raw).view(tensor.dtype).view(tensor.shape))
+                offset += size
+            self._slots.append(slot)
+
+    def write(self, version: int, state_dict: Mapping[str, Any]) -> None:
+        """Stores a version.
+
+        :param version: Its number.
+        :param state_dict: Its weights, on any device.
+        """
+        for target, source in zip(self._slots[version % len(self._slots)], tensors_of(state_dict), strict=True):
+            target.copy_(source)
+
+    def read(self, version: int, state_dict: Mapping[str, Any]) -> None:
+        """Copies a version into live tensors.
+
+        :param version: Its number.
+        :param state_dict: What to overwrite.
+        """
+        for source, target in zip(self._slots[version % len(self._slots)], tensors_of(state_dict), strict=True):
+            target.copy_(source)
+
+    def send_to(self, connection: Connection, pid: int) -> None:
+        """Give another process access.
+
+        :param connection: A connection to that process over a Unix socket.
+        :param pid: Its process id.
+        """
+        send_handle(connection, self._memory.fd, pid)
+
+    @staticmethod
+    def receive(connection: Connection, state_dict: Mapping[str, Any], n_slots: int) -> SharedPolicyWeights:
+        """Counterpart of :meth:`send_to`."""
+        return SharedPolicyWeights(state_dict, n_slots, fd=recv_handle(connection))
+
+
+def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
+    """All tensors of a nested state dictionary, in its order."""
+    for value in state_dict.values():
+        if isinstance(value, Mapping):
+            yield from tensors_of(value)
+        else:
+            yield value

@@ -1,0 +1,137 @@
+"""Records and rows of transitions, one made from the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from maze.core.env.structured_env import ActorID
+from maze.core.env.truncation import is_truncated
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
+
+
+def rows_of_records(
+    records: Sequence[StructuredSpacesRecord], actors: Sequence[ActorID], first_number: int
+) -> TransitionRows:
+    """Rows of successive steps of one environment.
+
+    :param records: Unbatched steps; what followed the last one is in its last ``next_observation``.
+    :param actors: The actors of a complete step.
+    :param first_number: Number that the first row will get.
+    """
+    rows = [_row(record, records[index + 1 : index + 2], actors, index) for index, record in enumerate(records)]
+    is_last = [_is_done(record) for record in records]
+    follows = [first_number + index - 1 if index and not is_last[index - 1] else -1 for index in range(len(rows))]
+    positions = range(len(actors))
+    stacked = TransitionRows(
+        observations=[_stack([row[0][position] for row in rows]) for position in positions],
+        actions=[_stack([row[1][position] for row in rows]) for position in positions],
+        rewards=np.array([row[2] for row in rows], np.float32),
+        next_observation=_stack([row[3] for row in rows]),
+        terminated=np.array([row[4] for row in rows], np.bool_),
+        n_substeps=np.array([len(record.substep_records) for record in records], np.int64),
+        follows=np.array(follows, np.int64),
+    )
+    _require_finite(stacked)
+    return stacked
+
+
+def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
+    """The documented form of a batch: one record for each actor, with its next observation."""
+    record = StructuredSpacesRecord()
+    last = len(batch.actors) - 1
+    for position, actor in enumerate(batch.actors):
+        following = batch.next_observations[0] if position == last else batch.observations[position + 1]
+        n_substeps = last + 1 if batch.n_substeps is None else batch.n_substeps
+        is_end = torch.as_tensor(n_substeps == position + 1, device=batch.terminated.device)
+        record.append(
+            SpacesRecord(
+                actor_id=actor,
+                observation=batch.observations[position],
+                action=batch.actions[position],
+                reward=batch.rewards[:, position],
+                done=batch.terminated & is_end,
+                next_observation=following,
+                batch_shape=[len(batch.terminated)],
+            )
+        )
+    return record
+
+
+def _row(
+    record: StructuredSpacesRecord,
+    following: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    index: int,
+) -> tuple[list[Any], list[Any], list[float], Any, bool]:
+    substeps = record.substep_records
+    where = f"Step {index} of the rollout"
+    found = [substep.actor_id for substep in substeps]
+    if not found or found != list(actors[: len(found)]) or (len(found) < len(actors) and not _is_done(record)):
+        raise EnvironmentContractError(
+            f"{where}: expected the actors {list(actors)} in this order, found {found}. A replay buffer needs steps "
+            "with the same actors in the same order."
+        )
+    last = substeps[-1]
+    is_done, truncated = bool(last.done), is_truncated(bool(last.done), _info(last))
+    after = last.next_observation
+    if after is None and following and not is_done:
+        after = following[0].substep_records[0].observation
+    observations: list[Any] = [substep.observation for substep in substeps]
+    if after is None and not (is_done and not truncated):
+        raise ConfigError(
+            f"{where}: it is not known what was observed after it. Record rollouts with "
+            "`record_next_observations=True`, and load data sets with the trajectory processor "
+            "IdentityWithNextObservationTrajectoryProcessor."
+        )
+    observations += [None] * (len(actors) - len(observations))
+    if len(found) < len(actors):
+        if truncated:
+            observations[len(found)] = after
+        after = None
+    after = observations[0] if after is None else after
+    actions = [substep.action for substep in substeps] + [None] * (len(actors) - len(found))
+    rewards = [float(substep.reward) for substep in substeps] + [0.0] * (len(actors) - len(found))  # type: ignore[arg-type]
+    return observations, actions, rewards, after, is_done and not truncated
+
+
+def _info(record: SpacesRecord) -> dict[Any, Any]:
+    return record.info if isinstance(record.info, dict) else {}
+
+
+def _is_done(record: StructuredSpacesRecord) -> bool:
+    return bool(record.substep_records and record.substep_records[-1].done)
+
+
+def _stack(dictionaries: Sequence[Mapping[str, Any] | None]) -> Arrays:
+    """Arrays by key; zeros for what is missing."""
+    example = next((entry for entry in dictionaries if entry is not None), None)
+    if example is None:
+        return {}
+    zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
+    rows = [zeros if entry is None else entry for entry in dictionaries]
+    try:
+        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in example}
+    except (KeyError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"The steps of a rollout have observations or actions of different keys or shapes: {error}."
+        ) from error
+
+
+def _require_finite(rows: TransitionRows) -> None:
+    groups = {f"observation of actor {index}": part for index, part in enumerate(rows.observations)}
+    groups |= {"reward": {"reward": rows.rewards}, "next observation": rows.next_observation}
+    for name, arrays in groups.items():
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                step, *rest = np.argwhere(~np.isfinite(array))[0].tolist()
+                raise NonFiniteError(
+                    f"Step {step} of a rollout for the replay buffer: {name}, `{key}`, index {rest} is "
+                    f"{array[(step, *rest)]}. Look at what recorded it."
+                )

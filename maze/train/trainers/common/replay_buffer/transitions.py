@@ -1,0 +1,267 @@
+"""Environment steps as rows of arrays: what replay buffers hold.
+
+A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
+mid-step leaves a row with fewer sub-steps; the rest of it is zero, except the observation that the next actor would
+have answered where the episode was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError, EnvironmentContractError
+
+Arrays = dict[str, np.ndarray]
+TensorDict = dict[str, Tensor]
+
+
+@dataclass
+class TransitionRows:
+    """Rows to be added; all arrays start with the dimension of the rows."""
+
+    observations: list[Arrays]
+    """Of each actor of the step."""
+    actions: list[Arrays]
+    rewards: np.ndarray
+    """float32 ``[n, n_actors]``"""
+    next_observation: Arrays
+    """What the first actor saw after the step: the true last observation where the episode was cut off. Where nothing
+    of it counts (the episode terminated, or ended in mid-step) any observation of the first actor."""
+    terminated: np.ndarray
+    """bool ``[n]``"""
+    n_substeps: np.ndarray
+    """int64 ``[n]``: number of actors that acted."""
+    follows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64 ``[n]``: number (counted over all that were ever added) of the row that each one continues; -1: none."""
+
+    def __len__(self) -> int:
+        return len(self.terminated)
+
+
+@dataclass
+class TransitionBatch:
+    """Rows drawn from a buffer, as tensors."""
+
+    actors: list[ActorID]
+    observations: list[TensorDict]
+    actions: list[TensorDict]
+    rewards: Tensor
+    """float32 ``[B, n_actors]``"""
+    next_observations: list[TensorDict]
+    """First actor: what it saw after the step. Others: what they saw in the step after."""
+    terminated: Tensor
+    """bool ``[B]``"""
+    n_substeps: Tensor | None
+    """int64 ``[B]``; None: all steps are complete."""
+    has_next_step: Tensor | None
+    """bool ``[B]``: whether ``next_observations`` of the other actors are known; None: there are no others."""
+
+
+def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
+    """The actors of an environment step, in their order.
+
+    :raises ConfigError: Their number changes.
+    """
+    for key, count in agent_counts_dict.items():
+        if count < 1:
+            raise ConfigError(
+                f"env: sub-step {key!r} has a varying number of agents ({count}). A replay buffer needs steps with the "
+                "same actors in the same order; train with PPO or A2C instead."
+            )
+    return [ActorID(key, agent) for key, count in agent_counts_dict.items() for agent in range(count)]
+
+
+class TransitionColumns:
+    """A ring of rows in arrays that are allocated once.
+
+    :param capacity: Most rows that are kept.
+    :param actors: Actors of an environment step.
+    :param observation_shapes: Shape and type of each observation, by actor.
+    :param action_shapes: Shape and type of each action, by actor.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        actors: Sequence[ActorID],
+        observation_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
+        action_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
+    ) -> None:
+        self.capacity = capacity
+        self.actors = list(actors)
+        self.n_added = 0
+        """Number of rows ever added."""
+        self.all_complete = True
+        """Whether no row with fewer sub-steps was ever added."""
+        try:
+            self.observations = [_allocate(capacity, shapes) for shapes in observation_shapes]
+            self.actions = [_allocate(capacity, shapes) for shapes in action_shapes]
+            self.next_observation = _allocate(capacity, observation_shapes[0])
+            self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
+            self.terminated = np.zeros(capacity, np.bool_)
+            self.n_substeps = np.zeros(capacity, np.int64)
+            self.next_row = np.full(capacity if len(self.actors) > 1 else 0, -1, np.int64)
+        except (MemoryError, ValueError) as error:
+            raise ConfigError(
+                f"algorithm.replay_buffer_size: there is not enough memory for {capacity} steps. Choose a smaller one, "
+                "or smaller observations."
+            ) from error
+
+    @classmethod
+    def for_spaces(
+        cls,
+        capacity: int,
+        actors: Sequence[ActorID],
+        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    ) -> TransitionColumns:
+        """Columns for an environment's steps."""
+        return cls(
+            capacity,
+            actors,
+            [_shapes_of(observation_spaces_dict[actor.step_key]) for actor in actors],
+            [_shapes_of(action_spaces_dict[actor.step_key]) for actor in actors],
+        )
+
+    @classmethod
+    def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
+        """Columns for more rows like these."""
+        observations, actions = ([_shapes_in(part) for part in parts] for parts in (rows.observations, rows.actions))
+        return cls(capacity, actors, observations, actions)
+
+    def __len__(self) -> int:
+        return min(self.n_added, self.capacity)
+
+    def add(self, rows: TransitionRows) -> None:
+        """Adds rows; the oldest ones make room."""
+        n = len(rows)
+        numbers = np.arange(self.n_added, self.n_added + n)
+        slots: Any = numbers % self.capacity
+        if n and slots[0] + n <= self.capacity:
+            slots = slice(int(slots[0]), int(slots[0]) + n)
+        for own, given in zip(self.observations, rows.observations, strict=True):
+            _write(own, slots, given, "observation")
+        for own, given in zip(self.actions, rows.actions, strict=True):
+            _write(own, slots, given, "action")
+        _write(self.next_observation, slots, rows.next_observation, "next observation")
+        self.rewards[slots] = rows.rewards
+        self.terminated[slots] = rows.terminated
+        if len(self.actors) > 1:
+            self.n_substeps[slots] = rows.n_substeps
+            self.all_complete = self.all_complete and bool((rows.n_substeps == len(self.actors)).all())
+            self._link(slots, numbers, rows.follows)
+        self.n_added += n
+
+    def _link(self, slots: Any, numbers: np.ndarray, follows: np.ndarray) -> None:
+        self.next_row[slots] = -1
+        oldest = numbers[-1] + 1 - self.capacity if len(numbers) else 0
+        known = (follows >= 0) & (follows >= oldest)
+        self.next_row[follows[known] % self.capacity] = numbers[known]
+
+    def read(self, slots: np.ndarray, device: str) -> TransitionBatch:
+        """The rows in the given places.
+
+        :param slots: int64 ``[B]``, below the number of rows.
+        :param device: Where the tensors go.
+        """
+        has_next_step, next_observations = None, [_take(self.next_observation, slots, device)]
+        if len(self.actors) > 1:
+            next_rows = self.next_row[slots]
+            following = np.where(next_rows >= 0, next_rows % self.capacity, slots)
+            complete = (next_rows >= 0) & (self.n_substeps[following] == len(self.actors))
+            following = np.where(complete, following, slots)  # there has to be something valid
+            has_next_step = torch.from_numpy(complete).to(device)
+            next_observations += [_take(arrays, following, device) for arrays in self.observations[1:]]
+        n_substeps = None if self.all_complete else torch.from_numpy(self.n_substeps[slots]).to(device)
+        return TransitionBatch(
+            actors=self.actors,
+            observations=[_take(arrays, slots, device) for arrays in self.observations],
+            actions=[_take(arrays, slots, device) for arrays in self.actions],
+            rewards=torch.from_numpy(self.rewards.take(slots, 0)).to(device),
+            next_observations=next_observations,
+            terminated=torch.from_numpy(self.terminated.take(slots)).to(device),
+            n_substeps=n_substeps,
+            has_next_step=has_next_step,
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the rows held."""
+        total = sum(array.nbytes for array in self._arrays().values())
+        return int(total * len(self) / self.capacity)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the rows held, as tensors and plain values."""
+        n = len(self)
+        arrays = {name: torch.from_numpy(array[:n].copy()) for name, array in self._arrays().items()}
+        return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` gave."""
+        if state["capacity"] != self.capacity:
+            raise ConfigError(
+                f"algorithm.replay_buffer_size: the saved replay buffer holds {state['capacity']} steps at most, this "
+                f"one {self.capacity}. Continue with the configuration of the run that was saved."
+            )
+        for name, array in self._arrays().items():
+            saved = state["arrays"][name].numpy()
+            array[: len(saved)] = saved
+        self.n_added, self.all_complete = int(state["n_added"]), bool(state["all_complete"])
+
+    def _arrays(self) -> Arrays:
+        named: Arrays = {"rewards": self.rewards, "terminated": self.terminated, "n_substeps": self.n_substeps}
+        if len(self.actors) > 1:
+            named["next_row"] = self.next_row
+        groups = {"next_observation": self.next_observation}
+        for position in range(len(self.actors)):
+            groups[f"observation_{position}"] = self.observations[position]
+            groups[f"action_{position}"] = self.actions[position]
+        return {**named, **{f"{group}/{key}": array for group, part in groups.items() for key, array in part.items()}}
+
+
+def _shapes_of(space: spaces.Dict) -> dict[str, tuple[tuple[int, ...], Any]]:
+    shapes = {}
+    for key, sub in space.spaces.items():
+        if sub.shape is None or sub.dtype is None:
+            raise ConfigError(
+                f"`{key}`: values of {type(sub).__name__} spaces have no fixed shape; no array holds them."
+            )
+        shapes[key] = (tuple(sub.shape), sub.dtype)
+    return shapes
+
+
+def _shapes_in(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], Any]]:
+    return {key: (array.shape[1:], array.dtype) for key, array in arrays.items()}
+
+
+def _allocate(capacity: int, shapes: Mapping[str, tuple[tuple[int, ...], Any]]) -> Arrays:
+    """Networks compute in float32: nothing is gained by keeping more."""
+    return {
+        key: np.zeros((capacity, *shape), np.float32 if np.dtype(dtype) == np.float64 else dtype)
+        for key, (shape, dtype) in shapes.items()
+    }
+
+
+def _write(own: Arrays, slots: Any, given: Mapping[str, np.ndarray], what: str) -> None:
+    for key, array in own.items():
+        value = given.get(key)
+        if value is None or value.shape[1:] != array.shape[1:]:
+            found = f"nothing (only {sorted(given)})" if value is None else f"shape {value.shape[1:]}"
+            raise EnvironmentContractError(
+                f"Replay buffer, {what} `{key}`: expected shape {array.shape[1:]}, found {found}. Does the experience "
+                "come from another environment, or from one with other wrappers?"
+            )
+        array[slots] = value
+
+
+def _take(arrays: Arrays, slots: np.ndarray, device: str) -> TensorDict:
+    tensors = {key: torch.from_numpy(array.take(slots, 0)) for key, array in arrays.items()}
+    return tensors if device == "cpu" else {key: tensor.to(device) for key, tensor in tensors.items()}

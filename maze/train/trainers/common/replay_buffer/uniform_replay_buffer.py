@@ -1,0 +1,196 @@
+"""A replay buffer from which everything is drawn equally often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch, rows_of_records
+from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer, Transition
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
+
+
+class UniformReplayBuffer(BaseReplayBuffer):
+    """Keeps the latest items in arrays that are allocated once, and draws them with replacement.
+
+    The arrays are made for the first item, or before by :meth:`allocate`.
+
+    :param buffer_size: Most items that are kept.
+    :param seed: Seed of the draws.
+    """
+
+    def __init__(self, buffer_size: int, seed: int) -> None:
+        if buffer_size < 1:
+            raise ConfigError(f"algorithm.replay_buffer_size: expected at least 1, got {buffer_size!r}.")
+        self.buffer_size = buffer_size
+        self.n_drawn = 0
+        """Number of items ever drawn."""
+        self._rng = np.random.default_rng(seed)
+        self._columns: TransitionColumns | None = None
+        self._item_length: int | None = None
+
+    def __len__(self) -> int:
+        return 0 if self._columns is None else len(self._columns) // self.item_length
+
+    @property
+    def item_length(self) -> int:
+        """Number of environment steps of an item."""
+        return self._item_length or 1
+
+    @property
+    def n_added(self) -> int:
+        """Number of items ever added."""
+        return 0 if self._columns is None else self._columns.n_added // self.item_length
+
+    @property
+    def n_rows_added(self) -> int:
+        """Number of environment steps ever added: the number that the next one gets."""
+        return 0 if self._columns is None else self._columns.n_added
+
+    @property
+    def avg_pick_per_transition(self) -> float:
+        """How often an item was drawn, on average over all that were ever added."""
+        return self.n_drawn / self.n_added if self.n_added else 0.0
+
+    @property
+    def columns(self) -> TransitionColumns:
+        """The arrays themselves."""
+        if self._columns is None:
+            raise ConfigError("The replay buffer is empty; add transitions before using it.")
+        return self._columns
+
+    def allocate(
+        self,
+        actors: Sequence[ActorID],
+        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        item_length: int = 1,
+    ) -> None:
+        """Makes the arrays for an environment; if there are some already, they stay.
+
+        :param actors: The actors of an environment step, in their order.
+        :param observation_spaces_dict: Observation spaces by step key.
+        :param action_spaces_dict: Action spaces by step key.
+        :param item_length: Number of environment steps of an item.
+        """
+        if self._columns is None:
+            self._item_length = item_length
+            self._columns = TransitionColumns.for_spaces(
+                self.buffer_size * item_length, actors, observation_spaces_dict, action_spaces_dict
+            )
+
+    @override(BaseReplayBuffer)
+    def add_rollout(self, rollout: SpacesTrajectoryRecord | list[StructuredSpacesRecord]) -> None:
+        self._add_records(_steps(rollout), item_length=1)
+
+    @override(BaseReplayBuffer)
+    def add_transition(self, transition: Transition) -> None:
+        if isinstance(transition, StructuredSpacesRecord):
+            self._add_records([transition], item_length=1)
+        else:
+            self._add_records(_steps(transition), item_length=len(transition))
+
+    def add_rows(self, rows: TransitionRows) -> None:
+        """Adds steps that are rows already; with items of several steps, whole items."""
+        self.columns.add(rows)
+
+    @override(BaseReplayBuffer)
+    def sample_batch(self, n_samples: int, learner_device: str) -> list[Transition]:
+        columns = self.columns
+        items: list[Transition] = []
+        for slots in self._draw(n_samples).reshape(n_samples, self.item_length):
+            steps = [record_of_batch(columns.read(slots[i : i + 1], learner_device)) for i in range(len(slots))]
+            if self.item_length == 1:
+                items.append(steps[0])
+            else:
+                trajectory = SpacesTrajectoryRecord(None)
+                trajectory.step_records = steps
+                items.append(trajectory)
+        return items
+
+    def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
+        """Draws items as one batch of environment steps, those of an item one after the other.
+
+        :param n_samples: Number of items.
+        :param learner_device: Where the tensors shall be.
+        """
+        return self.columns.read(self._draw(n_samples), learner_device)
+
+    def state_dict(self, with_content: bool = True) -> dict[str, Any]:
+        """Generator, counts and, if wanted, all items; plain values and tensors."""
+        bits = self._rng.bit_generator.state
+        return {
+            "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
+            "n_drawn": self.n_drawn,
+            "item_length": self._item_length,
+            "content": self.columns.state_dict() if with_content and self._columns is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state; without content in it, with the items there are."""
+        number, inc, has_uint32, uinteger = state["generator"]
+        self._rng.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": number, "inc": inc},
+            "has_uint32": has_uint32,
+            "uinteger": uinteger,
+        }
+        self.n_drawn = state["n_drawn"]
+        if state["content"] is not None:
+            self._item_length = state["item_length"]
+            self.columns.load_state_dict(state["content"])
+
+    def _draw(self, n_samples: int) -> np.ndarray:
+        if not len(self):
+            raise ConfigError("The replay buffer is empty; add transitions before drawing any.")
+        self.n_drawn += n_samples
+        items = self._rng.integers(0, len(self), n_samples)
+        if self.item_length == 1:
+            return items
+        slots: np.ndarray = (items[:, None] * self.item_length + np.arange(self.item_length)).ravel()
+        return slots
+
+    def _add_records(self, records: Sequence[StructuredSpacesRecord], item_length: int) -> None:
+        if not records:
+            return
+        if self._item_length not in (None, item_length):
+            raise ConfigError(
+                f"The replay buffer holds items of {self._item_length} environment steps; one of {item_length} cannot "
+                "be added."
+            )
+        actors = self._columns.actors if self._columns is not None else _longest([r.actor_ids for r in records])
+        rows = rows_of_records(records, actors, self.n_rows_added)
+        if self._columns is None:
+            self._columns = TransitionColumns.for_rows(self.buffer_size * item_length, actors, rows)
+        self._item_length = item_length
+        self.columns.add(_with_all_keys(rows, self.columns))
+
+
+def _steps(rollout: SpacesTrajectoryRecord | Sequence[StructuredSpacesRecord]) -> list[StructuredSpacesRecord]:
+    return list(rollout.step_records if isinstance(rollout, SpacesTrajectoryRecord) else rollout)
+
+
+def _longest(sequences: Sequence[list[ActorID]]) -> list[ActorID]:
+    return max(sequences, key=len)
+
+
+def _with_all_keys(rows: TransitionRows, columns: TransitionColumns) -> TransitionRows:
+    """Zeros where none of the rows has a value: sub-steps that all of them lack, what follows a termination."""
+    n = len(rows)
+    parts = [
+        *zip(columns.observations, rows.observations, strict=True),
+        *zip(columns.actions, rows.actions, strict=True),
+        (columns.next_observation, rows.next_observation),
+    ]
+    for own, given in parts:
+        if not given:
+            given.update({key: np.zeros((n, *array.shape[1:]), array.dtype) for key, array in own.items()})
+    return rows

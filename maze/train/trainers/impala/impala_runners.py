@@ -1,0 +1,244 @@
+"""Runners of IMPALA trainings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
+from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+from maze.train.trainers.common.actor_critic.actor_critic_runners import CHECKPOINT_FILE, MIN_CONCURRENCY
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.training_runner import TrainingRunner
+from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
+from maze.train.trainers.impala.impala_trainer import IMPALA
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.core.agent.torch_policy import TorchPolicy
+
+
+@dataclass
+class ImpalaRunner(TrainingRunner, ABC):
+    """Builds model, actors, evaluator and trainer, and trains.
+
+    :param eval_concurrency: Number of evaluation environments; 0: as many as episodes, but not more than eight.
+    """
+
+    eval_concurrency: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._closables: list[Callable[[], None]] = []
+        value = self.eval_concurrency
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
+
+    @override(TrainingRunner)
+    def setup(self, cfg: DictConfig) -> None:
+        super().setup(cfg)
+        assert self.env_factory is not None
+        config = ImpalaAlgorithmConfig.from_config(cfg.algorithm)
+        model = self._build_model(config.device)
+        model_selection = BestModelSelection(
+            dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval
+        )
+        try:
+            actors = self.create_distributed_rollout_actors(
+                self.env_factory,
+                policy=model.policy,
+                n_rollout_steps=config.n_rollout_steps,
+                n_actors=config.num_actors,
+                batch_size=config.actors_batch_size,
+                queue_out_of_sync_factor=config.queue_out_of_sync_factor,
+                env_instance_seeds=self._env_seeds(config.num_actors * config.envs_per_actor),
+                agent_instance_seeds=[
+                    self.maze_seeding.generate_agent_instance_seed() for _ in range(config.num_actors)
+                ],
+            )
+            self._closables.append(actors.stop)
+            self._trainer = IMPALA(
+                algorithm_config=config,
+                rollout_generator=actors,
+                evaluator=self._build_evaluator(config.rollout_evaluator, model_selection),
+                model=model,
+                model_selection=model_selection,
+                seed=self.maze_seeding.generate_agent_instance_seed(),
+                checkpoint_file=CHECKPOINT_FILE,
+            )
+            self._init_trainer_from_input_dir(self._trainer, self.state_dict_dump_file, cfg.get("input_dir"))
+        except BaseException:
+            self.close()
+            raise
+
+    @override(TrainingRunner)
+    def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
+        try:
+            super().run(n_epochs=n_epochs, **train_kwargs)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends all actors and closes the environments for evaluation."""
+        for close in self._closables:
+            close()
+        self._closables.clear()
+
+    @abstractmethod
+    def create_distributed_eval_env(
+        self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
+        """Builds the vector environment for evaluation.
+
+        :param env_factory: Makes one environment.
+        :param eval_concurrency: Number of environments.
+        :param logging_prefix: Where their statistics are logged.
+        """
+
+    @abstractmethod
+    def create_distributed_rollout_actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        """Builds the actors.
+
+        :param env_factory: Makes one environment.
+        :param policy: The policy.
+        :param n_rollout_steps: Number of environment steps of a rollout.
+        :param n_actors: Number of actors.
+        :param batch_size: Number of rollouts in a batch.
+        :param queue_out_of_sync_factor: Times ``batch_size``, the number of finished rollouts that may wait.
+        :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
+        :param agent_instance_seeds: A seed for the policy of each actor.
+        """
+
+    def _build_model(self, device: str) -> TorchActorCritic:
+        policy, critic = self.model_composer.policy, self.model_composer.critic
+        missing = [name for name, part in (("policy", policy), ("critic", critic)) if part is None]
+        if policy is None or critic is None:
+            raise ConfigError(
+                f"model.{missing[0]}: IMPALA needs a model with a policy and a state critic, but no {missing[0]} is "
+                "configured. Choose one, for instance with `model=flatten_concat` and `critic=flatten_concat_shared`."
+            )
+        policy.seed(self.maze_seeding.generate_agent_instance_seed())
+        return TorchActorCritic(policy=policy, critic=critic, device=device)
+
+    def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
+        if config is None or isinstance(config, Evaluator):
+            return config
+        assert self.env_factory is not None
+        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
+        concurrency = self.eval_concurrency or max(1, min(n_episodes, MIN_CONCURRENCY))
+        # Evaluation learns no statistics: rewards of different epochs stay comparable.
+        env = self.create_distributed_eval_env(FrozenEnvFactory(self.env_factory), concurrency, "eval")
+        self._closables.append(env.close)
+        env.seed(self._env_seeds(concurrency))
+        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
+            config, eval_env=env, model_selection=model_selection
+        )
+
+    def _env_seeds(self, n_seeds: int) -> list[int]:
+        return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_seeds)]
+
+
+@dataclass
+class ImpalaDevRunner(ImpalaRunner):
+    """Actors take turns in the process of the training: reproducible, and easy to debug."""
+
+    @override(ImpalaRunner)
+    def create_distributed_rollout_actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> SequentialDistributedActors:
+        return SequentialDistributedActors(
+            env_factory,
+            policy,
+            n_rollout_steps,
+            n_actors,
+            batch_size,
+            env_instance_seeds,
+            envs_per_actor=len(env_instance_seeds) // n_actors,
+        )
+
+    @override(ImpalaRunner)
+    def create_distributed_eval_env(
+        self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
+    ) -> SequentialVectorEnv:
+        return SequentialVectorEnv([env_factory] * eval_concurrency, logging_prefix=logging_prefix)
+
+
+@dataclass
+class ImpalaLocalRunner(ImpalaRunner):
+    """Actors in processes of their own, which collect while the learner learns.
+
+    :param start_method: How processes are started: `forkserver`, `spawn`, `fork`; `dummy` does without them.
+    """
+
+    start_method: str = "forkserver"
+
+    @override(ImpalaRunner)
+    def create_distributed_rollout_actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> SubprocDistributedActors | SequentialDistributedActors:
+        envs_per_actor = len(env_instance_seeds) // n_actors
+        sizes = (n_rollout_steps, n_actors, batch_size)
+        if self.start_method == "dummy":
+            return SequentialDistributedActors(
+                env_factory, policy, *sizes, env_instance_seeds, envs_per_actor=envs_per_actor
+            )
+        return SubprocDistributedActors(
+            env_factory,
+            policy,
+            *sizes,
+            queue_out_of_sync_factor=queue_out_of_sync_factor,
+            start_method=self.start_method,
+            actor_env_seeds=env_instance_seeds,
+            actor_agent_seeds=agent_instance_seeds,
+            envs_per_actor=envs_per_actor,
+        )
+
+    @override(ImpalaRunner)
+    def create_distributed_eval_env(
+        self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
+        if self.start_method == "dummy":
+            return SequentialVectorEnv([env_factory] * eval_concurrency, logging_prefix=logging_prefix)
+        return SubprocVectorEnv(
+            [env_factory] * eval_concurrency, logging_prefix=logging_prefix, start_method=self.start_method
+        )

@@ -1,0 +1,132 @@
+"""Importance weighted actor-learner architecture."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from maze.core.annotations import override
+from maze.core.errors import NonFiniteError
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
+from maze.train.trainers.common.actor_critic.losses import policy_gradient_loss
+from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
+from maze.train.trainers.impala.impala_events import ImpalaEvents
+from maze.train.trainers.impala.impala_valuation import VTraceOptions, VTraceSubsteps, vtrace_rollout
+
+if TYPE_CHECKING:
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy_output import PolicyOutput
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+
+
+class IMPALA(ActorCritic):
+    """Learns from rollouts that actors collect with slightly older policies (Espeholt et al. 2018).
+
+    :param algorithm_config: Hyperparameters.
+    :param rollout_generator: The actors; they are started and stopped with the training.
+    :param evaluator: Evaluates the policy between epochs; ``None``: the training episodes say how good it is.
+    :param model: Policy and state critic.
+    :param model_selection: Keeps the best model; early stopping needs it.
+    :param seed: See :class:`ActorCritic`.
+    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    """
+
+    config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
+    config: ImpalaAlgorithmConfig
+
+    def __init__(
+        self,
+        algorithm_config: ImpalaAlgorithmConfig,
+        rollout_generator: DistributedActors,
+        evaluator: Evaluator | None,
+        model: TorchActorCritic,
+        model_selection: BestModelSelection | None,
+        *,
+        seed: int | None = None,
+        checkpoint_file: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            algorithm_config,
+            rollout_generator,
+            evaluator,
+            model,
+            model_selection,
+            seed=seed,
+            checkpoint_file=checkpoint_file,
+        )
+        self.rollout_generator: DistributedActors = rollout_generator
+        self._impala_events = self._events_aggregator.create_event_topic(ImpalaEvents)
+        self._options = VTraceOptions(
+            self.config.gamma,
+            self.config.vtrace_clip_rho_threshold,
+            self.config.vtrace_clip_pg_rho_threshold,
+            self.config.gae_lambda,
+        )
+
+    @override(Trainer)
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        try:
+            self.optimizer.tie()
+            self.rollout_generator.start()
+            self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
+            super().train(n_epochs, **kwargs)
+        finally:
+            self.rollout_generator.stop()
+
+    @override(ActorCritic)
+    def _update(self) -> None:
+        """Takes a batch from the actors, learns from it and hands out the new policy."""
+        start = time.perf_counter()
+        try:
+            batch = self.rollout_generator.collect_batch()
+            self._columns = batch.columns
+            collected = time.perf_counter()
+            self.model.train()
+            valued = vtrace_rollout(self.model, batch.columns, self._options)
+            asked = time.perf_counter()
+            losses = self._losses(valued)
+            computed = time.perf_counter()
+            self._gradient_step(losses)
+        except NonFiniteError as error:
+            raise self._with_reproduction_file(error) from error
+        self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
+        done = time.perf_counter()
+
+        self._stats.add("time_rollout", collected - start)
+        self._stats.add("time_update", done - collected)
+        self._stats.add("learning_rate", self.optimizer.lr)
+        events, percent = self._impala_events, 100.0 / (done - start)
+        events.time_dequeuing_actors(batch.waiting_time, batch.waiting_time * percent)
+        events.time_collecting_actors(collected - start, (collected - start) * percent)
+        events.time_learner_rollout(asked - collected, (asked - collected) * percent)
+        events.time_loss_computation(computed - asked, (computed - asked) * percent)
+        events.time_backprob(done - computed, (done - computed) * percent)
+        events.estimated_queue_sizes(batch.queue_size_before, batch.queue_size_after)
+        for lag in batch.policy_lags:
+            events.policy_lag(lag)
+
+    @override(ActorCritic)
+    def _optimize(self, batch: RolloutBatch) -> None:
+        self._gradient_step(self._losses(batch))
+
+    @override(ActorCritic)
+    def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
+        if isinstance(part, VTraceSubsteps):
+            return part.outputs
+        return super()._outputs(part)
+
+    @override(ActorCritic)
+    def _policy_loss(
+        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return policy_gradient_loss(log_prob, advantage), {}

@@ -1,0 +1,1 @@
+"""Dispatching of orders to vehicles that come and go."""

@@ -1,0 +1,224 @@
+"""Dispatching with an actor for each vehicle, or with one for all of them."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.events.pubsub import Pubsub
+from maze_envs.common.grid_renderer import GridRenderer
+from maze_envs.logistics.dispatching.events import DispatchingEvents
+from maze_envs.logistics.dispatching.simulation import DispatchingSimulation, Vehicle
+
+INVALID_ASSIGNMENT_PENALTY = 0.1
+
+
+class DispatchingCoreEnv(CoreEnv):
+    """What both ways to act have in common.
+
+    :param simulation: The simulation.
+    """
+
+    def __init__(self, simulation: DispatchingSimulation) -> None:
+        super().__init__()
+        self.simulation = simulation
+        self.pubsub = Pubsub(self.context.event_service)
+        self.events = self.pubsub.create_event_topic(DispatchingEvents)
+        self.renderer = GridRenderer(simulation.size)
+
+    @abstractmethod
+    def _begin_step(self) -> None:
+        """Prepares the next decisions."""
+
+    @override(CoreEnv)
+    def reset(self) -> dict[str, Any]:
+        self.simulation.reset()
+        self._begin_step()
+        maze_state: dict[str, Any] = self.get_maze_state()
+        return maze_state
+
+    def orders_seen_by(self, vehicle: Vehicle) -> np.ndarray:
+        """For each slot: whether there is an order, its distance, and how long it can wait, all from 0 to 1."""
+        simulation = self.simulation
+        seen = np.zeros((simulation.n_slots, 3), dtype=np.float32)
+        for slot, order in enumerate(simulation.orders):
+            if order is not None:
+                nearness = 1.0 - simulation.distance(vehicle, order) / (2 * simulation.size)
+                patience = (order.lost_at - simulation.time) / simulation.patience
+                seen[slot] = (1.0, nearness, patience)
+        return seen
+
+    def time_left_of(self, vehicle: Vehicle) -> list[float]:
+        """Remaining parts of the vehicle's shift and of the day."""
+        simulation = self.simulation
+        shift = max(0, vehicle.shift_end - simulation.time) / simulation.shift_length
+        return [min(1.0, shift), max(0, simulation.horizon - simulation.time) / simulation.horizon]
+
+    def drawing(self) -> dict[str, list[tuple[int, int]]]:
+        """Positions for the renderer."""
+        simulation = self.simulation
+        idle = [vehicle.position for vehicle in simulation.idle_vehicles()]
+        busy = [vehicle.position for vehicle in simulation.vehicles if vehicle.idle_from > simulation.time]
+        orders = [order.position for order in simulation.orders if order is not None]
+        return {"idle vehicles": idle, "destinations": busy, "orders": orders}
+
+    @override(CoreEnv)
+    def seed(self, seed: Any) -> None:
+        self.simulation.rng = np.random.default_rng(seed)
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        """Nothing to release."""
+
+    @override(CoreEnv)
+    def get_serializable_components(self) -> dict[str, Any]:
+        return {"simulation": self.simulation}
+
+    @override(CoreEnv)
+    def get_renderer(self) -> GridRenderer:
+        return self.renderer
+
+    @override(CoreEnv)
+    def clone_from(self, env: CoreEnv) -> None:
+        assert isinstance(env, DispatchingCoreEnv)
+        own = ("context", "pubsub", "events", "renderer")
+        for name, value in vars(env).items():
+            if name not in own:
+                setattr(self, name, copy.deepcopy(value))
+
+
+class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
+    """The idle vehicles choose in turn; each sees what those before it have left.
+
+    :param simulation: The simulation.
+    """
+
+    STEP_KEY = "vehicle"
+
+    def __init__(self, simulation: DispatchingSimulation) -> None:
+        super().__init__(simulation)
+        self._queue: list[int] = []
+        """Identities of the vehicles that act in this step and have not acted yet."""
+        self._actor_rewards: list[float] = []
+        self._is_step_complete = False
+        self._has_left = False
+
+    @override(DispatchingCoreEnv)
+    def _begin_step(self) -> None:
+        self._queue = [vehicle.agent_id for vehicle in self.simulation.idle_vehicles()]
+        self._is_step_complete = True  # none has begun
+        self._has_left = False
+
+    @override(CoreEnv)
+    def step(self, maze_action: dict[str, int]) -> tuple[dict[str, Any], float, bool, dict[Any, Any]]:
+        if self._is_step_complete:
+            self._actor_rewards = []
+        vehicle = self._acting()
+        acted = self._queue.pop(0)
+        reward = self._reward_of(vehicle, maze_action["order"])
+        self._actor_rewards.append(reward)
+        self._is_step_complete = not self._queue or not self.simulation.has_open_orders()
+        left: list[int] = []
+        if self._is_step_complete:
+            left = self.simulation.advance(self.events)
+            self._queue = [idle.agent_id for idle in self.simulation.idle_vehicles()]
+        self._has_left = acted in left
+        return self.get_maze_state(), reward, self.simulation.is_over(), {}
+
+    def _reward_of(self, vehicle: Vehicle, choice: int) -> float:
+        if choice == self.simulation.n_slots:
+            return 0.0  # waits
+        earned = self.simulation.assign(vehicle, choice, self.events)
+        return -INVALID_ASSIGNMENT_PENALTY if earned is None else earned
+
+    def _acting(self) -> Vehicle:
+        vehicles = self.simulation.vehicles
+        return next((v for v in vehicles if self._queue and v.agent_id == self._queue[0]), vehicles[0])
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> dict[str, Any]:
+        vehicle = self._acting()
+        orders = self.orders_seen_by(vehicle)
+        return {
+            "orders": orders,
+            "time_left": self.time_left_of(vehicle),
+            "order_mask": np.append(orders[:, 0], np.float32(1.0)),  # waiting is always possible
+            "drawing": self.drawing(),
+        }
+
+    @override(CoreEnv)
+    def is_step_complete(self) -> bool:
+        return self._is_step_complete
+
+    @override(CoreEnv)
+    def get_actor_rewards(self) -> np.ndarray:
+        return np.array(self._actor_rewards)
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return ActorID(self.STEP_KEY, self._acting().agent_id)
+
+    @override(CoreEnv)
+    def is_actor_done(self) -> bool:
+        return self._has_left
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return {self.STEP_KEY: -1}
+
+
+class FlatDispatchingCoreEnv(DispatchingCoreEnv):
+    """One actor chooses for all vehicles at once; for those that are not idle the choice has no meaning.
+
+    :param simulation: The simulation.
+    """
+
+    @override(DispatchingCoreEnv)
+    def _begin_step(self) -> None:
+        """All idle vehicles are decided for at once."""
+
+    @override(CoreEnv)
+    def step(self, maze_action: dict[str, int]) -> tuple[dict[str, Any], float, bool, dict[Any, Any]]:
+        simulation = self.simulation
+        reward = 0.0
+        for index, vehicle in enumerate(simulation.vehicles):
+            choice = maze_action[f"vehicle_{index}"]
+            if vehicle.idle_from > simulation.time or choice == simulation.n_slots:
+                continue
+            if not simulation.has_open_orders():
+                break
+            earned = simulation.assign(vehicle, choice, self.events)
+            reward += -INVALID_ASSIGNMENT_PENALTY if earned is None else earned
+        simulation.advance(self.events)
+        return self.get_maze_state(), reward, simulation.is_over(), {}
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> dict[str, Any]:
+        simulation = self.simulation
+        vehicles = simulation.vehicles
+        return {
+            "orders": [self.orders_seen_by(vehicle) for vehicle in vehicles],
+            "time_left": [self.time_left_of(vehicle) for vehicle in vehicles],
+            "is_idle": [float(vehicle.idle_from <= simulation.time) for vehicle in vehicles],
+            "drawing": self.drawing(),
+        }
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return ActorID(0, 0)
+
+    @override(CoreEnv)
+    def is_actor_done(self) -> bool:
+        return False
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return {0: 1}

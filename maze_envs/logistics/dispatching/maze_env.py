@@ -1,0 +1,53 @@
+"""The trainable dispatching environments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+
+from maze.core.env.maze_env import MazeEnv
+from maze_envs.common.conversions import IntegerActionConversion, SelectingObservationConversion, box
+from maze_envs.logistics.dispatching.core_env import FlatDispatchingCoreEnv, MultiAgentDispatchingCoreEnv
+from maze_envs.logistics.dispatching.simulation import DispatchingSimulation
+
+
+def dispatching_env(**kwargs: Any) -> MazeEnv[MultiAgentDispatchingCoreEnv]:
+    """Dispatching with an actor for each vehicle; they share a policy.
+
+    :param kwargs: Parameters of :class:`DispatchingSimulation`.
+    """
+    simulation = DispatchingSimulation(**kwargs)
+    n_slots = simulation.n_slots
+    actions = spaces.Dict({"order": spaces.Discrete(n_slots + 1)})
+    observations = spaces.Dict(
+        {"orders": box(0, 1, n_slots, 3), "time_left": box(0, 1, 2), "order_mask": box(0, 1, n_slots + 1)}
+    )
+    key = MultiAgentDispatchingCoreEnv.STEP_KEY
+    return MazeEnv(
+        MultiAgentDispatchingCoreEnv(simulation),
+        {key: IntegerActionConversion(actions)},
+        {key: SelectingObservationConversion(observations)},
+    )
+
+
+def flat_dispatching_env(**kwargs: Any) -> MazeEnv[FlatDispatchingCoreEnv]:
+    """Dispatching with one actor that chooses for all vehicles at once.
+
+    :param kwargs: Parameters of :class:`DispatchingSimulation`.
+    """
+    simulation = DispatchingSimulation(**kwargs)
+    n_vehicles, n_slots = simulation.n_vehicles, simulation.n_slots
+    actions = spaces.Dict({f"vehicle_{index}": spaces.Discrete(n_slots + 1) for index in range(n_vehicles)})
+    observations = spaces.Dict(
+        {
+            "orders": box(0, 1, n_vehicles, n_slots, 3),
+            "time_left": box(0, 1, n_vehicles, 2),
+            "is_idle": box(0, 1, n_vehicles),
+        }
+    )
+    return MazeEnv(
+        FlatDispatchingCoreEnv(simulation),
+        {0: IntegerActionConversion(actions)},
+        {0: SelectingObservationConversion(observations)},
+    )

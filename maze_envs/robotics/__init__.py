@@ -1,0 +1,1 @@
+"""Problems of robotics."""

@@ -1,0 +1,1 @@
+"""Pick and place on a grid: a hierarchy of tasks."""

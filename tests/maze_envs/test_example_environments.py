@@ -1,0 +1,191 @@
+"""Dispatching (agents that come and go) and pick and place (a hierarchy)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.factory import Factory
+from maze.perception.models.model_composer import BaseModelComposer
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.ppo.ppo_trainer import PPO
+from maze.utils.check_env import check_env
+from maze_envs.common.masked_flatten_concat import MaskedFlattenConcatPolicyNet
+from maze_envs.logistics.dispatching.maze_env import dispatching_env, flat_dispatching_env
+from maze_envs.robotics.pick_and_place.core_env import PLACE_REWARD, STEP_COST
+from maze_envs.robotics.pick_and_place.maze_env import flat_pick_and_place_env, pick_and_place_env
+
+ENVS = [dispatching_env, flat_dispatching_env, pick_and_place_env, flat_pick_and_place_env]
+EXPERIMENTS = ["dispatching_ppo", "dispatching_flat_ppo", "pick_and_place_ppo", "pick_and_place_flat_ppo"]
+
+
+@pytest.mark.parametrize("make_env", ENVS)
+def test_the_example_environments_are_sound(make_env):
+    report = check_env(make_env, n_steps=150)
+    assert (report.findings, report.skipped) == ([], [])
+
+
+def episode_return(env, act, seed):
+    env.seed(seed)
+    observation, total, done = env.reset(), 0.0, False
+    while not done:
+        observation, reward, done, _ = env.step(act(observation, env))
+        total += reward
+    return total
+
+
+def nearest_order(observation, env):
+    orders = observation["orders"]
+    return {"order": int((orders[:, 0] * orders[:, 1]).argmax())}
+
+
+def straight_to_the_goal(observation, env):
+    if "orientation" in observation:
+        return {"orientation": int(observation["orientation"].argmax())}
+    x, y = observation["offset"]
+    return {"direction": (1 if x > 0 else 3) if x else (0 if y > 0 else 2)}
+
+
+def test_good_dispatchers_earn_twice_as_much_as_random_ones():
+    env = dispatching_env()
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(0)
+    random = np.mean([episode_return(env, lambda o, e: policy.compute_action(o), seed) for seed in range(5)])
+    good = np.mean([episode_return(env, nearest_order, seed) for seed in range(5)])
+    assert good > 75
+    assert random < 50
+
+
+def test_vehicles_leave_are_replaced_and_their_identities_never_return():
+    env = dispatching_env(shift_length=10)
+    env.seed(3)
+    observation, done = env.reset(), False
+    gone, seen = set(), []
+    while not done:
+        actor = env.actor_id()
+        assert actor.step_key == "vehicle"
+        assert actor.agent_id not in gone
+        seen.append(actor.agent_id)
+        observation, _, done, _ = env.step(nearest_order(observation, env))
+        if env.is_actor_done():
+            gone.add(actor.agent_id)
+    assert max(seen) > 20
+    assert gone
+    assert env.agent_counts_dict == {"vehicle": -1}
+
+
+def test_each_vehicle_sees_what_those_before_it_left_and_gets_its_own_reward():
+    env = dispatching_env(distance_cost=0.0)
+    env.seed(0)
+    observation = env.reset()
+    n_open, rewards = int(observation["order_mask"][:-1].sum()), []
+    for position in range(4):
+        assert env.get_env_time() == 0
+        assert int(observation["order_mask"][:-1].sum()) == n_open - position
+        choice = 8 if position == 1 else int(observation["order_mask"].argmax())  # the second one waits
+        n_open += position == 1
+        observation, reward, _, _ = env.step({"order": choice})
+        rewards.append(reward)
+    assert rewards == [1.0, 0.0, 1.0, 1.0]
+    assert env.get_actor_rewards().tolist() == rewards
+    assert env.get_env_time() == 1
+
+
+def test_the_task_follows_from_the_state_and_lasts_several_steps():
+    env = pick_and_place_env()
+    env.seed(4)
+    observation, tasks, total = env.reset(), [], 0.0
+    while "place" not in tasks:
+        tasks.append(env.actor_id().step_key)
+        observation, reward, _, _ = env.step(straight_to_the_goal(observation, env))
+        total += reward
+    order = list(dict.fromkeys(tasks))
+    assert order == [task for task in ("reach", "grasp", "move", "place") if task in tasks]
+    assert tasks.count("grasp") == tasks.count("place") == 1
+    assert tasks.count("reach") + tasks.count("move") > 2
+    assert total == pytest.approx(PLACE_REWARD + 0.2 - STEP_COST * len(tasks))
+    assert env.get_env_time() == len(tasks)
+
+
+def test_a_gripper_turned_the_wrong_way_holds_nothing():
+    env = pick_and_place_env(size=2, n_orientations=4)
+    env.seed(0)
+    observation = env.reset()
+    while env.actor_id() != ActorID("grasp", 0):
+        observation, *_ = env.step(straight_to_the_goal(observation, env))
+    wrong = (int(observation["orientation"].argmax()) + 1) % 4
+    _, reward, _, _ = env.step({"orientation": wrong})
+    assert (reward, env.actor_id().step_key) == (-STEP_COST, "grasp")
+
+
+def test_the_flat_robot_drops_what_it_carries_when_it_grips_on_the_way():
+    env = flat_pick_and_place_env()
+    env.seed(1)
+    env.reset()
+    core_env = env.core_env
+    core_env.robot = core_env.object
+    core_env.target = (core_env.robot[0], (core_env.robot[1] + 3) % core_env.size)
+    env.step({"direction": 4, "orientation": core_env.object_orientation})
+    assert core_env.holds_object
+    env.step({"direction": 4, "orientation": 0})
+    assert not core_env.holds_object
+    assert core_env.task() == "grasp"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_experiments_train_with_finite_numbers_at_different_sub_steps(experiment):
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", [f"+experiment={experiment}"])
+    env = SequentialVectorEnv([EnvFactory(cfg.env, cfg.wrappers)] * 3)
+    env.seed([1, 2, 3])
+    torch.manual_seed(0)
+    if "critic" in cfg and cfg.model.get("critic") is None:
+        cfg.model.critic = cfg.critic
+    composer = Factory(BaseModelComposer).instantiate(
+        cfg.model,
+        action_spaces_dict=env.action_spaces_dict,
+        observation_spaces_dict=env.observation_spaces_dict,
+        agent_counts_dict=env.agent_counts_dict,
+    )
+    composer.policy.seed(1)
+    model = TorchActorCritic(composer.policy, composer.critic, "cpu")
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    config = {
+        "n_epochs": 1,
+        "epoch_length": 1,
+        "n_rollout_steps": 12,
+        "batch_size": 24,
+        "n_optimization_epochs": 2,
+        "lr": 0.001,
+    }
+    PPO(config, RolloutGenerator(env), None, model, None, seed=0).train()
+    assert any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def test_masks_apply_to_the_named_actions_only():
+    torch.manual_seed(0)
+    sizes = {"hidden_units": [4], "non_lin": torch.nn.Tanh}
+    net = MaskedFlattenConcatPolicyNet({"x": (2,), "m": (3,)}, {"a": (3,), "b": (2,)}, masks={"a": "m"}, **sizes)
+    logits = net({"x": torch.zeros(1, 2), "m": torch.tensor([[1.0, 0.0, 1.0]])})
+    assert torch.softmax(logits["a"], -1)[0, 1] == 0.0
+    assert bool((torch.softmax(logits["b"], -1) > 0).all())
+    with pytest.raises(EnvironmentContractError, match="leaves no valid action"):
+        net({"x": torch.zeros(1, 2), "m": torch.zeros(1, 3)})
+    with pytest.raises(ConfigError, match="must name an action"):
+        MaskedFlattenConcatPolicyNet({"x": (2,)}, {"a": (3,)}, masks={"a": "m"}, **sizes)
+
+
+def test_what_a_configuration_gets_wrong_is_named():
+    with pytest.raises(ConfigError, match=r"env\.n_vehicles: must be at least 1"):
+        dispatching_env(n_vehicles=0)
+    with pytest.raises(ConfigError, match="size >= 2"):
+        pick_and_place_env(size=1)

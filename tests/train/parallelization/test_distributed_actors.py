@@ -1,0 +1,432 @@
+"""Actors: tickets, joined rollouts, the same data wherever they run, and what happens when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, WorkerError
+from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
+from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
+from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
+from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
+from tests.train.parallelization.toy_envs import (
+    coming_and_going_env,
+    counting_env,
+    hierarchical_env,
+    random_walk_env,
+    two_step_env,
+)
+
+ENVS = {
+    "flat": random_walk_env,
+    "two_step": partial(two_step_env, 3),
+    "hierarchical": hierarchical_env,
+    "coming_and_going": coming_and_going_env,
+}
+
+
+class Net(nn.Module):
+    def __init__(self, key: str, n_inputs: int, heads: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.key = key
+        self.shapes = heads
+        self.layers = nn.ModuleDict({head: nn.Linear(n_inputs, int(np.prod(shape))) for head, shape in heads.items()})
+
+    def forward(self, x: Any) -> Any:
+        observed = x[self.key]
+        return {
+            head: net(observed).reshape(*observed.shape[:-1], *self.shapes[head]) for head, net in self.layers.items()
+        }
+
+
+def make_policy(env_factory: Any, seed: int = 0) -> TorchPolicy:
+    torch.manual_seed(seed)
+    env = env_factory()
+    spaces = {head: space for of_step in env.action_spaces_dict.values() for head, space in of_step.items()}
+    mapper = DistributionMapper(gym.spaces.Dict(spaces), {})
+    networks = {}
+    for step_key, space in env.observation_spaces_dict.items():
+        key = next(name for name, sub in space.items() if len(sub.shape) == 1)
+        heads = {head: tuple(mapper.required_logits_shape(head)) for head in env.action_spaces_dict[step_key]}
+        networks[step_key] = Net(key, space[key].shape[0], heads)
+    policy = TorchPolicy(networks, mapper, "cpu")
+    policy.seed(seed)
+    return policy
+
+
+def subproc(env_factory: Any, policy: TorchPolicy | None = None, **arguments: Any) -> SubprocDistributedActors:
+    values = {"n_rollout_steps": 4, "n_actors": 2, "batch_size": 2, "queue_out_of_sync_factor": 1.0, **arguments}
+    n_envs = values["n_actors"] * values.get("envs_per_actor", 1)
+    return SubprocDistributedActors(
+        env_factory,
+        policy or make_policy(env_factory),
+        start_method="forkserver",
+        actor_env_seeds=list(range(n_envs)),
+        actor_agent_seeds=list(range(values["n_actors"])),
+        **values,
+    )
+
+
+# -- tickets ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_rollout_is_ever_too_old_and_the_learner_never_waits_for_nobody(data):
+    n_actors, batch_size = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    queue_size = data.draw(st.integers(0, 8))
+    tickets = RolloutTickets(n_actors, batch_size, queue_size)
+    assert sum(tickets.n_issued(actor) for actor in range(n_actors)) == queue_size + n_actors
+    waiting: list[int] = []
+    for _ in range(12):
+        for _ in range(batch_size):
+            actor = tickets.next_of(waiting)
+            while actor is None:
+                busy = [a for a in range(n_actors) if waiting.count(a) < tickets.n_issued(a)]
+                assert busy, "the learner waits, but all rollouts are finished"
+                waiting.append(data.draw(st.sampled_from(busy)))
+                actor = tickets.next_of(waiting)
+            waiting.remove(actor)
+            assert tickets.version - tickets.take(actor) <= tickets.max_age
+        tickets.batch_done()
+        tickets.updated()
+
+
+def test_rollouts_are_taken_as_they_come_while_older_ones_have_time():
+    tickets = RolloutTickets(n_actors=3, batch_size=1, queue_size=0)
+    assert tickets.max_age == 3
+    taken = []
+    for _ in range(2):  # the first actor is quick
+        assert tickets.next_of([0]) == 0
+        taken.append(tickets.take(0))
+        tickets.batch_done()
+        tickets.updated()
+    assert taken == [0, 0]
+    assert tickets.next_of([0]) is None  # the two others must come in the two updates that they have left
+    assert tickets.next_of([0, 2]) == 2
+
+
+# -- weights and rollouts ---------------------------------------------------------------------------
+
+
+def test_weights_of_the_latest_versions_are_kept_side_by_side():
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    state = {"policies": {0: net.state_dict()}}
+    weights = SharedPolicyWeights(state, n_slots=2)
+    for version in range(3):
+        with torch.no_grad():
+            net[0].weight.fill_(float(version))
+        weights.write(version, state)
+    weights.read(1, state)
+    assert net[0].weight.unique().tolist() == [1.0]
+    weights.read(2, state)
+    assert net[0].weight.unique().tolist() == [2.0]
+    assert net[1].num_batches_tracked.shape == ()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_rollouts_joined_side_by_side_are_what_each_actor_collected(name):
+    factory = ENVS[name]
+    policy = make_policy(factory)
+    packets, spaces = [], None
+    for actor in range(3):
+        env = SequentialVectorEnv([factory] * 2)
+        env.seed([10 * actor, 10 * actor + 1])
+        generator = RolloutGenerator(env, record_logits=True)
+        spaces = ActorSpaces.of(env)
+        packets.append(RolloutPacket.of(generator.collect(policy, generator.allocate(6, policy))))
+    joined = spaces.columns(6, 6, policy)
+    for _ in range(2):  # columns are used again
+        join_rollouts(packets, joined)
+    assert joined.is_dense() == all(packet.actor_sequence is not None for packet in packets)
+    for actor, packet in enumerate(packets):
+        envs = slice(2 * actor, 2 * actor + 2)
+        for array in ("rewards", "terminated", "truncated", "step_complete"):
+            assert np.array_equal(getattr(joined, array)[:, envs], getattr(packet, array))
+        for key, part in packet.substeps.items():
+            substep = joined.substeps[key]
+            valid = part.valid if part.valid is not None else np.ones(part.agent_ids.shape, np.bool_)
+            rows = np.searchsorted(substep.ticks, part.ticks)
+            for row, joined_row in enumerate(rows):
+                if substep.valid is not None:
+                    assert np.array_equal(substep.valid[joined_row, envs], valid[row])
+                assert np.array_equal(substep.agent_ids[joined_row, envs][valid[row]], part.agent_ids[row][valid[row]])
+                for target, source in (
+                    (substep.observations, part.observations),
+                    (substep.actions, part.actions),
+                    (substep.logits, part.logits),
+                ):
+                    for head, array in source.items():
+                        assert np.array_equal(target[head][joined_row, envs][valid[row]], array[row][valid[row]])
+        last = [entry for entry in joined.final_observations if entry.env_index // 2 == actor]
+        assert [(e.tick, e.env_index - 2 * actor) for e in last] == [
+            (e.tick, e.env_index) for e in packet.final_observations
+        ]
+        for index, actor_id in enumerate(packet.last_actor_ids):
+            assert joined.last_actor_ids[2 * actor + index] == actor_id
+            for key, array in packet.substeps[actor_id.step_key].observations.items():
+                own = joined.last_observations[actor_id.step_key][key][2 * actor + index]
+                assert np.array_equal(own, array[-1, index])
+
+
+@pytest.mark.parametrize("name", ["flat", "hierarchical"])
+def test_processes_collect_what_a_single_actor_collects_in_process(name):
+    factory = ENVS[name]
+    actors = subproc(factory, make_policy(factory), n_actors=1, batch_size=1, envs_per_actor=2)
+    local_policy = make_policy(factory)
+    local_policy.seed(0)  # the seed of actor 0
+    local = SequentialDistributedActors(factory, local_policy, 4, 1, 1, [0, 1], envs_per_actor=2)
+    try:
+        for _ in range(3):
+            there, here = actors.collect_batch().columns, local.collect_batch().columns
+            assert np.array_equal(there.rewards, here.rewards)
+            assert there.actor_sequence == here.actor_sequence
+            for key, substep in here.substeps.items():
+                for head, array in substep.actions.items():
+                    assert np.array_equal(there.substeps[key].actions[head], array)
+    finally:
+        actors.stop()
+        local.stop()
+
+
+def test_the_documented_record_is_stacked_over_steps_and_rollouts():
+    actors = SequentialDistributedActors(counting_env, make_policy(counting_env), 5, 2, 3, [1, 2])
+    record, before, after, seconds = actors.collect_outputs("cpu")
+    assert record.batch_shape == [5, 3]
+    assert isinstance(record.rewards[0], torch.Tensor)
+    assert record.observations[0]["count"].shape == (5, 3, 2)
+    assert record.logits[0]["move"].shape == (5, 3, 5)
+    assert record.rewards[0][:, 0].tolist() == [1, 2, 3, 1, 2]
+    assert (before, after) == (0, 0)
+    assert seconds > 0
+    kept = record.rewards[0].clone()
+    actors.collect_outputs("cpu")
+    assert torch.equal(record.rewards[0], kept)  # the next batch does not overwrite it
+    actors.stop()
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subproc"])
+def test_episodes_of_all_actors_are_counted(kind):
+    policy = make_policy(counting_env)
+    if kind == "sequential":
+        actors: Any = SequentialDistributedActors(counting_env, policy, 6, 2, 2, [1, 2])
+    else:
+        actors = subproc(counting_env, policy, n_rollout_steps=6, queue_out_of_sync_factor=0.0)
+    actors.collect_batch()
+    actors.write_epoch_stats()
+    assert actors.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, "mean") == 6.0
+    assert actors.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, "episode_count") == 4
+    assert actors.get_epoch_stats_aggregator() is actors.epoch_stats
+    actors.stop()
+
+
+def test_actors_take_over_a_policy_that_was_handed_out():
+    policy = make_policy(counting_env)
+    actors = subproc(counting_env, policy, queue_out_of_sync_factor=0.0)
+    actors.start()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()
+        policy.networks[0].layers["move"].bias[3] = 100.0
+    actors.broadcast_updated_policy(policy.state_dict())
+    assert actors.broadcast.policy_version() == 1
+    lags = [actors.collect_batch().policy_lags for _ in range(3)]
+    assert lags[0] in ([1, 1], [0, 1], [1, 0], [0, 0])
+    assert lags[2] == [0, 0]
+    columns = actors.collect_batch().columns
+    assert set(columns.substeps[0].actions["move"].flatten()) == {3}
+    assert columns.substeps[0].logits["move"][0, 0].tolist() == [0, 0, 0, 100, 0]
+    actors.stop()
+
+
+def test_no_batch_is_older_than_the_factor_allows():
+    policy = make_policy(counting_env)
+    actors = subproc(counting_env, policy, n_actors=3, batch_size=2, queue_out_of_sync_factor=0.5)
+    bound = 0.5 + 3 / 2
+    for _ in range(12):
+        assert max(actors.collect_batch().policy_lags) <= bound
+        actors.broadcast_updated_policy(policy.state_dict())
+    actors.stop()
+
+
+def test_actors_started_again_play_other_episodes():
+    for actors in (
+        SequentialDistributedActors(random_walk_env, make_policy(random_walk_env), 4, 1, 1, [1]),
+        subproc(random_walk_env, n_actors=1, batch_size=1),
+    ):
+        first = actors.collect_batch().columns.rewards.copy()
+        actors.stop()
+        actors.stop()
+        assert not np.array_equal(actors.collect_batch().columns.rewards, first)
+        actors.stop()
+
+
+# -- failures ---------------------------------------------------------------------------------------
+
+LONG = ((1000, "terminated"),)
+
+
+def faulty(name: str) -> SubprocDistributedActors:
+    return subproc(partial(counting_env, LONG, (name, 6)), make_policy(counting_env))
+
+
+def collect_until_it_fails(actors: SubprocDistributedActors) -> tuple[Any, float]:
+    actors.start()
+    workers = actors._pool.workers
+    start = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        for _ in range(200):
+            actors.collect_batch()
+    assert not any(worker.process.is_alive() for worker in workers)
+    return caught.value, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("raise", "raised ValueError: the simulator lost its marbles during `rollout`"),
+        ("hard_exit", "exited with code 4 during `rollout`"),
+        ("kill", r"was killed by signal 9 \(SIGKILL\) during `rollout`"),
+    ],
+)
+def test_a_failing_actor_becomes_one_error_at_once(fault, expected):
+    actors = faulty(fault)
+    error, seconds = collect_until_it_fails(actors)
+    with pytest.raises(EnvWorkerError, match=expected):
+        raise error
+    assert seconds < 5.0
+    actors.stop()
+
+
+def test_an_actor_killed_from_outside_is_named():
+    actors = subproc(partial(counting_env, LONG), make_policy(counting_env))
+    actors.collect_batch()
+    os.kill(actors._pool.workers[1].process.pid, signal.SIGKILL)
+    error, _ = collect_until_it_fails(actors)
+    assert "environment worker 1 " in str(error)
+    assert "signal 9" in str(error)
+    actors.stop()
+
+
+def test_stop_returns_in_time_with_a_hanging_and_a_dead_actor():
+    actors = faulty("hang")
+    actors.start()
+    workers = actors._pool.workers
+    os.kill(workers[0].process.pid, signal.SIGKILL)
+    start = time.monotonic()
+    actors.stop()
+    assert time.monotonic() - start < 5.0
+    assert not any(worker.process.is_alive() for worker in workers)
+
+
+class NotANumber(nn.Module):
+    def forward(self, x: Any) -> Any:
+        observed = x["position"]
+        return {"push": torch.full((*observed.shape[:-1], 3, 2), torch.nan)}
+
+
+@pytest.mark.parametrize("kind", ["sequential", "subproc"])
+def test_a_number_that_is_not_finite_names_its_place(kind):
+    policy = make_policy(random_walk_env)
+    with torch.no_grad():
+        next(iter(policy.parameters())).fill_(torch.nan)
+    if kind == "sequential":
+        actors: Any = SequentialDistributedActors(random_walk_env, policy, 4, 1, 1, [1])
+    else:
+        actors = subproc(random_walk_env, policy)
+    with pytest.raises(NonFiniteError, match="push"):
+        actors.collect_batch()
+    actors.stop()
+
+
+def test_workers_leave_when_the_learner_is_killed(tmp_path):
+    script = tmp_path / "learner.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal
+            from tests.train.parallelization.test_distributed_actors import counting_env, subproc
+            actors = subproc(counting_env)
+            actors.collect_batch()
+            print(*(worker.process.pid for worker in actors._pool.workers), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    finished = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": "."}
+    )
+    pids = [int(pid) for pid in finished.stdout.split()]
+    assert len(pids) == 2, finished.stderr
+    deadline = time.monotonic() + 5.0
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+# -- arguments --------------------------------------------------------------------------------------
+
+
+def test_wrong_arguments_are_refused():
+    policy = make_policy(counting_env)
+    with pytest.raises(EnvironmentContractError, match="actor_env_seeds: expected 2 seeds, found 1"):
+        SequentialDistributedActors(counting_env, policy, 4, 2, 2, [1])
+    with pytest.raises(ConfigError, match="batch_size: distributed actors need at least 1"):
+        SequentialDistributedActors(counting_env, policy, 4, 2, 0, [1, 2])
+    with pytest.raises(ConfigError, match="start_method: expected one of .*SequentialDistributedActors"):
+        SubprocDistributedActors.get_multiprocessing_context("dummy")
+    assert SubprocDistributedActors.get_multiprocessing_context("spawn").get_start_method() == "spawn"
+
+
+# -- broadcasting -----------------------------------------------------------------------------------
+
+
+def test_container_counts_versions_and_keeps_the_newest_policy():
+    container = BroadcastingContainer()
+    assert (container.policy_version(), container.policy_state_dict(), container.stop_flag()) == (0, {}, False)
+    container.set_policy_state_dict({"w": 1})
+    container.set_policy_state_dict({"w": 2}, aux_data={"step": 7})
+    container.set_stop_flag()
+    assert (container.policy_version(), container.policy_state_dict()) == (2, {"w": 2})
+    assert container.aux_data() == {"step": 7}
+    assert container.stop_flag()
+
+
+def test_manager_serves_the_container_to_other_processes():
+    with BroadcastingManager() as manager:
+        container = manager.BroadcastingContainer()
+        container.set_policy_state_dict({"w": 3})
+        assert container.policy_version() == 1
+        assert container.policy_state_dict() == {"w": 3}

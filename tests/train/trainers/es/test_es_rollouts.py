@@ -1,0 +1,270 @@
+"""Rollouts of perturbed policies: batched, one after another and in worker processes they are the same."""
+
+import itertools
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, WorkerError
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer, with_stats
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
+from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
+from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
+from maze.train.trainers.es.distributed.population import Population, obstacle_to_batching
+from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, Outcome, RolloutSchedule
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
+from tests.train.parallelization.toy_envs import (
+    coming_and_going_env,
+    counting_env,
+    hierarchical_env,
+    random_walk_env,
+    two_step_env,
+)
+from tests.train.trainers.es.populations import TorchOnlyNet, build_policy
+
+NOISE = SharedNoiseTable(100_000)
+cartpole = partial(GymMazeEnv, "CartPole-v1")
+TORCH_ONLY = {"_target_": f"{TorchOnlyNet.__module__}.TorchOnlyNet"}
+
+
+def summary(results):
+    return [(result.is_eval, result.noise_indices, result.returns, result.lengths) for result in results]
+
+
+def played(rollouts, policy, n_results, update=0, n_rollouts=6, n_timesteps=0, max_steps=30, stddev=0.5):
+    rollouts.prepare_update(update, n_rollouts, n_timesteps)
+    generator = rollouts.generate_rollouts(policy, max_steps, stddev, None)
+    results = list(itertools.islice(generator, n_results))
+    generator.close()
+    return results
+
+
+def dummy(make_env, **arguments):
+    arguments = {"env_factory": make_env, "env_seed": 3, **arguments}
+    return ESDummyDistributedRollouts(make_env(), 2, NOISE, 7, **arguments)
+
+
+@pytest.mark.parametrize("make_env", [cartpole, random_walk_env, two_step_env, hierarchical_env, coming_and_going_env])
+def test_episodes_side_by_side_equal_episodes_one_after_another(make_env):
+    policy = build_policy(make_env())
+    together = dummy(make_env)
+    one_by_one = dummy(make_env)
+    one_by_one._player = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    results = played(together, policy, 5)
+    assert isinstance(together._player, EpisodeBatch)
+    assert summary(results) == [
+        (is_eval, indices, pytest.approx(returns, rel=1e-5), lengths)
+        for is_eval, indices, returns, lengths in summary(played(one_by_one, policy, 5))
+    ]
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 64])
+def test_the_number_of_environments_does_not_change_a_bit(concurrency):
+    policy = build_policy(hierarchical_env())
+    reference = summary(played(dummy(hierarchical_env), policy, 6))
+    assert summary(played(dummy(hierarchical_env, concurrency=concurrency), policy, 6)) == reference
+
+
+def test_a_network_without_numpy_form_is_mapped_over_the_population():
+    policy = build_policy(hierarchical_env(), TORCH_ONLY)
+    assert obstacle_to_batching(policy, hierarchical_env().observation_spaces_dict) is None
+    one_by_one = dummy(hierarchical_env)
+    one_by_one._player = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    expected = [
+        (*rest, pytest.approx(returns, rel=1e-5), n) for *rest, returns, n in summary(played(one_by_one, policy, 5))
+    ]
+    assert summary(played(dummy(hierarchical_env), policy, 5)) == expected
+
+
+@pytest.mark.parametrize("network", [None, TORCH_ONLY])
+@pytest.mark.parametrize("rows", [slice(0, 3), np.array([2, 0])])
+def test_each_row_of_a_population_acts_with_its_own_parameters(network, rows):
+    env = random_walk_env()
+    policy = build_policy(env, network)
+    population = Population(policy, 3)
+    rng = np.random.default_rng(0)
+    population.parameters[:] = rng.normal(size=population.parameters.shape)
+    chosen = np.arange(3)[rows]
+    observations = {"position": rng.normal(size=(len(chosen), 3)).astype(np.float32)}
+    env.reset()
+    actions = population.act(env.actor_id(), observations, rows)["push"]
+    for position, row in enumerate(chosen):
+        set_flat_parameters(policy, torch.from_numpy(population.parameters[row]))
+        single = {key: value[position] for key, value in observations.items()}
+        expected = policy.compute_action(single, actor_id=env.actor_id(), deterministic=True)["push"]
+        np.testing.assert_allclose(actions[position], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_networks_that_share_parameters_share_the_perturbation():
+    env = two_step_env()
+    policy = build_policy(env)
+    n_before = Population(policy, 1).parameters.shape[1]
+    policy.networks["choose"].heads[0].bias = policy.networks["cut"].heads[0].bias
+    shared = Population(policy, 1)
+    assert shared.parameters.shape[1] == policy.num_params == n_before - 4
+
+
+def test_mirrored_policies_meet_the_same_environment_with_opposite_perturbations():
+    seeds = EpisodeSeeds(NOISE, 1, 2)
+    schedule = RolloutSchedule(seeds, update=4, n_evaluations=0, n_rollouts=4, n_timesteps=0)
+    plus, minus, other = (schedule.next_training() for _ in range(3))
+    assert (plus.sign, minus.sign) == (1, -1)
+    assert (plus.noise_index, plus.env_seed) == (minus.noise_index, minus.env_seed)
+    assert (plus.noise_index, plus.env_seed) != (other.noise_index, other.env_seed)
+    batch = EpisodeBatch(random_walk_env, build_policy(random_walk_env()), NOISE, 2)
+    parameters = get_flat_parameters(batch.policy).numpy()
+    batch.configure(parameters, 0.5, None)
+    rows = [np.empty_like(parameters) for _ in range(2)]
+    for episode, row in zip((plus, minus), rows, strict=True):
+        batch.perturbed(episode, row)
+    np.testing.assert_allclose((rows[0] + rows[1]) / 2, parameters, atol=1e-6)
+    np.testing.assert_allclose(rows[0] - parameters, 0.5 * NOISE.get(plus.noise_index, len(parameters)), atol=1e-6)
+
+
+def test_results_come_in_order_whatever_ends_first():
+    schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, 2), 0, n_evaluations=1, n_rollouts=3, n_timesteps=0)
+    episodes = [schedule.next_evaluation(), *(schedule.next_training() for _ in range(4))]
+    assert not schedule.needs_evaluation
+    assert not schedule.needs_training
+    for episode in reversed(episodes[1:]):
+        schedule.record(episode, Outcome({}, float(episode.number), 10))
+        assert list(schedule.results()) == []
+    schedule.record(episodes[0], Outcome({}, 0.0, 10))
+    assert [result.returns for result in schedule.results()] == [[0.0], [1.0, 2.0], [3.0, 4.0]]
+
+
+def test_more_episodes_are_started_until_their_steps_suffice():
+    schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, 2), 0, n_evaluations=0, n_rollouts=2, n_timesteps=45)
+    first = [schedule.next_training(), schedule.next_training()]
+    for episode in first:
+        schedule.record(episode, Outcome({}, 0.0, 10))
+    n_started = 2
+    while schedule.needs_training:
+        schedule.next_training()
+        n_started += 1
+    assert n_started == 6  # of ten steps each; pairs are completed
+
+
+def test_max_steps_cuts_episodes_off_after_environment_steps_not_substeps():
+    results = played(dummy(partial(two_step_env, 50)), build_policy(two_step_env()), 4, max_steps=7)
+    assert all(length == 7 for result in results for length in result.lengths)
+
+
+def test_statistics_are_those_of_the_episodes():
+    results = played(dummy(counting_env), build_policy(counting_env()), 3)
+    for result in results:
+        for stats in result.episode_stats:
+            values = {key.output_name: value for key, value in stats.items() if key.event is BaseEnvEvents.reward}
+            assert values == {"count": 3, "sum": 6.0}  # rewards 1, 2, 3
+        assert result.returns == [6.0] * len(result.lengths)
+
+
+def test_more_results_than_announced_can_be_had():
+    assert len(played(dummy(counting_env), build_policy(counting_env()), 12, n_rollouts=2)) == 12
+
+
+def test_a_policy_of_another_kind_is_asked_one_episode_at_a_time():
+    policy = build_policy(counting_env())
+
+    class Contrarian(type(policy)):
+        def compute_action(self, *args, **kwargs):
+            return {"move": 4 - super().compute_action(*args, **kwargs)["move"]}
+
+    policy.__class__ = Contrarian
+    before = get_flat_parameters(policy)
+    rollouts = dummy(counting_env)
+    assert len(played(rollouts, policy, 4)) == 4
+    assert isinstance(rollouts._player, SingleEpisodePlayer)
+    assert torch.equal(get_flat_parameters(policy), before)
+
+
+def test_the_wrapper_plays_a_mirrored_pair_and_restores_the_policy():
+    policy = build_policy(random_walk_env())
+    before = get_flat_parameters(policy)
+    env = ESRolloutWorkerWrapper(random_walk_env(), NOISE, agent_instance_seed=1)
+    env.seed(1)
+    result = env.generate_training(policy, noise_stddev=0.1)
+    assert (len(result.noise_indices), len(result.returns), result.is_eval) == (1, 2, False)
+    assert torch.equal(get_flat_parameters(policy), before)
+    assert env.generate_evaluation(policy).is_eval
+    env.set_abort()
+    with pytest.raises(ESAbortException):
+        env.rollout(policy)
+    env.clear_abort()
+    env.rollout(policy)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    rollouts = ESSubprocDistributedRollouts(cartpole, 2, 0, NOISE, [3], 7, n_eval_rollouts=2, concurrency=2)
+    yield rollouts
+    rollouts.close()
+
+
+def test_workers_give_the_results_of_a_single_process(workers):
+    policy = build_policy(cartpole())
+    here = dummy(cartpole)
+    for update, n_rollouts, n_timesteps in ((0, 6, 0), (1, 0, 200), (2, 5, 50)):
+        arguments = {"update": update, "n_rollouts": n_rollouts, "n_timesteps": n_timesteps}
+        expected = played(here, policy, 5, **arguments)
+        results = played(workers, policy, 5, **arguments)
+        assert summary(results) == summary(expected)
+        assert [result.episode_stats for result in results] == [result.episode_stats for result in expected]
+        set_flat_parameters(policy, get_flat_parameters(policy) * 1.5)  # workers get the new ones
+
+
+def test_episodes_that_nobody_waits_for_do_not_disturb_the_next_update(workers):
+    policy = build_policy(cartpole())
+    played(workers, policy, 1, n_rollouts=64)
+    assert summary(played(workers, policy, 5, update=1)) == summary(played(dummy(cartpole), policy, 5, update=1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("raise", "raised ValueError: the simulator lost its marbles"),
+        pytest.param("kill", r"killed by signal 9 \(SIGKILL\)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_failing_worker_becomes_one_error(fault, expected):
+    make_env = partial(counting_env, ((100, "terminated"),), (fault, 2))
+    rollouts = ESSubprocDistributedRollouts(make_env, 1, 0, NOISE, [3], 7, n_eval_rollouts=1)
+    with pytest.raises(WorkerError, match=expected):
+        played(rollouts, build_policy(counting_env()), 1)
+    rollouts.close()
+    assert not any(worker.process.is_alive() for worker in rollouts._pool.workers)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_between_updates_becomes_an_error_and_close_returns():
+    rollouts = ESSubprocDistributedRollouts(counting_env, 1, 1, NOISE, [3], 7, n_eval_rollouts=1)
+    policy = build_policy(counting_env())
+    played(rollouts, policy, 2)
+    os.kill(rollouts._pool.workers[1].process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"worker 1 .*SIGKILL"):
+        played(rollouts, policy, 2)
+    rollouts.close()
+
+
+def test_impossible_numbers_of_workers_are_refused():
+    with pytest.raises(ConfigError, match=r"runner\.n_train_workers: expected at least 1, got 0"):
+        ESSubprocDistributedRollouts(counting_env, 0, 1, NOISE, [3], 7)
+
+
+def test_statistics_of_an_environment_do_not_pile_up():
+    env = with_stats(counting_env())
+    player = SingleEpisodePlayer(env, build_policy(env), NOISE)
+    player.configure(get_flat_parameters(player.policy).numpy(), 0.1, None)
+    schedule = RolloutSchedule(EpisodeSeeds(NOISE, 1, None), 0, 0, 4, 0)
+    for _ in range(4):
+        player.start(schedule.next_training())
+        player.advance()
+    env.write_epoch_stats()
+    assert env.epoch_stats.last_stats == {}

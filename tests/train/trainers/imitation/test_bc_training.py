@@ -1,0 +1,259 @@
+"""Behavioural cloning from data set to trained policy."""
+
+import math
+import os
+import signal
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
+from maze.core.log_stats.log_stats import StatsContext
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.utils.factory import Factory
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.runner import Runner
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.interrupt import TrainingInterrupted
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.imitation.bc_loss import BCLoss
+from maze.train.trainers.imitation.bc_trainer import BCTrainer
+from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
+from maze.train.trainers.imitation.step_batches import StepBatches, check_fits
+from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
+from tests.train.trainers.es.populations import build_policy
+
+ENVS = [counting_env, two_step_env, hierarchical_env, coming_and_going_env]
+
+
+def recorded(make_env, n_episodes=3):
+    """Episodes of a random policy."""
+    env = make_env()
+    env.seed(1)
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    generator = RolloutGenerator(env, terminate_on_done=True)
+    return InMemoryDataset([generator.rollout(policy, None) for _ in range(n_episodes)])
+
+
+def build_trainer(make_env=counting_env, dataset=None, checkpoint_file=None, selection=None, lr=0.01, batch_size=4):
+    env = make_env()
+    policy = build_policy(env)
+    return BCTrainer(
+        {"device": "cpu", "n_epochs": 3},
+        StepBatches(dataset or recorded(make_env), batch_size, shuffle=True, seed=5),
+        policy,
+        torch.optim.SGD(policy.parameters(), lr=lr, momentum=0.9),
+        BCLoss(env.action_spaces_dict, entropy_coef=0.0),
+        model_selection=selection,
+        checkpoint_file=checkpoint_file,
+    )
+
+
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters()])
+
+
+class LossRecorder(Evaluator):
+    """Writes down the loss over all data."""
+
+    def __init__(self, trainer, dataset):
+        self.validation = BCValidationEvaluator(trainer.loss, self, StepBatches(dataset, 3))
+        self.losses = []
+
+    def update(self, reward):
+        self.losses.append(-reward)
+
+    def evaluate(self, policy):
+        self.validation.evaluate(policy)
+
+
+@pytest.mark.parametrize("make_env", ENVS)
+def test_cloning_comes_closer_to_the_demonstrations(make_env):
+    dataset = recorded(make_env)
+    trainer = build_trainer(make_env, dataset)
+    recorder = LossRecorder(trainer, dataset)
+    recorder.evaluate(trainer.policy)
+    trainer.train(recorder, n_epochs=20)
+    assert recorder.losses[-1] < recorder.losses[0]
+
+
+@pytest.mark.parametrize("make_env", ENVS)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_pass_has_every_substep_once(make_env, shuffle):
+    dataset = recorded(make_env)
+    expected = Counter(
+        (actor, observation[next(iter(observation))].tobytes())
+        for index in range(len(dataset))
+        for observation, _, actor in zip(*dataset[index], strict=True)
+    )
+    found = Counter()
+    batches = StepBatches(dataset, 4, shuffle=shuffle, seed=1)
+    assert len(batches) == math.ceil(len(dataset) / 4) == len(list(batches))
+    for observations, actions, actors in batches:
+        for observation, action, actor in zip(observations, actions, actors, strict=True):
+            assert len({len(array) for array in (*observation.values(), *action.values())}) == 1
+            found.update((actor, row.numpy().tobytes()) for row in observation[next(iter(observation))])
+    assert found == expected
+
+
+def test_validation_weighs_minibatches_by_their_size():
+    dataset = recorded(counting_env)
+    trainer = build_trainer(dataset=dataset)
+    whole, parts = [LossRecorder(trainer, dataset) for _ in range(2)]
+    whole.validation.data_loader = StepBatches(dataset, len(dataset))
+    parts.validation.data_loader = StepBatches(dataset, 4)  # nine steps: 4, 4 and 1
+    for recorder in (whole, parts):
+        recorder.evaluate(trainer.policy)
+    assert whole.losses == [pytest.approx(parts.losses[0], rel=1e-5)]
+
+
+def test_two_runs_with_the_same_seeds_are_equal_bit_for_bit():
+    trainers = [build_trainer() for _ in range(2)]
+    for trainer in trainers:
+        trainer.train(None)
+    assert torch.equal(*map(weights, trainers))
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, stop_after):
+    uninterrupted = build_trainer()
+    uninterrupted.train(None)
+    first = build_trainer(checkpoint_file=tmp_path / "latest.pt")
+    learn = first._learn_from
+
+    def learn_and_interrupt(*batch):
+        learn(*batch)
+        if first.total_iterations + 1 == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    first._learn_from = learn_and_interrupt
+    with pytest.raises(TrainingInterrupted, match=r"Its state is saved in .*latest\.pt"):
+        first.train(None)
+    assert first.total_iterations == stop_after
+    resumed = build_trainer()
+    resumed.load_state(tmp_path / "latest.pt")
+    resumed.train(None)
+    assert (resumed.epoch, resumed.total_iterations) == (3, 9)
+    assert torch.equal(weights(resumed), weights(uninterrupted))
+
+
+def test_evaluations_come_every_k_minibatches_and_after_each_epoch():
+    evaluated_after = []
+
+    class Noting(Evaluator):
+        def evaluate(self, policy):
+            evaluated_after.append(trainer.total_iterations)
+
+    trainer = build_trainer()  # three minibatches per epoch
+    trainer.train(Noting(), n_epochs=2, eval_every_k_iterations=2)
+    assert evaluated_after == [2, 3, 4, 6]
+
+
+def test_a_number_that_is_not_finite_stops_training_before_the_step():
+    dataset = recorded(counting_env)
+    for record in dataset.step_records:
+        record.substep_records[0].observation["count"] = np.array([np.nan, 0], np.float32)
+    trainer = build_trainer(dataset=dataset)
+    before = weights(trainer)
+    with pytest.raises(NonFiniteError, match="Epoch 1, minibatch 1: the loss is nan"):
+        trainer.train(None)
+    assert torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "message"),
+    [
+        (partial(GymMazeEnv, "CartPole-v1"), r"observation of sub-step 0, step 0: expected the keys \['observation'\]"),
+        (two_step_env, r"the environment has the sub-steps \['choose', 'cut'\] only"),
+    ],
+)
+def test_a_dataset_of_another_environment_is_refused(make_env, message):
+    env = make_env()
+    with pytest.raises(ConfigError, match=message):
+        check_fits(recorded(counting_env), env.observation_spaces_dict, env.action_spaces_dict)
+
+
+def test_other_shapes_and_empty_data_are_refused():
+    env = counting_env()
+    dataset = recorded(counting_env)
+    dataset.step_records[2].substep_records[0].action = {"move": np.zeros(3)}
+    with pytest.raises(ConfigError, match=r"action of sub-step 0, step 2: expected `move` of shape \(\), found \(3,\)"):
+        check_fits(dataset, env.observation_spaces_dict, env.action_spaces_dict)
+    with pytest.raises(ConfigError, match=r"runner\.dataset: there is no step in the data"):
+        check_fits(InMemoryDataset(), env.observation_spaces_dict, env.action_spaces_dict)
+
+
+def configured(*overrides):
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose(
+            "conf_train",
+            overrides=[
+                *("algorithm=bc", "env.name=CartPole-v1", "model=flatten_concat", "algorithm.device=cpu"),
+                *("algorithm.n_epochs=2", "algorithm.n_eval_episodes=2", "seeding.env_base_seed=1"),
+                *("seeding.agent_base_seed=1", "runner.eval_concurrency=1", *overrides),
+            ],
+        )
+    return Factory(Runner).instantiate(cfg.runner), cfg
+
+
+@pytest.mark.parametrize("key", ["dir_or_file", "input_data"])
+def test_the_runner_trains_from_either_documented_key(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    env = GymMazeEnv("CartPole-v1")
+    env.seed(1)
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    generator = RolloutGenerator(env, terminate_on_done=True)
+    from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+
+    writer = TrajectoryWriterFile(log_dir=str(tmp_path / "data"))
+    for _ in range(3):
+        writer.write(generator.rollout(policy, None))
+    runner, cfg = configured(f"runner.dataset.{key}={tmp_path / 'data'}")
+    with StatsContext():
+        runner.setup(cfg)
+        assert len(runner.evaluators) == 2
+        runner.run()
+    assert {"state_dict.pt", "latest.pt", "spaces_config.pkl"} <= {path.name for path in tmp_path.iterdir()}
+    assert runner.trainer.model_selection.n_updates == 2
+
+
+def test_missing_data_is_an_error_that_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner, cfg = configured()
+    with (
+        StatsContext(),
+        pytest.raises(CheckpointError, match=r"trajectory_data does not exist.*record_tr"),
+    ):
+        runner.setup(cfg)
+
+
+def test_a_policy_with_other_weights_is_left_unchanged(tmp_path):
+    trainer = build_trainer()
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        trainer.load_state_dict(build_policy(two_step_env()).state_dict())
+    assert torch.equal(weights(trainer), before)
+
+
+def test_the_best_model_is_the_one_with_the_smallest_validation_loss():
+    dataset = recorded(counting_env)
+    trainer = build_trainer(dataset=dataset)
+    selection = BestModelSelection(None, trainer.policy)
+    evaluator = BCValidationEvaluator(trainer.loss, selection, StepBatches(dataset, 4))
+    evaluator.evaluate(trainer.policy)
+    before, first = weights(trainer), selection.best_reward
+    trainer.train(evaluator, n_epochs=3)
+    assert selection.best_reward > first
+    selection.reset_to_best()
+    assert not torch.equal(weights(trainer), before)
+    assert ActorID(0, 0) in {actor for *_, actors in StepBatches(dataset, 4) for actor in actors}

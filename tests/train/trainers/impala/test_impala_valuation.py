@@ -1,0 +1,137 @@
+"""Advantages and targets of whole batches: ends of episodes, importance weights, sub-steps."""
+
+import numpy as np
+import pytest
+import torch
+
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
+from maze.train.trainers.common.actor_critic.valuation import value_rollout
+from maze.train.trainers.impala.impala_valuation import VTraceOptions, vtrace_rollout
+from tests.train.trainers.common.test_valuation import ACTION_SPACE, build_model, spaces_of
+
+GAMMA, LAMBDA = 0.9, 0.8
+FLAT, FIRST, SECOND = ActorID(0, 0), ActorID(0, 0), ActorID(1, 0)
+ON_POLICY = [np.log(3.0), 0.0]
+"""The logits of the test model; action 1 has probability 1/4."""
+
+
+def build_columns(ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, logits=None, n_keys=1):
+    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
+    keys = list(range(n_keys))
+    shapes = {key: {"action": (2,)} for key in keys}
+    columns = RolloutColumns(spaces_of(keys), dict.fromkeys(keys, ACTION_SPACE), 1, len(ticks), shapes)
+    columns.clear()
+    for tick, (actor, value) in enumerate(ticks):
+        substep = columns.substeps[actor.step_key]
+        row = substep.n_rows
+        substep.observation_rows[row][f"v{actor.step_key}"][:] = value
+        substep.action_rows[row]["action"][:] = 1
+        substep.logits_rows[row]["action"][:] = ON_POLICY if logits is None else logits[tick]
+        substep.add_row(tick, None, [actor.agent_id])
+    columns.rewards[:, 0] = 1.0 if rewards is None else rewards
+    columns.terminated[:, 0] = [tick in terminated for tick in range(len(ticks))]
+    columns.truncated[:, 0] = [tick in (truncated or {}) for tick in range(len(ticks))]
+    columns.step_complete[:, 0] = True if complete is None else complete
+    for tick, (actor, value) in (truncated or {}).items():
+        observation = {f"v{actor.step_key}": np.array([value], np.float32)}
+        columns.final_observations.append(FinalObservationEntry(tick, 0, actor, observation))
+    actor, value = last
+    columns.next_rows()[actor.step_key][f"v{actor.step_key}"][:] = value
+    columns.finish([actor], [tick_actor for tick_actor, _ in ticks])
+    return columns
+
+
+def targets_minus_values(model, columns, **options):
+    batch = vtrace_rollout(model, columns, VTraceOptions(GAMMA, **{"trace_lambda": LAMBDA, **options}))
+    (part,) = batch.parts
+    return [(target - old).tolist() for target, old in zip(part.targets, part.old_values, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "expected"),
+    [((1,), None, (-4.68, -19.0, 11.32, 6.0)), ((), {1: (FLAT, 25.0)}, (11.52, 3.5, 11.32, 6.0))],
+)
+def test_flat_batch_on_policy_matches_the_fixture(terminated, truncated, expected):
+    columns = build_columns([(FLAT, v) for v in (10, 20, 30, 40)], (FLAT, 50), terminated, truncated)
+    (found,) = targets_minus_values(build_model([0]), columns)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_importance_weights_compare_the_learning_policy_with_the_recorded_logits():
+    # the actor gave action 1 a probability of 1/2 where the learner gives it 1/4: rho = 1/2
+    columns = build_columns([(FLAT, 10.0), (FLAT, 20.0)], (FLAT, 50.0), logits=[[0.0, 0.0], ON_POLICY])
+    batch = vtrace_rollout(build_model([0]), columns, VTraceOptions(GAMMA))
+    (part,) = batch.parts
+    second = 1 + GAMMA * 50 - 20
+    first = 0.5 * (1 + GAMMA * 20 - 10) + GAMMA * 0.5 * second
+    assert (part.targets[0] - part.old_values[0]).tolist() == pytest.approx([first, second])
+    assert part.advantages[0].tolist() == pytest.approx([0.5 * (1 + GAMMA * (20 + second) - 10), second])
+    assert part.old_log_probs[0].exp().tolist() == pytest.approx([0.5, 0.25])
+    assert not part.advantages[0].requires_grad
+    assert part.outputs[1].values[0].requires_grad  # asked once, for targets and for the loss
+
+
+TWO_SUBSTEPS = [(FIRST, 10.0), (SECOND, 3.0), (FIRST, 20.0), (SECOND, 4.0)]
+COMPLETE = [False, True, False, True]
+
+
+@pytest.mark.parametrize("critic_class", [TorchSharedStateCritic, TorchStepStateCritic, TorchDeltaStateCritic])
+def test_sub_steps_on_policy_have_the_targets_of_generalized_advantage_estimation(critic_class):
+    columns = build_columns(TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=COMPLETE, n_keys=2)
+    model = build_model([0, 1], critic_class)
+    (expected,) = value_rollout(model, columns, GAMMA, LAMBDA).parts
+    (part,) = vtrace_rollout(model, columns, VTraceOptions(GAMMA, trace_lambda=LAMBDA)).parts
+    assert torch.allclose(part.targets[0], expected.targets[0])
+    assert len(part.advantages) == 2
+    if critic_class is TorchStepStateCritic:
+        assert torch.allclose(part.targets[1], expected.targets[1])
+
+
+def test_a_shared_critic_weighs_the_whole_step_and_discounts_it_once():
+    logits = [[0.0, 0.0], [0.0, 0.0], ON_POLICY, ON_POLICY]  # rho = 1/2 * 1/2 in the first step
+    columns = build_columns(
+        TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=COMPLETE, logits=logits, n_keys=2
+    )
+    (part,) = vtrace_rollout(build_model([0, 1]), columns, VTraceOptions(GAMMA)).parts
+    second = (2 + 3) + GAMMA * 50 - 20
+    first = 0.25 * ((0 + 1) + GAMMA * 20 - 10) + GAMMA * 0.25 * second
+    assert (part.targets[0] - part.old_values[0]).tolist() == pytest.approx([first, second])
+    for advantage in part.advantages:
+        assert advantage.tolist() == pytest.approx([0.25 * (1 + GAMMA * (20 + second) - 10), second])
+
+
+@pytest.mark.parametrize("is_terminated", [True, False])
+def test_an_episode_that_ends_within_a_step_is_followed_sub_step_by_sub_step(is_terminated):
+    """The episode ends with the first sub-step of the second step, so the order of actors is not fixed."""
+    ticks = [(FIRST, 10.0), (SECOND, 3.0), (FIRST, 20.0), (FIRST, 30.0), (SECOND, 5.0)]
+    columns = build_columns(
+        ticks,
+        (FIRST, 50.0),
+        terminated=(2,) if is_terminated else (),
+        truncated=None if is_terminated else {2: (SECOND, 7.0)},
+        rewards=[0, 1, 2, 3, 4],
+        complete=[False, True, False, False, True],
+        n_keys=2,
+    )
+    assert not columns.is_dense()
+    model = build_model([0, 1], TorchStepStateCritic)
+    batch = vtrace_rollout(model, columns, VTraceOptions(GAMMA))
+    found = {part.record.substep_keys[0]: (part.targets[0]).tolist() for part in batch.parts}
+    after = 0.0 if is_terminated else GAMMA * 7.0
+    third = 2 + after
+    second = 1 + GAMMA * third
+    fifth = 4 + GAMMA * 50
+    assert found == {
+        0: pytest.approx([0 + second, third, 3 + fifth]),
+        1: pytest.approx([second, fifth]),
+    }
+
+
+def test_a_delta_critic_needs_fixed_sub_steps():
+    ticks = [(FIRST, 1.0), (FIRST, 2.0), (SECOND, 3.0)]
+    columns = build_columns(ticks, (FIRST, 0.0), complete=[True, False, True], n_keys=2)
+    with pytest.raises(ConfigError, match=r"model\.critic: a delta critic"):
+        vtrace_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, VTraceOptions(GAMMA))
