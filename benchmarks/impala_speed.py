@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import importlib.util
 import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -54,7 +55,7 @@ Contender = Callable[[int], float]
 """Makes a number of updates, returns the environment steps per second."""
 
 
-class BusyWrapper(gym.Wrapper):  # type: ignore[type-arg]  # any environment
+class BusyWrapper(gym.Wrapper[Any, Any, Any, Any]):
     """Keeps the CPU busy in every step.
 
     :param env: The environment.
@@ -76,14 +77,14 @@ def make_env(step_seconds: float) -> GymMazeEnv:
     """CartPole, with steps that take longer if wanted."""
     if not step_seconds:
         return GymMazeEnv("CartPole-v1")
-    return GymMazeEnv(env=lambda: BusyWrapper(gym.make("CartPole-v1"), step_seconds))
+    return GymMazeEnv(BusyWrapper(gym.make("CartPole-v1"), step_seconds))
 
 
 def make_model() -> TorchActorCritic:
     """The networks that all contenders have."""
     env = make_env(0.0)
     mapper = DistributionMapper(action_space=env.action_space, distribution_mapper_config={})
-    obs_shapes = {"observation": (4,)}
+    obs_shapes: dict[str, Sequence[int]] = {"observation": (4,)}
     policy_net = FlattenConcatPolicyNet(
         obs_shapes, {"action": mapper.required_logits_shape("action")}, hidden_units=[64, 64], non_lin=nn.Tanh
     )
@@ -145,8 +146,8 @@ def a2c(step_seconds: float, envs_per_actor: int) -> Iterator[Contender]:
 @contextlib.contextmanager
 def rllib(envs_per_actor: int) -> Iterator[Contender]:
     """RLlib's IMPALA with two environment runners."""
-    import ray
-    from ray.rllib.algorithms.impala import IMPALAConfig
+    ray: Any = importlib.import_module("ray")
+    IMPALAConfig: Any = importlib.import_module("ray.rllib.algorithms.impala").IMPALAConfig  # noqa: N806
 
     ray.init(num_cpus=N_ACTORS + 1, include_dashboard=False, log_to_driver=False)
     config = (

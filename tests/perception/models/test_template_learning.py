@@ -107,7 +107,7 @@ def test_ppo_learns_dictionary_observations_and_three_kinds_of_heads_beyond_85_p
     score = best_score(
         "env.name=SwitchboardEnvTest-v0",
         "model=pixel_obs",
-        "algorithm.n_epochs=12",
+        "algorithm.n_epochs=6",
         "~model.model_builder.observation_modality_mapping.observation",
         "+model.model_builder.observation_modality_mapping.state=feature",
         "+model.model_builder.observation_modality_mapping.screen=image",

@@ -43,7 +43,7 @@ class ImpalaRunner(TrainingRunner, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._closables: list[Callable[[], None]] = []
-        value = self.eval_concurrency
+        value: Any = self.eval_concurrency
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
 

@@ -433,7 +433,7 @@ class SACLearner:
             "policy_optimizer": self.policy_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "entropy_optimizer": self.entropy_optimizer.state_dict(),
-            "entropy_coefs": [float(log) for log in self.entropy_coefs.logs],
+            "entropy_coefs": [log.item() for log in self.entropy_coefs.logs],
             "generator": self.generator.get_state(),
             "n_batches": self.n_batches,
         }

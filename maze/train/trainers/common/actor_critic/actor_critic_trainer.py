@@ -427,7 +427,8 @@ def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, 
 def _vectorized(generator: RolloutGenerator | DistributedActors) -> Any:
     if generator.is_vectorized:
         return generator
-    return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))
+    env: Any = generator.env
+    return RolloutGenerator(SequentialVectorEnv([lambda: env], logging_prefix="train"))
 
 
 def _announce_interrupt(signal_name: str) -> None:

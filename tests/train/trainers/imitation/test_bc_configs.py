@@ -1,0 +1,59 @@
+"""Hyperparameters: documented defaults, the YAML files, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+import maze.conf
+from maze.core.errors import ConfigError
+from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
+
+CONF = Path(maze.conf.__file__).parent
+DOCUMENTED = {
+    "n_epochs": 1000,
+    "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.001},
+    "device": "cuda",
+    "batch_size": 100,
+    "eval_every_k_iterations": 500,
+    "validation_percentage": 20,
+    "n_eval_episodes": 8,
+    "entropy_coef": 0.0,
+}
+
+
+def test_yaml_states_exactly_the_dataclass_defaults():
+    values = yaml.safe_load((CONF / "algorithm" / "bc.yaml").read_text())
+    assert values == dataclasses.asdict(BCAlgorithmConfig())
+    assert DOCUMENTED.items() <= values.items()
+
+
+@pytest.mark.parametrize(("name", "n_workers"), [("dev", 1), ("local", 5)])
+def test_runner_files_state_the_documented_defaults(name, n_workers):
+    values = yaml.safe_load((CONF / "algorithm_runner" / f"bc-{name}.yaml").read_text())
+    assert values["_target_"] == f"maze.train.trainers.imitation.bc_runners.BC{name.capitalize()}Runner"
+    assert values["eval_concurrency"] == 0
+    datasets = "maze.core.trajectory_recording.datasets"
+    assert values["dataset"] == {
+        "_target_": f"{datasets}.in_memory_dataset.InMemoryDataset",
+        "input_data": "trajectory_data",
+        "dir_or_file": None,
+        "n_workers": n_workers,
+        "deserialize_in_main_thread": False,
+        "trajectory_processor": {"_target_": f"{datasets}.trajectory_processor.IdentityTrajectoryProcessor"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"validation_percentage": 100}, "algorithm.validation_percentage: expected .* below 100"),
+        ({"batch_size": 0}, "algorithm.batch_size"),
+        ({"eval_every_k_iterations": 0}, "algorithm.eval_every_k_iterations"),
+        ({"device": None}, "algorithm.device"),
+    ],
+)
+def test_invalid_values_are_refused_by_name(values, message):
+    with pytest.raises(ConfigError, match=message):
+        BCAlgorithmConfig(**values)

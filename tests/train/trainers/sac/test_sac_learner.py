@@ -1,0 +1,163 @@
+"""One update of SAC: targets of flat and structured environments, and what an update may touch."""
+
+import math
+
+import pytest
+import torch
+
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError, NonFiniteError
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
+from maze.train.trainers.sac.sac_learner import SACLearner
+from tests.train.parallelization.toy_envs import random_walk_env, two_step_env
+from tests.train.trainers.sac.sac_models import build_model
+
+CHOOSE, CUT = ActorID("choose", 0), ActorID("cut", 0)
+
+
+def learner_with_constant_values(critic, values, gamma=0.9):
+    """Critics and targets that always answer the same; no entropy."""
+    model = build_model(two_step_env(), critic)
+    for key, value in values.items():
+        for pair in (model.critic.networks[key], model.critic.target_networks[key]):
+            for network in pair:
+                for name, parameter in network.named_parameters():
+                    parameter.data.fill_(value if name == "heads.0.bias" else 0.0)
+    config = SACAlgorithmConfig(entropy_tuning=False, entropy_coef=0.0, gamma=gamma)
+    return SACLearner(model, config, [CHOOSE, CUT], seed=0)
+
+
+def one_step(rewards, terminated=False, n_substeps=None, has_next_step=True):
+    return TransitionBatch(
+        actors=[CHOOSE, CUT],
+        observations=[{"time": torch.zeros(1, 1)}, {"choice": torch.zeros(1, 2)}],
+        actions=[{"item": torch.zeros(1, dtype=torch.int64)}, {"where": torch.full((1, 2), 0.5)}],
+        rewards=torch.tensor([rewards]),
+        next_observations=[{"time": torch.ones(1, 1)}, {"choice": torch.ones(1, 2)}],
+        terminated=torch.tensor([terminated]),
+        n_substeps=None if n_substeps is None else torch.tensor([n_substeps]),
+        has_next_step=torch.tensor([has_next_step]),
+    )
+
+
+def critic_losses(learner, batch):
+    terms = learner.update(batch, critic_alone=True)
+    return {key: value.item() for event, key, value in terms if event == "critic_value_loss"}
+
+
+def test_sub_steps_of_a_step_are_not_discounted_and_steps_are():
+    learner = learner_with_constant_values("", {"choose": 5.0, "cut": 7.0})
+    losses = critic_losses(learner, one_step([1.0, 2.0]))
+    assert losses["choose"] == pytest.approx((1.0 + 7.0 - 5.0) ** 2)
+    assert losses["cut"] == pytest.approx((2.0 + 0.9 * 5.0 - 7.0) ** 2)
+
+
+def test_a_termination_ends_the_last_sub_step_only():
+    learner = learner_with_constant_values("", {"choose": 5.0, "cut": 7.0})
+    losses = critic_losses(learner, one_step([1.0, 2.0], terminated=True))
+    assert losses["choose"] == pytest.approx((1.0 + 7.0 - 5.0) ** 2), "the second sub-step still followed"
+    assert losses["cut"] == pytest.approx((2.0 - 7.0) ** 2)
+
+
+@pytest.mark.parametrize(("terminated", "follows"), [(True, 0.0), (False, 7.0)])
+def test_an_episode_that_ends_in_mid_step_has_no_second_sub_step(terminated, follows):
+    learner = learner_with_constant_values("", {"choose": 5.0, "cut": 7.0})
+    losses = critic_losses(learner, one_step([1.0, 0.0], terminated=terminated, n_substeps=1, has_next_step=False))
+    assert losses["choose"] == pytest.approx((1.0 + follows - 5.0) ** 2)
+    assert losses["cut"] == 0.0, "nobody acted there"
+
+
+def test_a_shared_critic_values_the_step_as_a_whole():
+    learner = learner_with_constant_values("Shared", {0: 5.0})
+    assert critic_losses(learner, one_step([1.0, 2.0]))[0] == pytest.approx((3.0 + 0.9 * 5.0 - 5.0) ** 2)
+    learner = learner_with_constant_values("Shared", {0: 5.0})
+    ended = one_step([1.0, 2.0], terminated=True, has_next_step=False)
+    assert critic_losses(learner, ended)[0] == pytest.approx((3.0 - 5.0) ** 2)
+
+
+def test_a_shared_critic_learns_nothing_from_a_step_whose_next_observations_are_unknown():
+    learner = learner_with_constant_values("Shared", {0: 5.0})
+    assert critic_losses(learner, one_step([1.0, 2.0], has_next_step=False))[0] == 0.0
+
+
+def flat_learner(**config):
+    env = random_walk_env()
+    return SACLearner(build_model(env), SACAlgorithmConfig(**config), [ActorID(0, 0)], seed=0)
+
+
+def flat_batch(n=8, reward=1.0):
+    generator = torch.Generator().manual_seed(0)
+    observation = torch.randn(n, 3, generator=generator)
+    return TransitionBatch(
+        actors=[ActorID(0, 0)],
+        observations=[{"position": observation}],
+        actions=[{"push": torch.rand(n, 3, generator=generator)}],
+        rewards=torch.full((n, 1), reward),
+        next_observations=[{"position": observation + 1}],
+        terminated=torch.zeros(n, dtype=torch.bool),
+        n_substeps=None,
+        has_next_step=None,
+    )
+
+
+def copies(tensors):
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def moved(before, after):
+    return [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+
+
+def test_while_the_critic_learns_alone_policy_and_entropy_coefficient_stay():
+    learner = flat_learner()
+    policy, critic = copies(learner.model.policy.parameters()), copies(learner.critic.parameters())
+    alpha = learner.entropy_coefs.alphas()[0].clone()
+    learner.update(flat_batch(), critic_alone=True)
+    assert not any(moved(policy, learner.model.policy.parameters()))
+    assert learner.entropy_coefs.alphas()[0] == alpha
+    assert all(moved(critic, learner.critic.parameters()))
+    learner.update(flat_batch())
+    assert all(moved(policy, learner.model.policy.parameters()))
+    assert learner.entropy_coefs.alphas()[0] != alpha
+
+
+def test_the_policy_step_leaves_the_critics_gradients_alone():
+    learner = flat_learner(lr=1e-12)
+    learner.update(flat_batch(), critic_alone=True)
+    alone = copies([p.grad for p in learner.critic.parameters()])
+    fresh = flat_learner(lr=1e-12)
+    fresh.update(flat_batch())
+    assert not any(moved(alone, [p.grad for p in fresh.critic.parameters()]))
+
+
+def test_target_networks_follow_every_so_many_batches():
+    learner = flat_learner(target_update_interval=2, tau=1.0)
+    targets = [p for pair in learner.critic.target_networks.values() for p in pair.parameters()]
+    before = copies(targets)
+    learner.update(flat_batch())
+    assert not any(moved(before, targets))
+    learner.update(flat_batch())
+    assert not any(moved(copies(learner.critic.parameters()), targets))
+
+
+def test_a_fixed_entropy_coefficient_stays():
+    learner = flat_learner(entropy_tuning=False, entropy_coef=0.3)
+    terms = learner.update(flat_batch())
+    assert learner.entropy_coefs.alphas()[0].item() == pytest.approx(0.3)
+    assert "entropy_loss" not in [event for event, _, _ in terms]
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_moves():
+    learner = flat_learner()
+    before = copies(learner.model.parameters())
+    with pytest.raises(NonFiniteError, match="critic_value_loss of critic 0 is inf"):
+        learner.update(flat_batch(reward=math.inf))
+    assert not any(moved(before, learner.model.parameters()))
+
+
+def test_distributions_without_gradients_through_actions_are_refused_by_head():
+    beta = [{"action_space": "gym.spaces.Box", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"}]
+    model = build_model(random_walk_env(), distributions=beta)
+    with pytest.raises(ConfigError, match="Action head `push`.*SquashedGaussian"):
+        SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)

@@ -1,0 +1,269 @@
+"""Trainings with SAC: action spaces, structured environments, reproducibility, resuming, failures."""
+
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.log_stats.log_stats import LogStatsConsumer, StatsContext, register_log_stats_writer
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.utils.checkpoint import load_state
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
+from maze.train.trainers.common.interrupt import TrainingInterrupted
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.sac.sac_runners import SACRunner, add_demonstrations
+from maze.train.trainers.sac.sac_trainer import SAC
+from tests.train.parallelization.toy_envs import (
+    Observe,
+    PassOn,
+    RandomWalkCoreEnv,
+    counting_env,
+    random_walk_env,
+    two_step_env,
+)
+from tests.train.trainers.sac.sac_models import build_model, build_trainer
+
+HEADS = {
+    "discrete": {"a": spaces.Discrete(3)},
+    "multi-discrete": {"a": spaces.MultiDiscrete([2, 3])},
+    "multi-binary": {"a": spaces.MultiBinary(2)},
+    "box": {"a": spaces.Box(-1, 1, (2,), np.float32)},
+    "several discrete heads": {"a": spaces.Discrete(3), "b": spaces.Discrete(2)},
+    "a dictionary of everything": {
+        "a": spaces.Discrete(3), "b": spaces.Box(-2, 2, (2,), np.float32), "c": spaces.MultiDiscrete([2, 2]),
+    },
+}  # fmt: skip
+
+
+class AnyActionCoreEnv(RandomWalkCoreEnv):
+    def step(self, maze_action):
+        return super().step({"push": 0.0})
+
+
+def env_with_heads(heads):
+    observation = spaces.Dict({"position": spaces.Box(-np.inf, np.inf, (3,), np.float32)})
+    return MazeEnv(AnyActionCoreEnv(), {0: PassOn(spaces.Dict(heads))}, {0: Observe(observation)})
+
+
+def weights(trainer):
+    return [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def are_equal(first, second):
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_all_action_spaces_train(name):
+    trainer = build_trainer(partial(env_with_heads, HEADS[name]))
+    before = weights(trainer)
+    trainer.train()
+    assert not any(torch.equal(one, other) for one, other in zip(before, weights(trainer), strict=True))
+
+
+@pytest.mark.parametrize("critic", ["", "Shared"])
+@pytest.mark.parametrize("breaks_at", [None, 1])
+def test_structured_environments_train_with_both_kinds_of_critics(critic, breaks_at):
+    trainer = build_trainer(partial(two_step_env, breaks_at=breaks_at), critic)
+    before = weights(trainer)
+    trainer.train()
+    assert not any(torch.equal(one, other) for one, other in zip(before, weights(trainer), strict=True))
+
+
+class MaskingPolicyNet(torch.nn.Module):
+    """Allows the actions that the observation allows, and never the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 5)
+
+    def forward(self, x):
+        logits = self.layer(x["count"])
+        mask = torch.tensor([True, True, False, True, False])
+        return {"move": torch.where(mask, logits, torch.finfo(logits.dtype).min)}
+
+
+def test_masked_actions_are_never_taken_and_training_stays_finite():
+    trainer = build_trainer(counting_env)
+    trainer.model.policy.networks[0] = MaskingPolicyNet()
+    trainer = SAC(trainer.config, trainer.model, trainer.actors, None, None, seed=0)
+    n_random = trainer.actors.replay_buffer.n_added
+    trainer.train(n_epochs=3)
+    taken = trainer.actors.replay_buffer.columns.actions[0]["move"][n_random : n_random + 12]
+    assert set(taken.tolist()) <= {0, 1, 3}
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(("num_actors", "rollouts"), [(1, 1), (4, 4), (3, 1), (2, 4)])
+def test_each_update_collects_the_configured_number_of_rollouts(num_actors, rollouts):
+    trainer = build_trainer(
+        random_walk_env, num_actors=num_actors, rollouts_per_iteration=rollouts, n_rollout_steps=2
+    )
+    before = trainer.actors.replay_buffer.n_added
+    trainer.train()
+    assert trainer.actors.replay_buffer.n_added - before == 4 * rollouts * 2
+
+
+def test_rollouts_can_be_kept_and_drawn_as_a_whole():
+    trainer = build_trainer(random_walk_env, split_rollouts_into_transitions=False, n_rollout_steps=5)
+    assert len(trainer.actors.replay_buffer) == 30
+    trainer.train()
+    assert len(trainer.actors.replay_buffer) == 34
+    assert len(trainer.actors.sample_transitions("cpu").terminated) == 16 * 5
+    record = trainer.actors.sample_batch("cpu")
+    assert record.batch_shape == [80]
+
+
+def test_two_runs_with_the_same_seeds_are_bit_identical():
+    make_env = partial(env_with_heads, HEADS["a dictionary of everything"])
+    trainers = [build_trainer(make_env, n_epochs=2) for _ in range(2)]
+    for trainer in trainers:
+        trainer.train()
+    other = build_trainer(make_env, n_epochs=2, seed=1)
+    other.train()
+    assert are_equal(weights(trainers[0]), weights(trainers[1]))
+    assert not are_equal(weights(trainers[0]), weights(other))
+
+
+def test_a_resumed_training_continues_with_the_same_learner_and_buffer(tmp_path):
+    file = tmp_path / "latest.pt"
+    first = build_trainer(random_walk_env, trainer_args={"checkpoint_file": file})
+    first.train(n_epochs=1)
+    second = build_trainer(random_walk_env, seed=5)
+    second.load_state(file)
+    assert are_equal(weights(first), weights(second))
+    for trainer in (first, second):
+        for _ in range(3):
+            trainer.learner.update(trainer.actors.sample_transitions("cpu"))
+    assert are_equal(weights(first), weights(second))
+    assert second.epoch == 1
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
+    trainer = build_trainer(random_walk_env)
+    state = trainer.training_state()
+    del state["learner"]
+    with pytest.raises(CheckpointError, match="another algorithm"):
+        trainer.load_training_state(state)
+
+
+def test_a_signal_ends_the_training_after_its_update_with_everything_saved(tmp_path, monkeypatch):
+    file = tmp_path / "latest.pt"
+    trainer = build_trainer(random_walk_env, epoch_length=50, trainer_args={"checkpoint_file": file})
+    original, calls = trainer.learner.update, []
+
+    def update(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(trainer.learner, "update", update)
+    with pytest.raises(TrainingInterrupted) as interrupted:
+        trainer.train()
+    assert interrupted.value.exit_status == 143
+    assert load_state(file)["update"] == 3
+    assert load_state(file)["replay_buffer"]["content"]["n_added"] == 33
+
+
+def test_early_stopping_and_the_best_model(tmp_path, capsys):
+    eval_env = SequentialVectorEnv([partial(counting_env, endings=((3, "truncated"),))] * 2)
+    model_file = tmp_path / "best.pt"
+    selection = BestModelSelection(str(model_file), None)
+    trainer = build_trainer(
+        partial(counting_env, endings=((3, "truncated"),)),
+        n_epochs=20,
+        patience=2,
+        trainer_args={"model_selection": selection, "evaluator": RolloutEvaluator(eval_env, 2, selection)},
+    )
+    selection.model = trainer.model
+    trainer.train()
+    assert selection.best_reward == 6.0
+    assert trainer.epoch < 5, "the reward never changes"
+    assert "early stopping" in capsys.readouterr().out
+    assert model_file.is_file()
+
+
+class Rows(LogStatsConsumer):
+    def __init__(self):
+        self.stats = {}
+
+    def write(self, path, step, stats):
+        self.stats.update({(key.event.__name__, key.output_name, key.group): value for key, value in stats.items()})
+
+    def receive(self, stat):
+        raise AssertionError
+
+
+def test_documented_statistics_are_written_with_their_groups():
+    rows = Rows()
+    with StatsContext():
+        register_log_stats_writer(rows)
+        build_trainer(random_walk_env, epoch_length=20).train()
+    names = {name for name, _, _ in rows.stats}
+    assert names >= {
+        "policy_loss", "policy_grad_norm", "policy_entropy", "policy_mean_logp", "errors_between_critics",
+        "critic_value", "critic_value_loss", "critic_grad_norm", "time_dequeuing_actors", "time_learner_rollout",
+        "time_loss_computation", "time_backprob", "entropy_coef", "entropy_loss", "estimated_queue_sizes",
+        "buffer_size", "time_sampling_from_buffer", "buffer_avg_pick_per_transition", "reward",
+    }  # fmt: skip
+    assert rows.stats["buffer_size", None, None] == 50
+    assert sum(value for (_, output, _), value in rows.stats.items() if output == "mean_percent") == pytest.approx(100)
+
+
+def test_demonstrations_fill_the_buffer_with_their_true_endings():
+    env = counting_env(endings=((3, "truncated"), (2, "terminated")))
+    generator = RolloutGenerator(env, record_next_observations=True, terminate_on_done=True)
+    policy = build_model(env).policy
+    dataset = InMemoryDataset(
+        [generator.rollout(policy, None) for _ in range(4)],
+        trajectory_processor={
+            "_target_": "maze.core.trajectory_recording.datasets.trajectory_processor."
+            "IdentityWithNextObservationTrajectoryProcessor"
+        },
+    )
+    buffer = UniformReplayBuffer(100, seed=0)
+    add_demonstrations(buffer, dataset, item_length=1)
+    batch = buffer.columns.read(np.arange(len(buffer)), "cpu")
+    assert batch.terminated.tolist() == [False, False, False, False, True] * 2
+    time, following = batch.observations[0]["count"][:, 0], batch.next_observations[0]["count"][:, 0]
+    alive = ~batch.terminated
+    assert torch.equal(following[alive], time[alive] + 1)
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(ConfigError, match="no steps"):
+        add_demonstrations(UniformReplayBuffer(10, seed=0), InMemoryDataset(), item_length=1)
+
+
+def test_a_state_critic_is_refused_with_the_critics_to_choose():
+    from tests.train.trainers.common.test_structured_training import build_model as build_state_critic
+
+    model = build_state_critic(random_walk_env(), "Step")
+    workers = build_trainer(random_walk_env).actors
+    assert isinstance(model, TorchActorCritic)
+    with pytest.raises(ConfigError, match="critic=flatten_concat_state_action"):
+        SAC({"rollout_evaluator": None}, model, workers, None, None)
+
+
+def test_an_initial_buffer_larger_than_the_buffer_is_refused():
+    with pytest.raises(ConfigError, match=r"algorithm\.initial_buffer_size"):
+        build_trainer(random_walk_env, initial_buffer_size=101)
+
+
+def test_initial_policies_need_not_know_action_spaces():
+    env = random_walk_env()
+    policy = build_model(env).policy
+    buffer = UniformReplayBuffer(50, seed=0)
+    SACRunner.init_replay_buffer(buffer, policy, 20, 3, True, 1, random_walk_env)
+    assert len(buffer) == 20
