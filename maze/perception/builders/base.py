@@ -93,24 +93,36 @@ class BaseModelBuilder(ABC):
         found = list(dict.fromkeys(key for space in observation_spaces for key in space.spaces))
         for key in found:
             self.modality_of(key)
+        in_use = {self._mapped_key(key) for key in found}
         for key in self.observation_modality_mapping:
-            if key not in found:
+            if key not in in_use:
                 raise ConfigError(
                     f"{WHERE}.observation_modality_mapping.{key}: the environment has no such observation."
                     f"{_did_you_mean(key, found)} Observations: {', '.join(found)}."
                 )
 
     def modality_of(self, observation_key: str) -> str:
-        """The modality that an observation is mapped to."""
-        modality = self.observation_modality_mapping.get(observation_key)
-        if modality is None:
+        """The modality that an observation, or the one that it was pre-processed from, is mapped to.
+
+        Pre-processors append their tags: ``image-rgb2gray-resize_img`` is made of ``image-rgb2gray``, made of ``image``.
+        """
+        mapped_key = self._mapped_key(observation_key)
+        if mapped_key is None:
             known = list(self.observation_modality_mapping)
             raise ConfigError(
                 f"{WHERE}.observation_modality_mapping: observation `{observation_key}` has no modality."
                 f"{_did_you_mean(observation_key, known)} Mapped are: {', '.join(known) or 'none'}. Add "
                 f"`{observation_key}: <modality>` with one of the modalities {', '.join(self._modalities())}."
             )
-        return modality
+        return self.observation_modality_mapping[mapped_key]
+
+    def _mapped_key(self, observation_key: str) -> str | None:
+        key = observation_key
+        while key not in self.observation_modality_mapping:
+            key, separator, _ = key.rpartition("-")
+            if not separator:
+                return None
+        return key
 
     def build_block(
         self, modality: str, in_keys: str | list[str], out_key: str, in_shapes: Sequence[Any]

@@ -192,3 +192,18 @@ def test_the_dense_block_is_what_the_config_says():
     block = build({"observation": box(4)}).perception_blocks["observation_DenseBlock"]
     assert isinstance(block, DenseBlock)
     assert block.hidden_units == [5]
+
+
+def test_a_pre_processed_observation_has_the_modality_of_what_it_was_made_of():
+    net = build({"screen-rgb2gray-resize_img": box(1, 8, 8)}, {"screen": "image"}, image=CONV)
+    assert net.in_keys == ["screen-rgb2gray-resize_img"]
+    both = build(
+        {"screen-rgb2gray": box(1, 8, 8), "screen": box(3, 8, 8)},
+        {"screen": "image", "screen-rgb2gray": "feature"},
+        image=CONV,
+        feature={
+            "block_type": "maze.perception.blocks.FlattenDenseBlock",
+            "block_params": {"num_flatten_dims": 3, "hidden_units": [5], "non_lin": nn.ReLU},
+        },
+    )
+    assert {"screen_VGGConvolutionBlock", "screen-rgb2gray_FlattenDenseBlock"} <= set(both.tensor_shapes())

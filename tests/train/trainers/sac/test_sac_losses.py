@@ -87,7 +87,7 @@ def test_the_target_entropy_counts_valid_actions():
 def test_the_target_entropy_of_continuous_actions_belongs_to_actions_of_unit_scale():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Box(0, 10, (1,))})
     assert target_entropy(space, {}, 2.0) == pytest.approx(-2.0 * 4 + math.log(5.0))
-    unbounded = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (2,))})
+    unbounded = spaces.Dict({"a": spaces.Box(-math.inf, math.inf, (2,))})
     assert target_entropy(unbounded, {}, 1.0) == -2.0
 
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.log_stats.log_stats import LogStatsConsumer, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
@@ -106,9 +106,7 @@ def test_masked_actions_are_never_taken_and_training_stays_finite():
 
 @pytest.mark.parametrize(("num_actors", "rollouts"), [(1, 1), (4, 4), (3, 1), (2, 4)])
 def test_each_update_collects_the_configured_number_of_rollouts(num_actors, rollouts):
-    trainer = build_trainer(
-        random_walk_env, num_actors=num_actors, rollouts_per_iteration=rollouts, n_rollout_steps=2
-    )
+    trainer = build_trainer(random_walk_env, num_actors=num_actors, rollouts_per_iteration=rollouts, n_rollout_steps=2)
     before = trainer.actors.replay_buffer.n_added
     trainer.train()
     assert trainer.actors.replay_buffer.n_added - before == 4 * rollouts * 2
@@ -194,15 +192,12 @@ def test_early_stopping_and_the_best_model(tmp_path, capsys):
     assert model_file.is_file()
 
 
-class Rows(LogStatsConsumer):
+class Rows(LogStatsWriter):
     def __init__(self):
         self.stats = {}
 
     def write(self, path, step, stats):
         self.stats.update({(key.event.__name__, key.output_name, key.group): value for key, value in stats.items()})
-
-    def receive(self, stat):
-        raise AssertionError
 
 
 def test_documented_statistics_are_written_with_their_groups():

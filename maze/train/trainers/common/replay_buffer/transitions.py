@@ -176,7 +176,9 @@ class TransitionColumns:
         if len(self.actors) > 1:
             next_rows = self.next_row[slots]
             following = np.where(next_rows >= 0, next_rows % self.capacity, slots)
-            complete = (next_rows >= 0) & (self.n_substeps[following] == len(self.actors))
+            # a step that was cut off before its last actor acted has the observation of that one as well
+            n_observed = self.n_substeps[following] + ~self.terminated[following]
+            complete = (next_rows >= 0) & (n_observed >= len(self.actors))
             following = np.where(complete, following, slots)  # there has to be something valid
             has_next_step = torch.from_numpy(complete).to(device)
             next_observations += [_take(arrays, following, device) for arrays in self.observations[1:]]
