@@ -76,7 +76,7 @@ USAGE_ERRORS = [
     (["env=gim_env"], "env=gim_env: there is no such option. Did you mean 'gym_env'?"),
     (["policy=torch"], "policy=torch: there is no such option. Did you mean 'torch_policy'?"),
     (["-cn", "conf_train", "algorithm=pp0"], "Did you mean 'ppo'? Options of algorithm: a2c,"),
-    (["-cn", "conf_train", "model=flat"], "Options of model: flatten_concat"),
+    (["-cn", "conf_train", "model=flat"], "Did you mean 'flatten_concat'? Options of model: "),
     (["-cn", "conf_train", "wrappers=vector"], "wrappers=vector: there is no such option"),
     (["-cn", "conf_train", "algorithm=ppo", "runner=sequential"], "runner=sequential does not fit algorithm=ppo"),
     (["-cn", "conf_trian"], "Did you mean 'conf_train'?"),
@@ -160,7 +160,7 @@ def test_a_run_directory_above_the_given_one_is_pointed_to(tmp_path: Path, capfd
 def test_help_names_commands_options_and_results(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
-    for wanted in ("maze-run -cn conf_train", "policy: dummy_cartpole", "outputs/rollout-", "MAZE_FULL_ERROR"):
+    for wanted in ("maze-run -cn conf_train", "dummy_cartpole", "outputs/rollout-", "MAZE_FULL_ERROR"):
         assert wanted in text
     assert len(text.splitlines()) < 50
 
