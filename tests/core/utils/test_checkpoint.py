@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.core.utils import checkpoint
+from maze.core.utils.checkpoint import load_into, load_state, save_state
 
 STATE = {"policies": {0: {"weight": torch.arange(6.0).reshape(2, 3)}}, "epoch": 3, "best": 1.5}
 

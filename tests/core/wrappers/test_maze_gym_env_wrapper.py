@@ -271,5 +271,5 @@ def test_copies_continue_alike(make_twin):
 
 
 def test_an_argument_that_the_environment_does_not_take_is_named():
-    with pytest.raises(ConfigError, match="CartPole-v1.*does not take the arguments .*foo"):
+    with pytest.raises(ConfigError, match=r"CartPole-v1.*does not take the arguments .*foo"):
         make_gym_maze_env("CartPole-v1", foo=1)

@@ -51,7 +51,7 @@ class EntropyCoefs(nn.Module):
         super().__init__()
         log = math.log(initial) if initial > 0.0 else -math.inf
         self.logs = nn.ParameterList([nn.Parameter(torch.tensor(log)) for _ in keys])
-        self._by_key = dict(zip(keys, self.logs, strict=True))
+        self._by_key: dict[Key, Tensor] = dict(zip(keys, self.logs, strict=True))
 
     def alphas(self) -> dict[Key, Tensor]:
         """The coefficients themselves, without gradients."""
@@ -179,7 +179,7 @@ class SACLearner:
         first, *others = losses.values()
         total = sum(others, first)
         self.entropy_optimizer.zero_grad()
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.entropy_optimizer.step()
         self._alphas = self.entropy_coefs.alphas()
         return terms

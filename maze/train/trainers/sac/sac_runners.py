@@ -17,7 +17,7 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.core.utils.factory import Factory, plain_container
+from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
@@ -60,13 +60,13 @@ class SACRunner(TrainingRunner, ABC):
     """
 
     eval_concurrency: int = 0
-    initial_demonstration_trajectories: Any = None
+    initial_demonstration_trajectories: ConfigType = None
 
     @override(TrainingRunner)
     def __post_init__(self) -> None:
         super().__post_init__()
         self._closing: list[Callable[[], None]] = []
-        value = self.eval_concurrency
+        value: Any = self.eval_concurrency
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
 
@@ -139,7 +139,7 @@ class SACRunner(TrainingRunner, ABC):
                 env_factory=self.env_factory,
             )
             return
-        dataset = Factory(InMemoryDataset).instantiate(  # type: ignore[type-abstract]  # a concrete one
+        dataset = Factory(InMemoryDataset).instantiate(
             self.initial_demonstration_trajectories,
             config_path="runner.initial_demonstration_trajectories",
             conversion_env_factory=self.env_factory,

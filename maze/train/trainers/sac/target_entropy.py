@@ -56,6 +56,6 @@ def choice_logits(space: spaces.Space[Any], logits: Tensor) -> list[Tensor]:
     if isinstance(space, spaces.Discrete):
         return [logits]
     if isinstance(space, spaces.MultiDiscrete):
-        return list(logits.split([int(n) for n in space.nvec.flatten()], dim=-1))
+        return list(torch.split(logits, [int(n) for n in space.nvec.flatten()], dim=-1))
     flat = logits.flatten(logits.dim() - len(space.shape or ()))
     return [torch.stack([torch.zeros_like(one), one], dim=-1) for one in flat.unbind(-1)]

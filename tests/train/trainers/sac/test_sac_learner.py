@@ -159,5 +159,5 @@ def test_a_loss_that_is_not_finite_stops_before_anything_moves():
 def test_distributions_without_gradients_through_actions_are_refused_by_head():
     beta = [{"action_space": "gym.spaces.Box", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"}]
     model = build_model(random_walk_env(), distributions=beta)
-    with pytest.raises(ConfigError, match="Action head `push`.*SquashedGaussian"):
+    with pytest.raises(ConfigError, match=r"Action head `push`.*SquashedGaussian"):
         SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)

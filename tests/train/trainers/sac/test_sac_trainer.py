@@ -16,12 +16,13 @@ from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
+from maze.core.utils.factory import Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.interrupt import TrainingInterrupted
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.sac.sac_runners import SACRunner, add_demonstrations
+from maze.train.trainers.sac.sac_runners import SACDevRunner, SACRunner, add_demonstrations
 from maze.train.trainers.sac.sac_trainer import SAC
 from tests.train.parallelization.toy_envs import (
     Observe,
@@ -72,7 +73,7 @@ def test_all_action_spaces_train(name):
 
 
 @pytest.mark.parametrize("critic", ["", "Shared"])
-@pytest.mark.parametrize("breaks_at", [None, 1])
+@pytest.mark.parametrize("breaks_at", [None, 2])
 def test_structured_environments_train_with_both_kinds_of_critics(critic, breaks_at):
     trainer = build_trainer(partial(two_step_env, breaks_at=breaks_at), critic)
     before = weights(trainer)
@@ -262,3 +263,11 @@ def test_initial_policies_need_not_know_action_spaces():
     buffer = UniformReplayBuffer(50, seed=0)
     SACRunner.init_replay_buffer(buffer, policy, 20, 3, True, 1, random_walk_env)
     assert len(buffer) == 20
+
+
+def test_the_runner_leaves_the_data_set_to_be_built_with_its_environment():
+    config = {"_target_": "maze.core.trajectory_recording.datasets.in_memory_dataset.InMemoryDataset", "n_workers": 1}
+    runner = Factory(SACDevRunner).instantiate(
+        {"_target_": f"{SACDevRunner.__module__}.SACDevRunner", "initial_demonstration_trajectories": config}
+    )
+    assert runner.initial_demonstration_trajectories == config

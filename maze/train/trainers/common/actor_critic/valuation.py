@@ -148,9 +148,7 @@ def dense_bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: S
     return ends
 
 
-def bootstrap(
-    model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord | None = None
-) -> Ends:
+def bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord | None = None) -> Ends:
     """Values the observations after the rollout and those at the end of truncated episodes, one pass for each actor.
 
     :param stacked: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still

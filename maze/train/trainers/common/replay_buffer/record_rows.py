@@ -53,11 +53,11 @@ def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
         record.append(
             SpacesRecord(
                 actor_id=actor,
-                observation=batch.observations[position],
-                action=batch.actions[position],
+                observation=dict(batch.observations[position]),
+                action=dict(batch.actions[position]),
                 reward=batch.rewards[:, position],
                 done=batch.terminated & is_end,
-                next_observation=following,
+                next_observation=dict(following),
                 batch_shape=[len(batch.terminated)],
             )
         )
@@ -130,8 +130,8 @@ def _require_finite(rows: TransitionRows) -> None:
     for name, arrays in groups.items():
         for key, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                step, *rest = np.argwhere(~np.isfinite(array))[0].tolist()
+                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
                 raise NonFiniteError(
-                    f"Step {step} of a rollout for the replay buffer: {name}, `{key}`, index {rest} is "
-                    f"{array[(step, *rest)]}. Look at what recorded it."
+                    f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
+                    f"{array[place]}. Look at what recorded it."
                 )
