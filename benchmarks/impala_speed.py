@@ -6,9 +6,9 @@ All contenders learn CartPole-v1 with the same two-layer 64-unit networks; each 
 * *sequential*: the same two actors taking turns in the process of the learner
 * *a2c*: Maze's A2C with as many environments in process
 
-Besides, a *costly* environment, whose step takes a millisecond in which the CPU is busy: what actors are for.
+Besides, an environment whose step waits a millisecond, as for a simulator elsewhere: what actors are for.
 Rounds alternate between the contenders; the median of the rates and of the per-round ratios is printed. Where RLlib is
-installed, its IMPALA joins with two environment runners. Ratios above 1 need a free core for each process.
+installed, its IMPALA joins with two environment runners. With the cheap environment, ratios above 1 need free cores.
 
     python benchmarks/impala_speed.py
     python benchmarks/impala_speed.py --envs-per-actor 8 --quick
@@ -55,8 +55,8 @@ Contender = Callable[[int], float]
 """Makes a number of updates, returns the environment steps per second."""
 
 
-class BusyWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the CPU busy in every step.
+class WaitingWrapper(gym.Wrapper[Any, Any, Any, Any]):
+    """Waits in every step, as for a simulator in another process.
 
     :param env: The environment.
     :param seconds: How long.
@@ -67,9 +67,7 @@ class BusyWrapper(gym.Wrapper[Any, Any, Any, Any]):
         self._seconds = seconds
 
     def step(self, action: Any) -> Any:
-        end = time.thread_time() + self._seconds
-        while time.thread_time() < end:
-            pass
+        time.sleep(self._seconds)
         return self.env.step(action)
 
 
@@ -77,7 +75,7 @@ def make_env(step_seconds: float) -> GymMazeEnv:
     """CartPole, with steps that take longer if wanted."""
     if not step_seconds:
         return GymMazeEnv("CartPole-v1")
-    return GymMazeEnv(BusyWrapper(gym.make("CartPole-v1"), step_seconds))
+    return GymMazeEnv(WaitingWrapper(gym.make("CartPole-v1"), step_seconds))
 
 
 def make_model() -> TorchActorCritic:
@@ -221,7 +219,7 @@ def main() -> None:
         }
         if importlib.util.find_spec("ray") is not None and not step_seconds:
             contenders["rllib"] = rllib(arguments.envs_per_actor)
-        cost = f" + {step_seconds * 1000:g} ms of work" if step_seconds else ""
+        cost = f" + {step_seconds * 1000:g} ms of waiting" if step_seconds else ""
         title = f"CartPole-v1{cost}, {N_ACTORS} actors x {arguments.envs_per_actor} environments, {os.cpu_count()} CPUs"
         rates = measure(contenders, n_rounds, n_updates)
         results[title] = {"rates": rates, "ratios": report(title, rates)}
