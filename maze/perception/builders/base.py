@@ -104,7 +104,7 @@ class BaseModelBuilder(ABC):
     def modality_of(self, observation_key: str) -> str:
         """The modality that an observation, or the one that it was pre-processed from, is mapped to.
 
-        Pre-processors append their tags: ``image-rgb2gray-resize_img`` is made of ``image-rgb2gray``, that of ``image``.
+        Pre-processors append their tags: ``image-rgb2gray-resize_img`` comes from ``image``.
         """
         mapped_key = self._mapped_key(observation_key)
         if mapped_key is None:
