@@ -43,6 +43,13 @@ class BCTrainer(Trainer):
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
     """
 
+    data_loader: Any
+    policy: TorchPolicy
+    optimizer: Optimizer
+    loss: BCLoss
+    train_stats: LogStatsAggregator
+    imitation_events: ImitationEvents
+
     def __init__(
         self,
         algorithm_config: Any,
