@@ -8,7 +8,7 @@ DEMO_DIR ?= outputs/demo
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-learning check lint types imports format bench clean help
+.PHONY: demo test test-fast test-oldest test-learning check lint types imports format bench clean help
 
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -33,6 +33,11 @@ test: $(VENV)/.dev  ## Run the tests (without those that train for minutes).
 test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not slow"
 
+test-oldest:  ## Run the tests with the oldest supported versions of torch and gymnasium (installs gigabytes).
+	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet -c constraints-oldest.txt -e ".[dev,graph]"
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not learning"
+
 test-learning: $(VENV)/.dev  ## Train until the stated returns are reached (minutes).
 	$(BIN)/python -m pytest -m learning
 
@@ -56,6 +61,7 @@ bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README
 	$(BIN)/python benchmarks/env_layer.py --quick
 	$(BIN)/python benchmarks/vector_env.py --quick
 	$(BIN)/python benchmarks/training_speed.py --quick
+	$(BIN)/python benchmarks/wrappers.py --quick
 
 clean:  ## Remove the environment and caches.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
