@@ -239,7 +239,9 @@ def test_episodes_of_all_actors_are_counted(kind):
     actors.collect_batch()
     actors.write_epoch_stats()
     assert actors.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, "mean") == 6.0
-    assert actors.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, "episode_count") == 4
+    count = actors.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, "episode_count")
+    # Two episodes in each rollout, two rollouts in the batch; actors in processes may be a rollout ahead already.
+    assert count == 4 if kind == "sequential" else count in (4, 6, 8)
     assert actors.get_epoch_stats_aggregator() is actors.epoch_stats
     actors.stop()
 
