@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from maze.core.errors import CheckpointError
+from maze.core.utils.stored_config import refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
 MODEL_KEYS = ("model", "critic", "policy.model", "env_model")
-TRUSTED_PACKAGES = ("maze", "maze_envs", "torch")
 
 
 def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -> None:
@@ -35,10 +35,20 @@ def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -
     stored = _stored_model(Path(cfg.input_dir) / STORED_CONFIG)
     if stored is None or stored == _plain(cfg, "model"):
         return
-    _refuse_foreign_targets(stored, Path(cfg.input_dir), project)
+    way_out = "if you trust it, name the model yourself: model=<option>."
+    path = Path(cfg.input_dir) / STORED_CONFIG
+    refuse_foreign_targets(stored, path, project, packages_with_configurations(), way_out)
     with open_dict(cfg):
         cfg.model = stored
     print(f"Using the model configuration of {cfg.input_dir}; name model=<option> to choose another.")
+
+
+def packages_with_configurations() -> list[str]:
+    """Packages that an installed search path plugin, or the command, has Hydra look for configurations in."""
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [str(source.path).partition(".")[0] for source in sources if source.schema == "pkg"]
 
 
 def _stored_model(path: Path) -> Any:
@@ -56,41 +66,3 @@ def _stored_model(path: Path) -> Any:
 def _plain(cfg: Any, key: str) -> Any:
     node = OmegaConf.select(cfg, key)
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _refuse_foreign_targets(model: Any, input_dir: Path, project: Path) -> None:
-    for target in _targets(model):
-        package = target.partition(".")[0]
-        if package not in TRUSTED_PACKAGES and not _belongs_to(package, project):
-            raise CheckpointError(
-                f"{input_dir / STORED_CONFIG} names {target}, which is neither part of Maze or torch nor of the "
-                f"project in {project}. Stored configurations cannot run other code; if you trust it, name the model "
-                f"yourself: model=<option>."
-            )
-
-
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key == "_target_":
-                yield str(value)
-            yield from _targets(value)
-            if isinstance(key, str) and "." in key:
-                yield key
-    elif isinstance(node, list):
-        for value in node:
-            yield from _targets(value)
-
-
-def _belongs_to(package: str, project: Path) -> bool:
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-    installed = {"site-packages", "dist-packages"}
-    return any(
-        Path(place).resolve().is_relative_to(project.resolve()) and not installed & set(Path(place).parts)
-        for place in places
-        if place is not None
-    )

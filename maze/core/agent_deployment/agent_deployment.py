@@ -1,0 +1,376 @@
+"""An agent that a real system asks for actions."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.agent.policy import Policy
+from maze.core.agent_deployment.deployment_stats import DeploymentStats
+from maze.core.agent_deployment.errors import DeploymentError, EpisodeOverError
+from maze.core.agent_deployment.external_core_env import Signal, StateUpdate
+from maze.core.agent_deployment.session import END_TIMEOUT, Session
+from maze.core.agent_deployment.state_checks import checked_update
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import EnvironmentContractError
+from maze.core.events.event_record import EventRecord
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
+from maze.core.rollout.rollout_runner import RolloutRunner, whole_number
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
+from maze.core.wrappers.monitoring_tap import base_maze_env
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
+    ObservationNormalizationWrapper,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ONLY_ACTOR = ActorID(0, 0)
+
+
+class _Phase(Enum):
+    BETWEEN_EPISODES = auto()
+    ACTING = auto()
+    FAILED = auto()
+    CLOSED = auto()
+
+
+class AgentDeployment:
+    """Packs a policy together with the wrappers and conversions that it needs, for a system that is not stepped.
+
+    The real system reports each state by :meth:`act` and gets an action, both in the terms of the simulation that the
+    agent was made for. Everything in between happens as in a rollout: conversions, stacked and normalised observations,
+    skipped steps, events, statistics, KPIs.
+
+    >>> deployment = AgentDeployment(policy, env)  # doctest: +SKIP
+    >>> for maze_state in episodes:  # doctest: +SKIP
+    ...     reward, done, info = 0, False, {}
+    ...     while not done:
+    ...         maze_action = deployment.act(maze_state, reward, done, info)
+    ...         maze_state, reward, done, info = system.execute(maze_action)
+    ...     deployment.finish_episode(maze_state, reward, done, info)
+    >>> deployment.close()  # doctest: +SKIP
+
+    An environment that is passed as an object is in use until :meth:`close`, and is then as it was before.
+
+    :param policy: Policy, or configuration of one.
+    :param env: Maze environment, with or without wrappers, or configuration of one. It is never stepped itself.
+    :param wrappers: Wrappers to put around it, innermost first.
+    :param num_candidates: Above 1, :meth:`act` gives that many actions with their probabilities, as
+        :class:`~maze.core.agent_deployment.maze_action_candidates.MazeActionCandidates`; fewer where there are not as
+        many.
+    :param deterministic: Take the policy's most probable action instead of sampling one.
+    :param input_dir: Directory that file names in the configurations refer to.
+    :param stats_window: Number of the latest episodes that :attr:`stats` covers.
+    """
+
+    def __init__(
+        self,
+        policy: ConfigType,
+        env: ConfigType,
+        wrappers: CollectionOfConfigType | None = None,
+        num_candidates: int = 1,
+        deterministic: bool = False,
+        input_dir: str = "",
+        stats_window: int = 1000,
+    ) -> None:
+        self.num_candidates = whole_number("num_candidates", num_candidates, at_least=1)
+        self.deterministic = deterministic
+        self._owns_env = not isinstance(env, MazeEnv)
+        self._stats = DeploymentStats(whole_number("stats_window", stats_window, at_least=1))
+        self._phase = _Phase.BETWEEN_EPISODES
+        self._failure = ""
+        self._n_steps = 0
+        self._session: Session | None = None
+        self._session_end: weakref.finalize[..., Any] | None = None
+        self._lock = threading.Lock()
+
+        self.env: Any
+        self.policy: Policy
+        self.env, self.policy = RolloutRunner.init_env_and_agent(env, wrappers or {}, 0, policy, input_dir)
+        if isinstance(self.env, ObservationNormalizationWrapper):
+            self.env.get_statistics()  # better an error here than at the first state
+        listeners = self.env.context.event_service.on_clear
+        known = list(listeners)
+        if not isinstance(self.env, LogStatsWrapper):
+            self.env = LogStatsWrapper.wrap(self.env)
+            # Nobody would ever empty it.
+            self.env.get_stats(LogStatsLevel.EPISODE).remove_consumer(self.env.get_stats(LogStatsLevel.EPOCH))
+        episode_stats = self.env.get_stats(LogStatsLevel.EPISODE)
+        episode_stats.register_consumer(self._stats)
+        added = [listener for listener in listeners if listener not in known]
+        self._stop_listening = weakref.finalize(self, _stop_listening, listeners, added, episode_stats, self._stats)
+        agent_counts = base_maze_env(self.env).agent_counts_dict
+        self._step_keys = list(agent_counts)
+        self._only_actor = ActorID(self._step_keys[0], 0) if list(agent_counts.values()) == [1] else _ONLY_ACTOR
+
+    @classmethod
+    def from_run(
+        cls,
+        run_dir: str | Path,
+        num_candidates: int = 1,
+        deterministic: bool = False,
+        device: str = "cpu",
+        state_dict_file: str = "state_dict.pt",
+        trusted_packages: Sequence[str] = (),
+    ) -> AgentDeployment:
+        """Deploys what a training run left behind: environment, wrappers with their statistics, model, weights.
+
+        :param run_dir: The run's directory.
+        :param num_candidates: See the constructor.
+        :param deterministic: See the constructor.
+        :param device: Where the networks run.
+        :param state_dict_file: The weights to load.
+        :param trusted_packages: Packages beside Maze, torch and the project in the working directory whose classes the
+            stored configuration may name.
+        """
+        from maze.core.agent_deployment.stored_run import read_stored_run
+
+        run = read_stored_run(Path(run_dir), device, state_dict_file, trusted_packages)
+        return cls(run.policy, run.env, run.wrappers, num_candidates, deterministic, input_dir=str(run_dir))
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def act(
+        self,
+        maze_state: MazeStateType,
+        reward: float | np.ndarray | Any | None,
+        done: bool,
+        info: Mapping[Any, Any] | None,
+        events: list[EventRecord] | None = None,
+        actor_id: ActorID = ActorID(0, 0),  # noqa: B008 - a constant
+        is_step_complete: bool | None = None,
+    ) -> MazeActionType:
+        """Reports a state and gets the action to take in it.
+
+        :param maze_state: The state. States have to come one by one in their order.
+        :param reward: Reward of the last action; anything for the first state of an episode.
+        :param done: Whether the episode is over. Such a state goes to :meth:`finish_episode` or :meth:`close`.
+        :param info: Further information about the last action.
+        :param events: What has happened since the last state, for statistics and KPIs.
+        :param actor_id: Who is to act; may be left out where there is only one actor.
+        :param is_step_complete: Whether the last action completed an environment step. By default it did if it is the
+            turn of the actor who began; say so where actors are chosen freely.
+        :return: The action, or candidates.
+        :raises EpisodeOverError: A wrapper ended the episode with this state.
+        """
+        self._acquire("act")
+        try:
+            self._check_usable("act")
+            if done:
+                raise DeploymentError(
+                    f"act: the episode is over (done={done!r}), there is no action for its last state. Report it by "
+                    f"finish_episode(maze_state, reward, done, info), and the first state of the next episode by "
+                    f"act(...) with done=False; or close(maze_state, reward, done, info)."
+                )
+            update = checked_update("act", self._n_steps, maze_state, reward, False, info, events, is_step_complete)
+            actor = self._checked_actor(actor_id)
+            if self._session is None:
+                self._begin_session()
+            reply = self._exchange(update, actor)
+            if reply is Signal.EPISODE_AWAITED:
+                raise self._ended_by_wrapper()
+            self._phase = _Phase.ACTING
+            self._n_steps += 1
+            return reply
+        finally:
+            self._lock.release()
+
+    def finish_episode(
+        self,
+        maze_state: MazeStateType = None,
+        reward: float | np.ndarray | Any | None = None,
+        done: bool = True,
+        info: Mapping[Any, Any] | None = None,
+        events: list[EventRecord] | None = None,
+    ) -> None:
+        """Finishes the episode: statistics are complete, wrappers are reset. The next :meth:`act` begins another one.
+
+        :param maze_state: The last state. Without one, the episode ends where it is; its last action does not count.
+        :param reward: Reward of the last action.
+        :param done: Whether the episode is over; otherwise it counts as cut off.
+        :param info: Further information about the last action.
+        :param events: What has happened since the last state.
+        """
+        self._acquire("finish_episode")
+        try:
+            if self._phase is _Phase.CLOSED:
+                self._check_usable("finish_episode")
+            if self._phase is _Phase.ACTING:
+                self._exchange(self._last_update("finish_episode", maze_state, reward, done, info, events), None)
+            self._phase = _Phase.BETWEEN_EPISODES
+            self._n_steps = 0
+        finally:
+            self._lock.release()
+
+    def close(
+        self,
+        maze_state: MazeStateType = None,
+        reward: float | np.ndarray | Any | None = None,
+        done: bool = False,
+        info: Mapping[Any, Any] | None = None,
+        events: list[EventRecord] | None = None,
+    ) -> None:
+        """Finishes the running episode, if there is one, and releases everything. Closing again does nothing.
+
+        The arguments are those of :meth:`finish_episode`.
+        """
+        if not self._lock.acquire(timeout=END_TIMEOUT):
+            raise DeploymentError(f"close: another thread is still in act(...) after {END_TIMEOUT:g} s.")
+        try:
+            if self._phase is _Phase.CLOSED:
+                return
+            update = None
+            if self._phase is _Phase.ACTING:
+                update = self._last_update("close", maze_state, reward, done, info, events)
+            self._phase = _Phase.CLOSED
+            self._release(update)
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> AgentDeployment:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    @property
+    def n_episodes(self) -> int:
+        """Number of episodes finished so far."""
+        return self._stats.n_episodes
+
+    @property
+    def stats(self) -> LogStats:
+        """Statistics, KPIs included, over the latest episodes, as a rollout over them gives them."""
+        return self._stats.aggregator(LogStatsLevel.EPOCH).last_stats
+
+    @property
+    def last_episode_stats(self) -> LogStats:
+        """Statistics and KPIs of the last finished episode; empty before there is one."""
+        return self._stats.aggregator(LogStatsLevel.EPISODE).last_stats
+
+    def get_stats_value(
+        self, event: Callable[..., Any], level: LogStatsLevel = LogStatsLevel.EPOCH, name: str | None = None
+    ) -> Any:
+        """One statistic.
+
+        :param event: Interface method of the event, such as ``BaseEnvEvents.reward``.
+        :param level: Of the last episode, or over the latest ones (epoch).
+        :param name: Name of the statistic, such as ``mean``.
+        """
+        return stats_value(self._stats.aggregator(level), event, name)
+
+    # -- internals ----------------------------------------------------------------------------------------------------
+
+    def _acquire(self, method: str) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise DeploymentError(
+                f"{method}: another thread is using this deployment, and states have to come one after the other. Use "
+                f"a deployment for each system."
+            )
+
+    def _check_usable(self, method: str) -> None:
+        if self._phase is _Phase.CLOSED:
+            raise DeploymentError(f"{method}: this deployment is closed. Make another one.")
+        if self._phase is _Phase.FAILED:
+            raise DeploymentError(
+                f"{method}: the episode failed before ({self._failure}). Call finish_episode() to give it up; the next "
+                f"act(...) then takes the first state of another one."
+            )
+
+    def _last_update(
+        self, method: str, maze_state: Any, reward: Any, done: bool, info: Any, events: Any
+    ) -> StateUpdate | None:
+        if maze_state is None:
+            return None
+        return checked_update(method, self._n_steps, maze_state, reward, done, info, events, None, is_last=True)
+
+    def _checked_actor(self, actor_id: Any) -> ActorID:
+        if actor_id == _ONLY_ACTOR:
+            actor_id = self._only_actor
+        try:
+            actor = ActorID(*actor_id)
+        except TypeError:
+            raise EnvironmentContractError(
+                f"act: `actor_id` must be ActorID(step_key, agent_id), got {actor_id!r}."
+            ) from None
+        if actor.step_key not in self._step_keys:
+            raise EnvironmentContractError(
+                f"act: there is no sub-step {actor.step_key!r} (actor_id={actor!r}). Known: {self._step_keys}."
+            )
+        return actor
+
+    def _ended_by_wrapper(self) -> EpisodeOverError:
+        n_steps, self._n_steps = self._n_steps, 0
+        self._phase = _Phase.BETWEEN_EPISODES
+        return EpisodeOverError(
+            f"act: a wrapper (a time limit, perhaps) ended the episode after {n_steps} actions; it is finished and "
+            f"counted. Begin another episode of your system and report its first state by act(...), or deploy the "
+            f"agent without the wrapper. Wrappers: {self.env!r}."
+        )
+
+    def _begin_session(self) -> None:
+        self._session = session = Session(self.env, self.policy, self.num_candidates, self.deterministic)
+        self._session_end = weakref.finalize(self, session.end_quietly)
+        try:
+            session.begin()
+        except BaseException as error:
+            self._note_failure(session, error)
+            raise
+
+    def _exchange(self, update: StateUpdate | None, actor: ActorID | None) -> Any:
+        session = self._session
+        assert session is not None
+        try:
+            return session.exchange(update, actor)
+        except BaseException as error:
+            self._note_failure(session, error)
+            raise
+
+    def _note_failure(self, session: Session, error: BaseException) -> None:
+        """Whatever goes wrong ends the thread."""
+        self._phase = _Phase.FAILED
+        self._failure = f"{type(error).__name__}: {error}"
+        session.end_quietly()
+        self._forget_session()
+
+    def _forget_session(self) -> None:
+        self._session = None
+        if self._session_end is not None:
+            self._session_end.detach()
+            self._session_end = None
+
+    def _release(self, update: StateUpdate | None) -> None:
+        try:
+            if self._session is not None:
+                self._session.end(update)
+        finally:
+            self._forget_session()
+            self._stop_listening()
+            if self._owns_env:
+                self.env.close()
+
+
+def _stop_listening(
+    listeners: list[Any], added: list[Any], episode_stats: LogStatsAggregator, stats: DeploymentStats
+) -> None:
+    """Removes from an environment what a deployment has added to it."""
+    for listener in added:
+        if listener in listeners:
+            listeners.remove(listener)
+    episode_stats.remove_consumer(stats)

@@ -1,0 +1,203 @@
+"""Stands where the simulation was, and waits for what the real system reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum, auto
+from queue import Queue, SimpleQueue
+from threading import Event
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.environment_context import EnvironmentContext
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.env.truncation import TRUNCATION_KEY
+from maze.core.errors import EnvironmentContractError
+from maze.core.events.event_record import EventRecord
+from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze.core.rendering.renderer import Renderer
+
+AnyQueue = Union[Queue, SimpleQueue]  # type: ignore[type-arg]  # of updates one way, of actions the other way
+
+
+class StateUpdate(NamedTuple):
+    """What the real system reports: a new state, and what happened on the way to it."""
+
+    maze_state: MazeStateType
+    reward: float | np.ndarray | Any = 0.0
+    done: bool = False
+    info: Mapping[Any, Any] = {}
+    events: Iterable[EventRecord] = ()
+    is_step_complete: bool | None = None
+    """Whether an environment step was completed; None: the actors tell."""
+    is_last: bool = False
+    """The episode is not gone on with, whether it is over or not."""
+
+
+class Signal(Enum):
+    """What comes instead of an action."""
+
+    EPISODE_AWAITED = auto()
+    """The episode is finished; the next state is the first one of another episode."""
+    EXECUTOR_ENDED = auto()
+    """Nobody is going to answer any more."""
+
+
+class EpisodeAborted(BaseException):
+    """Leaves the environment's `step` or `reset` when nothing more is reported; wrappers are not to handle it."""
+
+
+class ExternalCoreEnv(CoreEnv):
+    """Takes the place of the simulation under a stack of wrappers.
+
+    ``step`` hands the action out and blocks until the real system has reported the state that came of it, ``reset``
+    blocks until the first state of the next episode was reported.
+
+    :param context: Context of the environment, which wrappers and event topics hold on to.
+    :param state_queue: Brings a :class:`StateUpdate` for each state; None aborts the episode.
+    :param maze_action_queue: Takes the actions, and :class:`Signal` in between.
+    :param rollout_done_event: When set, nothing more is reported; ``reset`` no longer waits.
+    :param renderer: Renderer of the simulation.
+    :param kpi_calculator: KPI calculator of the simulation.
+    :param agent_counts_dict: Number of agents of each sub-step.
+    """
+
+    def __init__(
+        self,
+        context: EnvironmentContext,
+        state_queue: AnyQueue,
+        maze_action_queue: AnyQueue,
+        rollout_done_event: Event,
+        renderer: Renderer | None = None,
+        kpi_calculator: KpiCalculator | None = None,
+        agent_counts_dict: Mapping[StepKeyType, int] | None = None,
+    ) -> None:
+        super().__init__(context)
+        self.state_queue = state_queue
+        self.maze_action_queue = maze_action_queue
+        self.rollout_done_event = rollout_done_event
+        self.renderer = renderer
+        self.kpi_calculator = kpi_calculator
+        self._agent_counts: dict[StepKeyType, int] = {0: 1} if agent_counts_dict is None else dict(agent_counts_dict)
+        self._actor_id = ActorID(0, 0)
+        self._is_actor_done = False
+        self._is_step_complete: bool | None = None
+        self._is_over = False
+        self._actor_rewards: np.ndarray | None = None
+        self._maze_state: MazeStateType | None = None
+
+    @override(CoreEnv)
+    def reset(self) -> MazeStateType:
+        if not self.rollout_done_event.is_set():
+            self.maze_action_queue.put(Signal.EPISODE_AWAITED)
+            self._is_over = False
+            self._receive()
+        return self._maze_state
+
+    @override(CoreEnv)
+    def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float | np.ndarray | Any, bool, dict[Any, Any]]:
+        if self._is_over:
+            if self.rollout_done_event.is_set():
+                raise EpisodeAborted
+            raise EnvironmentContractError("A wrapper steps the environment on although the episode is over.")
+        if self.context.step_actor_id is None:
+            self.context.step_actor_id = self._actor_id
+        self.maze_action_queue.put(maze_action)
+        update = self._receive()
+        info = dict(update.info)
+        done = bool(update.done)
+        if done or update.is_last:
+            self._is_over = True
+            if not done:
+                done = info[TRUNCATION_KEY] = True
+        return update.maze_state, self._summed(update.reward), done, info
+
+    def _receive(self) -> StateUpdate:
+        update = self.state_queue.get()
+        if update is None:
+            self._is_over = True
+            raise EpisodeAborted
+        self._maze_state = update.maze_state
+        self._is_step_complete = update.is_step_complete
+        for event in update.events:
+            self.context.event_service.notify_event(event)
+        return update  # type: ignore[no-any-return]
+
+    def _summed(self, reward: Any) -> Any:
+        """The step's reward; an array has one for each actor."""
+        has_shares = isinstance(reward, np.ndarray) and reward.size > 1
+        self._actor_rewards = reward if has_shares else None
+        return float(reward.sum()) if has_shares else reward
+
+    def set_actor_id(self, new_value: ActorID) -> None:
+        """Says who acts next."""
+        self._actor_id = new_value
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return self._actor_id
+
+    def set_is_actor_done(self, new_value: bool) -> None:
+        """Says whether the actor that has just acted is done."""
+        self._is_actor_done = new_value
+
+    @override(CoreEnv)
+    def is_actor_done(self) -> bool:
+        return self._is_actor_done
+
+    @override(CoreEnv)
+    def is_step_complete(self) -> bool:
+        if self._is_step_complete is not None:
+            return self._is_step_complete
+        return bool(self._actor_id == self.context.step_actor_id)
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return self._agent_counts
+
+    @override(CoreEnv)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        return self._actor_rewards
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> MazeStateType:
+        return self._maze_state
+
+    @override(CoreEnv)
+    def get_renderer(self) -> Renderer | None:  # type: ignore[override]  # some simulations have none
+        return self.renderer
+
+    @override(CoreEnv)
+    def get_step_events(self) -> Iterable[EventRecord]:
+        return self.context.event_service.iterate_event_records()
+
+    @override(CoreEnv)
+    def get_kpi_calculator(self) -> KpiCalculator | None:
+        return self.kpi_calculator
+
+    @override(CoreEnv)
+    def get_serializable_components(self) -> dict[str, Any]:
+        """None: they are with the real system."""
+        return {}
+
+    @override(CoreEnv)
+    def seed(self, seed: int) -> None:
+        """Nothing to seed: chance is with the real system."""
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute `{name}`: a deployed agent knows of the real system only the "
+            f"states that it is given. What conversions and wrappers need has to be in the state or their own.",
+            name=name,
+            obj=self,
+        )
