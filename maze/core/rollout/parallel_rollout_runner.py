@@ -72,6 +72,7 @@ class ParallelRolloutWorker:
         record_event_logs: bool = True,
         deterministic: bool = False,
         episode_seeds: EpisodeSeeds | None = None,
+        record_actions: bool = False,
     ) -> None:
         """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
 
@@ -87,7 +88,7 @@ class ParallelRolloutWorker:
                 env_instance_seed,
                 agent_instance_seed,
             )
-            with recorded(env, record_trajectory, record_event_logs) as (recorded_env, recorder):
+            with recorded(env, record_trajectory, record_event_logs, record_actions) as (recorded_env, recorder):
                 RolloutRunner.run_interaction_loop(
                     recorded_env,
                     agent,
@@ -161,8 +162,11 @@ class ParallelRolloutRunner(RolloutRunner):
         record_trajectory: bool,
         record_event_logs: bool,
         deterministic: bool = False,
+        record_actions: bool = False,
     ) -> None:
-        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic)
+        super().__init__(
+            n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic, record_actions
+        )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
     @override(RolloutRunner)
@@ -196,6 +200,7 @@ class ParallelRolloutRunner(RolloutRunner):
                     "agent_instance_seed": None,
                     "record_event_logs": self.record_event_logs,
                     "deterministic": self.deterministic,
+                    "record_actions": self.record_actions,
                     "episode_seeds": [seeds[episode] for episode in episodes],
                 }
                 workers.append(_start(context, index, episodes, arguments))

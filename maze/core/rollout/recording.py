@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +28,8 @@ from maze.core.log_stats.log_stats import (
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.utils.files import atomic_write
+from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 STATS_PATH = "rollout_stats"
 TRAJECTORY_DIR = Path("trajectory_data")
 EVENT_LOG_DIR = Path("event_logs")
+ACTION_RECORD_DIR = Path("action_records")
 
 
 class EpisodeStatsReport(NamedTuple):
@@ -67,10 +72,20 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
 
 
 @contextmanager
+def _same_listeners(listeners: list[Any]) -> Iterator[None]:
+    """Takes away whatever begins to listen meanwhile: an environment may be rolled out any number of times."""
+    known = list(listeners)
+    try:
+        yield
+    finally:
+        listeners[:] = [listener for listener in listeners if listener in known]
+
+
+@contextmanager
 def recorded(
-    env: Any, record_trajectory: bool, record_event_logs: bool
+    env: Any, record_trajectory: bool, record_event_logs: bool, record_actions: bool = False
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
-    """Wraps an environment so that its episodes are recorded; trajectories are written as episodes end.
+    """Wraps an environment so that its episodes are recorded; trajectories and actions are written as episodes end.
 
     :param env: A Maze environment.
     :return: The environment, and where statistics and event log of each episode are found after it.
@@ -78,6 +93,7 @@ def recorded(
     recorder = EpisodeRecorder()
     with ExitStack() as stack:
         stack.enter_context(StatsContext())
+        stack.enter_context(_same_listeners(env.context.event_service.on_clear))
         if not isinstance(env, LogStatsWrapper):
             env = LogStatsWrapper.wrap(env)
         aggregator = env.get_stats(LogStatsLevel.EPISODE)
@@ -91,6 +107,8 @@ def recorded(
             stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)
             if not isinstance(env, TrajectoryRecordingWrapper):
                 env = TrajectoryRecordingWrapper.wrap(env)
+        if record_actions:
+            env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
         yield env, recorder
 
 
@@ -105,11 +123,14 @@ class RolloutReport:
         self._cfg = cfg
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
+        self._earlier_episodes = _episodes_in(EVENT_LOG_DIR) if record_event_logs else set()
 
     def add(self, report: EpisodeStatsReport) -> None:
         """Takes over a finished episode."""
         self._aggregator.receive(report.stats)
         if self._event_log_writer is not None and report.event_log is not None:
+            if report.event_log.episode_id in self._earlier_episodes:
+                _remove_episode(EVENT_LOG_DIR, report.event_log.episode_id)
             self._event_log_writer.write(report.event_log)
 
     def publish(self) -> LogStats:
@@ -125,3 +146,33 @@ class RolloutReport:
             get_stats_logger(STATS_PATH).receive(stats)
             increment_log_step()
         return stats
+
+
+def _episodes_in(directory: Path) -> set[str]:
+    """The episodes of which there are events in a directory already, from an earlier rollout."""
+    return {row[0] for table in directory.glob("*.tsv") for row in _rows(table)[1:] if row}
+
+
+def _remove_episode(directory: Path, episode_id: str) -> None:
+    """Takes an episode that was run once more, with the same seeds, out of the tables."""
+    for table in directory.glob("*.tsv"):
+        rows = _rows(table)
+        kept = [row for row in rows if row[:1] != [episode_id]]
+        if len(kept) == len(rows):
+            continue
+        if len(kept) == 1:  # the header
+            table.unlink()
+            continue
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter="\t", lineterminator="\n").writerows(kept)
+        content = text.getvalue().encode()
+        atomic_write(table, lambda file, content=content: file.write(content))  # type: ignore[misc]
+
+
+def _rows(table: Path) -> list[list[str]]:
+    limit = csv.field_size_limit(2**31 - 1)  # attributes of events may be long
+    try:
+        with table.open(encoding="utf-8", newline="") as file:
+            return list(csv.reader(file, delimiter="\t"))
+    finally:
+        csv.field_size_limit(limit)

@@ -9,13 +9,16 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import NonFiniteError
+from maze.core.errors import EnvironmentContractError, NonFiniteError
+from maze.core.rollout.substep_columns import Row, SubstepColumns, lengthened
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 
+_MOST_SUBSTEPS = 1000
+"""Sub-steps of an environment step on average; beyond, an environment is taken for one that never completes one."""
+
 LogitsShapes = Mapping[StepKeyType, Mapping[str, Sequence[int]]]
-Row = dict[str, np.ndarray]
 
 
 class FinalObservationEntry(NamedTuple):
@@ -33,111 +36,16 @@ class FinalObservationEntry(NamedTuple):
     observation: Row
 
 
-class SubstepColumns:
-    """What the actors with one sub-step key saw and did.
-
-    :param step_key: The sub-step key.
-    :param capacity: Most rows that can be filled.
-    :param n_envs: Number of environments.
-    :param observation_space: Observation space of the sub-step.
-    :param action_space: Action space of the sub-step.
-    :param logits_shapes: Shapes of the logits by action key; None: logits are not recorded.
-    """
-
-    def __init__(
-        self,
-        step_key: StepKeyType,
-        capacity: int,
-        n_envs: int,
-        observation_space: spaces.Dict,
-        action_space: spaces.Dict,
-        *,
-        logits_shapes: Mapping[str, Sequence[int]] | None = None,
-    ) -> None:
-        self.step_key = step_key
-        self.capacity = capacity
-        self.n_rows = 0
-        """Rows filled."""
-        self._all_observations = _allocate(observation_space, (capacity + 1, n_envs))
-        self._all_actions = _allocate(action_space, (capacity, n_envs))
-        self._all_logits: Row | None = None
-        if logits_shapes is not None:
-            self._all_logits = {
-                key: np.zeros((capacity, n_envs, *shape), np.float32) for key, shape in logits_shapes.items()
-            }
-        self._all_agent_ids = np.zeros((capacity, n_envs), np.int64)
-        self._all_ticks = np.arange(capacity, dtype=np.int64)
-        self._all_valid = np.ones((capacity, n_envs), np.bool_)
-
-        # views, made once: filling the columns makes no arrays
-        self.observation_rows: list[Row] = _rows(self._all_observations, capacity + 1)
-        self.action_rows: list[Row] = _rows(self._all_actions, capacity)
-        self.logits_rows: list[Row | None] = [None] * capacity
-        if self._all_logits is not None:
-            self.logits_rows = list(_rows(self._all_logits, capacity))
-
-        self.observations = self._all_observations
-        """`[n_rows + 1, n_envs, ...]`; the last row is what is seen after the rollout."""
-        self.actions = self._all_actions
-        """`[n_rows, n_envs, ...]`"""
-        self.logits = self._all_logits
-        """`[n_rows, n_envs, ...]`; None if they are not recorded."""
-        self.agent_ids = self._all_agent_ids
-        """int64 `[n_rows, n_envs]`"""
-        self.ticks = self._all_ticks
-        """int64 `[n_rows]`: the tick that each row belongs to."""
-        self.valid: np.ndarray | None = None
-        """bool `[n_rows, n_envs]`; None if every entry is valid."""
-
-    def add_row(self, tick: int, env_indices: Sequence[int] | None, agent_ids: Sequence[int]) -> int:
-        """Take the next row, whose observations are already written.
-
-        :param tick: The tick it belongs to.
-        :param env_indices: Environments that stand at this sub-step; None: all.
-        :param agent_ids: The agents acting in them.
-        :return: Index of the row.
-        """
-        row = self.n_rows
-        self.n_rows += 1
-        self._all_ticks[row] = tick
-        if env_indices is None:
-            self._all_valid[row] = True
-            self._all_agent_ids[row] = agent_ids
-        else:
-            self._all_valid[row] = False
-            self._all_valid[row, env_indices] = True
-            self._all_agent_ids[row, env_indices] = agent_ids
-        return row
-
-    def finish(self, is_dense: bool) -> None:
-        """Show the rows that were filled.
-
-        :param is_dense: Whether every entry is valid.
-        """
-        n_rows = self.n_rows
-        self.observations = _head(self._all_observations, n_rows + 1, self.capacity + 1)
-        self.actions = _head(self._all_actions, n_rows, self.capacity)
-        self.logits = None if self._all_logits is None else _head(self._all_logits, n_rows, self.capacity)
-        self.agent_ids = self._all_agent_ids[:n_rows]
-        self.ticks = self._all_ticks[:n_rows]
-        self.valid = None if is_dense else self._all_valid[:n_rows]
-
-    def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and environment index of all valid entries, in the order of time: `arrays[key][rows, env_indices]`."""
-        n_envs = self.agent_ids.shape[1]
-        valid = self.valid if self.valid is not None else np.ones((self.n_rows, n_envs), np.bool_)
-        rows, env_indices = np.nonzero(valid)
-        return rows, env_indices
-
-
 class RolloutColumns:
     """Columns of a rollout of all environments of a vector environment.
 
     :param observation_spaces_dict: Observation spaces by sub-step key.
     :param action_spaces_dict: Action spaces by sub-step key.
     :param n_envs: Number of environments.
-    :param n_ticks: Number of sub-step ticks: environment steps times sub-steps of a step.
+    :param n_ticks: Number of sub-step ticks that there is room for: environment steps times sub-steps of a step.
     :param logits_shapes: Shapes of the logits by sub-step key and action key; None: logits are not recorded.
+    :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
+        however many ticks that takes; None: it always takes `n_ticks`.
     """
 
     def __init__(
@@ -147,10 +55,14 @@ class RolloutColumns:
         n_envs: int,
         n_ticks: int,
         logits_shapes: LogitsShapes | None = None,
+        *,
+        n_steps: int | None = None,
     ) -> None:
         if n_ticks < 1:
             raise ValueError(f"A rollout needs at least one tick, not {n_ticks}.")
         self.n_ticks = n_ticks
+        """Ticks of the rollout; while it is collected, those that there is room for."""
+        self.n_steps = n_steps
         self.n_envs = n_envs
         self.substeps = {
             key: SubstepColumns(
@@ -163,12 +75,22 @@ class RolloutColumns:
             )
             for key, space in observation_spaces_dict.items()
         }
-        self.rewards = np.zeros((n_ticks, n_envs), np.float32)
-        self.terminated = np.zeros((n_ticks, n_envs), np.bool_)
-        self.truncated = np.zeros((n_ticks, n_envs), np.bool_)
-        self.step_complete = np.ones((n_ticks, n_envs), np.bool_)
+        self._all_by_tick = {
+            "rewards": np.zeros((n_ticks, n_envs), np.float32),
+            "terminated": np.zeros((n_ticks, n_envs), np.bool_),
+            "truncated": np.zeros((n_ticks, n_envs), np.bool_),
+            "step_complete": np.ones((n_ticks, n_envs), np.bool_),
+        }
+        self.rewards: np.ndarray
+        """float32 `[n_ticks, n_envs]`, as all arrays by tick"""
+        self.terminated: np.ndarray
+        self.truncated: np.ndarray
+        self.step_complete: np.ndarray
+        self._show_ticks(n_ticks)
         self.actor_rewards: np.ndarray | None = None
         """float32 `[n_ticks, n_envs]`: the reward of the actor of each tick, where the environments tell it."""
+        self.actor_done: np.ndarray | None = None
+        """bool `[n_ticks, n_envs]`: the actor of the tick left for good with it; None if that is not known."""
         self.final_observations: list[FinalObservationEntry] = []
         """Last observations of truncated episodes."""
         self.terminal_observations: list[FinalObservationEntry] = []
@@ -191,7 +113,55 @@ class RolloutColumns:
         :param logits_shapes: Shapes of the logits; None: logits are not recorded.
         """
         n_ticks = n_steps * substeps_per_step(env.agent_counts_dict)
-        return cls(env.observation_spaces_dict, env.action_spaces_dict, env.n_envs, n_ticks, logits_shapes)
+        return cls(
+            env.observation_spaces_dict, env.action_spaces_dict, env.n_envs, n_ticks, logits_shapes, n_steps=n_steps
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Number of ticks that there is room for."""
+        return len(self._all_by_tick["rewards"])
+
+    def reserve(self, n_ticks: int) -> None:
+        """Make room for more ticks, if need be; what was filled stays.
+
+        :param n_ticks: Number of ticks.
+        """
+        if n_ticks <= self.capacity:
+            return
+        self._all_by_tick = {name: lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}
+        if self.actor_rewards is not None:
+            self.actor_rewards = lengthened(self.actor_rewards, n_ticks)
+        if self.actor_done is not None:
+            self.actor_done = lengthened(self.actor_done, n_ticks)
+        for columns in self.substeps.values():
+            columns.reserve(n_ticks)
+        self._show_ticks(n_ticks)
+
+    def wants_more(self, n_ticks: int, n_completed: int) -> bool:
+        """Whether the rollout goes on; there is room for another tick then.
+
+        :param n_ticks: Number of ticks taken.
+        :param n_completed: Number of environment steps completed, over all environments.
+        """
+        if self.n_steps is None:
+            return n_ticks < self.n_ticks
+        if n_completed >= self.n_steps * self.n_envs:
+            return False
+        if n_ticks == self.n_ticks:
+            if n_ticks > _MOST_SUBSTEPS * self.n_steps:
+                raise EnvironmentContractError(
+                    f"A rollout of {self.n_steps} environment steps is not complete after {n_ticks} sub-steps: "
+                    f"{self.n_envs} environments completed {n_completed} steps altogether. Does "
+                    "`CoreEnv.is_step_complete()` ever return True?"
+                )
+            self.reserve(2 * n_ticks)
+        return True
+
+    def _show_ticks(self, n_ticks: int) -> None:
+        self.n_ticks = n_ticks
+        for name, array in self._all_by_tick.items():
+            setattr(self, name, array[:n_ticks])
 
     def next_rows(self) -> dict[StepKeyType, Row]:
         """The rows that the next observations are written into, by sub-step key."""
@@ -201,7 +171,9 @@ class RolloutColumns:
         """Begin again with the first row."""
         for columns in self.substeps.values():
             columns.n_rows = 0
+        self._show_ticks(self.capacity)
         self.actor_rewards = None
+        self.actor_done = None
         self.final_observations = []
         self.terminal_observations = []
         if self.infos is not None:
@@ -211,8 +183,14 @@ class RolloutColumns:
         """Complete the rollout after its last tick.
 
         :param last_actor_ids: Who acts next, by environment.
-        :param actors: Per tick the actor of all environments, None where they differed.
+        :param actors: Per tick the actor of all environments, None where they differed; as many as ticks were taken.
         """
+        if len(actors) != self.n_ticks:
+            self._show_ticks(len(actors))
+        if self.actor_rewards is not None:
+            self.actor_rewards = self.actor_rewards[: self.n_ticks]
+        if self.actor_done is not None:
+            self.actor_done = self.actor_done[: self.n_ticks]
         self.actor_sequence = self._find_actor_sequence(actors)
         is_dense = self.actor_sequence is not None
         for columns in self.substeps.values():
@@ -380,28 +358,11 @@ class RolloutColumns:
 
 
 def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
-    """Number of sub-steps of an environment step, as far as it is fixed; 1 where numbers of agents vary (-1).
+    """Sub-steps of an environment step in which each agent acts once; 1 where numbers of agents vary (-1).
+
+    What rollouts reserve for each step at first. Steps of hierarchies have fewer, and those with more agents have more.
 
     :param agent_counts_dict: Number of agents by sub-step key.
     """
     counts = list(agent_counts_dict.values())
     return sum(counts) if all(count > 0 for count in counts) else 1
-
-
-def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:
-    arrays: Row = {}
-    for key, sub in space.items():
-        if sub.shape is None or sub.dtype is None:
-            raise ValueError(
-                f"`{key}`: values of {type(sub).__name__} spaces have no fixed shape; no array can hold them."
-            )
-        arrays[key] = np.zeros((*leading, *sub.shape), sub.dtype)
-    return arrays
-
-
-def _rows(arrays: Row, n_rows: int) -> list[Row]:
-    return [{key: array[row] for key, array in arrays.items()} for row in range(n_rows)]
-
-
-def _head(arrays: Row, n_rows: int, capacity: int) -> Row:
-    return arrays if n_rows == capacity else {key: array[:n_rows] for key, array in arrays.items()}

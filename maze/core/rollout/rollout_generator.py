@@ -11,7 +11,8 @@ from maze.core.env.structured_env import ActorID
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.batched_acting import acting_function, logits_shapes_of
-from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns, SubstepColumns
+from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns
+from maze.core.rollout.substep_columns import SubstepColumns
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -91,7 +92,8 @@ class RolloutGenerator:
         """Roll out a policy.
 
         :param policy: The policy.
-        :param n_steps: Number of environment steps; None: to the end of the episode (with `terminate_on_done`).
+        :param n_steps: Number of environment steps; None: to the end of the episode (with `terminate_on_done`). With
+            vector environments each takes this many, on average where their steps differ in their sub-steps.
         :param trajectory_id: Id of the record; by default the episode id, with vector environments None.
         :return: One structured record per environment step; with vector environments batched ones.
         """
@@ -108,7 +110,8 @@ class RolloutGenerator:
     def allocate(self, n_steps: int, policy: Policy | None = None) -> RolloutColumns:
         """Columns for :meth:`collect`.
 
-        :param n_steps: Number of environment steps.
+        :param n_steps: Number of environment steps of each environment; where their steps differ in their sub-steps,
+            on average.
         :param policy: The policy, needed to know the shapes of logits where they are recorded.
         """
         return RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
@@ -163,7 +166,10 @@ class RolloutGenerator:
     def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         env = self.env
         common_actors: list[ActorID | None] = []
-        for tick in range(columns.n_ticks):
+        n_completed = 0
+        if -1 in env.agent_counts_dict.values():
+            columns.actor_done = np.zeros_like(columns.terminated)
+        while columns.wants_more(tick := len(common_actors), n_completed):
             actors = env.actor_ids()
             is_common = all(actor == actors[0] for actor in actors)
             common_actors.append(actors[0] if is_common else None)
@@ -176,12 +182,17 @@ class RolloutGenerator:
             columns.terminated[tick] = env.terminated
             columns.truncated[tick] = env.truncated
             columns.step_complete[tick] = env.step_complete
+            n_completed += np.count_nonzero(env.step_complete)
             if columns.infos is not None:
                 columns.infos.append(infos)
             if env.final_observations:
                 self._note_final_observations(tick, columns)
             if env.actor_rewards is not None:
                 _spread_actor_rewards(env.actor_rewards, tick, columns)
+            if columns.actor_done is not None:
+                columns.actor_done[tick] = env.is_actor_done()
+                if n_completed and columns.actor_rewards is None:
+                    columns.actor_done = None  # who has no rewards of their own are not told apart
         return common_actors
 
     def _act_at(self, act: Any, substep: SubstepColumns, tick: int, actors: list[ActorID]) -> dict[str, np.ndarray]:

@@ -47,6 +47,7 @@ class RolloutRunner(Runner, ABC):
     :param record_trajectory: Store each episode's trajectory in ``trajectory_data``.
     :param record_event_logs: Store all events in ``event_logs``.
     :param deterministic: Take the policy's most probable action instead of sampling one.
+    :param record_actions: Store each episode's seed and actions in ``action_records``, to be replayed.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class RolloutRunner(Runner, ABC):
         record_trajectory: bool,
         record_event_logs: bool,
         deterministic: bool = False,
+        record_actions: bool = False,
     ) -> None:
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
         self.max_episode_steps = whole_number("runner.max_episode_steps", max_episode_steps or 0, at_least=0)
         self.record_trajectory = record_trajectory
         self.record_event_logs = record_event_logs
         self.deterministic = deterministic
+        self.record_actions = record_actions
         self.input_dir = ""
         self.maze_seeding = MazeSeeding(None, None, False)
         self.stats: LogStats | None = None

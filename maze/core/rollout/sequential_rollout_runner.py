@@ -12,7 +12,7 @@ from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 class SequentialRolloutRunner(RolloutRunner):
     """Runs all episodes in this process, which makes rendering and debugging possible.
 
-    :param render: Show the environment after each step.
+    :param render: Show the environment after each step; without a display, write pictures into ``rendering``.
     """
 
     def __init__(
@@ -23,8 +23,11 @@ class SequentialRolloutRunner(RolloutRunner):
         record_event_logs: bool,
         render: bool,
         deterministic: bool = False,
+        record_actions: bool = False,
     ) -> None:
-        super().__init__(n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic)
+        super().__init__(
+            n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic, record_actions
+        )
         self.render = render
         self._recorder: EpisodeRecorder | None = None
         self._report: RolloutReport | None = None
@@ -35,7 +38,10 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(env, wrappers, self.max_episode_steps, agent, self.input_dir)
         self._report = RolloutReport(self.record_event_logs, self._cfg)
         with (
-            recorded(maze_env, self.record_trajectory, self.record_event_logs) as (recorded_env, self._recorder),
+            recorded(maze_env, self.record_trajectory, self.record_event_logs, self.record_actions) as (
+                recorded_env,
+                self._recorder,
+            ),
             Progress(self.n_episodes, "Rollouts") as self._progress,
         ):
             self.run_interaction_loop(

@@ -10,14 +10,16 @@ import pytest
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from tests.train.parallelization.toy_envs import (
+    ComingAndGoingCoreEnv,
     coming_and_going_env,
     counting_env,
     hierarchical_env,
@@ -194,7 +196,61 @@ def test_the_policy_is_asked_once_per_tick_where_actors_are_the_same_and_else_on
     env.seed([1, 2, 3, 4])
     RolloutGenerator(env).rollout(policy, 10)
     assert {actor.step_key for actor, _ in policy.batches} == {"walk", "grasp"}
-    assert sum(n_rows for _, n_rows in policy.batches) == 4 * 20
+    assert sum(n_rows for _, n_rows in policy.batches) == 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "n_ticks"),
+    [("flat", 12), ("multi-step", 24), ("hierarchical", 12)],  # every action of the hierarchy is a step
+)
+def test_rollouts_have_as_many_environment_steps_as_they_are_asked_for(name, n_ticks):
+    env = SequentialVectorEnv([FACTORIES[name]] * 3)
+    env.seed([1, 2, 3])
+    generator = RolloutGenerator(env)
+    columns = generator.allocate(12)
+    for _ in range(3):
+        generator.collect(Reflex(), columns)
+        assert columns.n_ticks == len(columns.rewards) == len(columns.step_complete) == n_ticks
+        np.testing.assert_array_equal(columns.step_complete.sum(axis=0), [12, 12, 12])
+    assert len(generator.rollout(Reflex(), 5)) == 5
+
+
+def test_where_numbers_of_agents_vary_a_rollout_takes_the_steps_on_average_and_the_memory_that_they_need():
+    n_envs, n_steps = 3, 8
+    env = SequentialVectorEnv([coming_and_going_env] * n_envs)
+    env.seed([5, 6, 7])
+    generator = RolloutGenerator(env)
+    columns = generator.allocate(n_steps)
+    assert columns.capacity == n_steps
+    expected = [by_hand(coming_and_going_env, Reflex(), 5 + index, 200) for index in range(n_envs)]
+    first_tick = 0
+    for _ in range(4):
+        generator.collect(Reflex(), columns)
+        n_completed = columns.step_complete.sum()
+        assert n_steps * n_envs <= n_completed < n_steps * n_envs + n_envs
+        for index in range(n_envs):
+            ticks = expected[index][first_tick : first_tick + columns.n_ticks + 1]
+            assert_columns_tell(columns, index, [*ticks[:-1], ticks[-1][:2]])
+        first_tick += columns.n_ticks
+    assert columns.capacity >= columns.n_ticks > n_steps
+
+
+def test_an_environment_that_never_completes_a_step_is_no_endless_rollout():
+    class Endless(ComingAndGoingCoreEnv):
+        def is_step_complete(self) -> bool:
+            return False
+
+        def step(self, maze_action: Any) -> Any:
+            state, reward, _, info = super().step(maze_action)
+            return state, reward, False, info
+
+    def factory() -> Any:
+        like = coming_and_going_env()
+        return MazeEnv(Endless(), like.action_conversion_dict, like.observation_conversion_dict)
+
+    generator = RolloutGenerator(SequentialVectorEnv([factory]))
+    with pytest.raises(EnvironmentContractError, match=r"not complete after 1024 sub-steps.*is_step_complete"):
+        generator.rollout(Reflex(), 1)
 
 
 def test_a_dense_rollout_is_one_structured_record_of_views():
@@ -215,9 +271,6 @@ def test_a_dense_rollout_is_one_structured_record_of_views():
 
 def test_agents_that_share_a_policy_have_their_own_records():
     from gymnasium import spaces
-
-    from maze.core.env.maze_env import MazeEnv
-    from tests.train.parallelization.toy_envs import ComingAndGoingCoreEnv
 
     class TwoAgents(ComingAndGoingCoreEnv):
         agent_counts_dict = {"agent": 2}  # type: ignore[assignment]

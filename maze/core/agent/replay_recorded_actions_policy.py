@@ -1,0 +1,107 @@
+"""Runs recorded episodes again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.errors import CheckpointError, EnvironmentContractError
+from maze.core.trajectory_recording.records.action_record import ActionRecord
+
+if TYPE_CHECKING:
+    from maze.core.env.base_env import BaseEnv
+    from maze.core.env.maze_env import ActionType
+    from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.observation_conversion import ObservationType
+    from maze.core.env.structured_env import ActorID
+
+
+class ReplayRecordedActionsPolicy(Policy):
+    """Takes the actions that were recorded of an episode.
+
+    Which episode it is, the environment says: seeded in the same way, it gives its episodes the same identities. What
+    does not follow the record (another actor's turn, an episode that is longer) is an error.
+
+    :param action_records: Directory of records, or the file of a single one.
+    """
+
+    def __init__(self, action_records: str | Path) -> None:
+        self.path = Path(action_records).absolute()
+        if not self.path.exists():
+            raise CheckpointError(
+                f"policy.action_records: there is no {self.path}. Rollouts with runner.record_actions=true write such "
+                f"a directory; input_dir=<directory of the rollout> finds it."
+            )
+        self._record: ActionRecord | None = None
+        self._position = 0
+        self._env_time = 0
+
+    @override(Policy)
+    def seed(self, seed: int) -> None:
+        """Begins an episode from its start; nothing is random here."""
+        self._record = None
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return False
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return True
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: ObservationType,
+        maze_state: MazeStateType | None = None,
+        env: BaseEnv | None = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> ActionType:
+        maze_env: Any = env
+        env_time = maze_env.get_env_time()
+        if env_time < self._env_time:
+            self._record = None  # the same episode may be run several times in a row
+        self._env_time = env_time
+        record = self._record_of(maze_env.get_episode_id())
+        if self._position == len(record):
+            raise EnvironmentContractError(
+                f"Episode {record.episode_id} goes on after the {len(record)} actions that were recorded. Replay it "
+                f"in the environment, with the wrappers and the step limit, that it was recorded in."
+            )
+        actor, action = record.actions[self._position]
+        if actor_id is not None and tuple(actor_id) != tuple(actor):
+            raise EnvironmentContractError(
+                f"Episode {record.episode_id}, action {self._position}: it is the turn of {actor_id}, but {actor} was "
+                f"recorded. Replay it in the environment that it was recorded in."
+            )
+        self._position += 1
+        return action
+
+    @override(Policy)
+    def compute_top_action_candidates(
+        self,
+        observation: ObservationType,
+        num_candidates: int | None,
+        maze_state: MazeStateType | None,
+        env: BaseEnv | None,
+        actor_id: ActorID | None = None,
+    ) -> tuple[Sequence[ActionType], Sequence[float]]:
+        """The one action that was recorded."""
+        return [self.compute_action(observation, maze_state, env, actor_id)], [1.0]
+
+    def _record_of(self, episode_id: str) -> ActionRecord:
+        if self._record is None or self._record.episode_id != episode_id:
+            path = self.path / f"{episode_id}.json" if self.path.is_dir() else self.path
+            record = ActionRecord.load(path) if path.is_file() else None
+            if record is None or record.episode_id != episode_id:
+                raise CheckpointError(
+                    f"Episode {episode_id} is not among the records in {self.path}. An environment gives its episodes "
+                    f"the identities that were recorded if it has the same seed: seeding.env_base_seed, as "
+                    f"hydra_config.yaml of the recorded rollout names it, or env.seed(ActionRecord.load(file).seed)."
+                )
+            self._record, self._position = record, 0
+        return self._record

@@ -1,0 +1,71 @@
+"""Recording of the agent's actions."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.trajectory_recording.records.action_record import ActionRecord
+from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+
+
+class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Writes the seed and the actions of each episode into a file, from which the episode can be run again.
+
+    ``ReplayRecordedActionsPolicy`` takes the actions once more. That gives the same episode in an environment whose
+    randomness comes from its seed alone. An episode is written when the next one begins.
+
+    :param env: The environment, with all wrappers that the agent acts through.
+    :param output_dir: Directory of the files.
+    """
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
+        self.output_dir = Path(output_dir)
+        self.episode_record: ActionRecord | None = None
+        """The episode in progress."""
+        self._next_seed: int | None = None
+        super().__init__(env)
+
+    def seed(self, seed: Any) -> None:
+        """Seeds the environment, and remembers the seed for the coming episode."""
+        self._next_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
+        self.env.seed(seed)
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        if self.episode_record is not None:
+            self.episode_record.append(self.env.actor_id(), copy.deepcopy(action))
+        return self._env_step(action)
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        if self.episode_record is not None and len(self.episode_record):
+            self.episode_record.save(self.output_dir)
+        self.episode_record = None
+        observation = self._env_reset()
+        self.episode_record = ActionRecord(self.env.get_episode_id(), self._next_seed)
+        self._next_seed = None
+        return observation
+
+    @override(Wrapper)
+    def get_observation_and_action_dicts(
+        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
+    ) -> ObservationsAndActions:
+        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
+
+    @override(Wrapper)
+    def clone_from(self, env: ActionRecordingWrapper) -> None:
+        """Takes over the state, and the recording up to here."""
+        super().clone_from(env)
+        self._next_seed = env._next_seed
+        self.episode_record = None
+        if env.episode_record is not None:
+            self.episode_record = ActionRecord(env.episode_record.episode_id, env.episode_record.seed)
+            self.episode_record.actions = list(env.episode_record.actions)
