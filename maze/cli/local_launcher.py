@@ -5,26 +5,57 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, configure_log, filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.core.errors import WorkerError
+from maze.utils.exception_report import ExceptionReport
 
 log = logging.getLogger(__name__)
 
+CONSOLE_FILE = "console.log"
+"""What a job prints, in its run directory."""
+GRACE_PERIOD = 5.0
+"""Seconds that a job has for saving and closing when it is asked to end."""
+TRAINING_MODULE = "maze.train.trainers.common.training_runner"
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """What became of a job.
+
+    :param number: The job's number in the sweep.
+    :param job_return: What Hydra says about it.
+    :param duration: Seconds that it ran.
+    """
+
+    number: int
+    job_return: JobReturn
+    duration: float
+
 
 class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
-    """Distributes jobs over worker processes.
+    """Distributes jobs over processes, one for each job: a job that is killed takes no other one with it.
+
+    What a job prints goes to ``console.log`` in its run directory.
 
     :param n_jobs: Number of jobs at a time; -1: as many as there are CPUs.
     """
@@ -39,41 +70,148 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        log.info(f"Launching {len(job_overrides)} jobs, {min(self.n_jobs, len(job_overrides))} at a time")
+        waiting = list(enumerate(job_overrides, start=initial_job_idx))
+        returns: dict[int, JobReturn] = {}
+        with self.open() as jobs:
+            while waiting or jobs.n_running:
+                while waiting and jobs.n_running < self.n_jobs:
+                    number, overrides = waiting.pop(0)
+                    log.info(f"\t#{number} : {' '.join(filter_overrides(overrides))}")
+                    jobs.start(number, list(overrides))
+                returns.update((job.number, job.job_return) for job in jobs.wait())
+        return [returns[number] for number in sorted(returns)]
+
+    def open(self) -> LocalJobs:
+        """For sweepers that start a job whenever there is room for one."""
         assert self.config is not None
-        assert self.hydra_context is not None
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        n_workers = min(self.n_jobs, len(job_overrides))
-        log.info(f"Launching {len(job_overrides)} jobs, {n_workers} at a time")
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(n_workers, mp_context=context) as pool:
-            futures = []
-            for index, overrides in enumerate(job_overrides, start=initial_job_idx):
-                log.info(f"\t#{index} : {' '.join(filter_overrides(overrides))}")
-                futures.append(pool.submit(_run_job, self._payload(index, list(overrides))))
-            return [_result(future, index) for index, future in enumerate(futures, start=initial_job_idx)]
+        return LocalJobs(self)
 
-    def _payload(self, index: int, overrides: list[str]) -> bytes:
+    def payload(self, number: int, overrides: list[str]) -> bytes:
+        """All that a process needs to run a job."""
         assert self.config is not None
         assert self.hydra_context is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         with open_dict(config):
-            config.hydra.job.id = f"{config.hydra.job.name}_{index}"
-            config.hydra.job.num = index
-        payload: bytes = cloudpickle.dumps((self.hydra_context, config, self.task_function, Singleton.get_state()))
+            config.hydra.job.id = f"{config.hydra.job.name}_{number}"
+            config.hydra.job.num = number
+        job = (self.hydra_context, config, self.task_function, Singleton.get_state())
+        payload: bytes = cloudpickle.dumps(job)
         return payload
+
+
+@dataclass
+class _Job:
+    number: int
+    process: BaseProcess
+    started: float
+
+
+class LocalJobs:
+    """Jobs that run beside each other; leaving the context ends those that still run.
+
+    :param launcher: Describes the jobs.
+    """
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        self._launcher = launcher
+        self._context = _context(preload_torch=launcher.config is not None and "algorithm" in launcher.config)
+        self._jobs: dict[Connection, _Job] = {}
+
+    def __enter__(self) -> LocalJobs:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def n_running(self) -> int:
+        return len(self._jobs)
+
+    def start(self, number: int, overrides: list[str]) -> None:
+        payload = self._launcher.payload(number, overrides)
+        ours, theirs = self._context.Pipe(duplex=True)
+        # Not daemonic: jobs start processes of their own.
+        process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
+        process.start()
+        theirs.close()  # only the job may hold it, or its death would not be seen
+        self._jobs[ours] = _Job(number, process, time.monotonic())
+
+    def wait(self) -> list[FinishedJob]:
+        """Waits until at least one of the running jobs has ended."""
+        ready: list[Any] = wait(list(self._jobs))
+        return [self._finish(connection) for connection in ready]
+
+    def close(self) -> None:
+        """Asks the running jobs to end, and ends those that do not."""
+        processes = [job.process for job in self._jobs.values()]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + GRACE_PERIOD
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for connection in self._jobs:
+            connection.close()
+        self._jobs.clear()
+
+    def _finish(self, connection: Connection) -> FinishedJob:
+        job = self._jobs.pop(connection)
+        duration = time.monotonic() - job.started
+        try:
+            job_return: JobReturn = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            job.process.join()
+            job_return = _lost(job)
+        connection.close()
+        job.process.join(GRACE_PERIOD)
+        if job.process.is_alive():  # a thread of the job's own holds it back; its result is there
+            job.process.kill()
+            job.process.join()
+        return FinishedJob(job.number, job_return, duration)
+
+
+def _context(preload_torch: bool) -> Any:
+    """How processes are started: from a server that has imported what all jobs need, where the system has that."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *([TRAINING_MODULE] if preload_torch else [])])
+    return context
+
+
+def _lost(job: _Job) -> JobReturn:
+    code = job.process.exitcode
+    if code is not None and code < 0:
+        ending = f"was killed by signal {-code} ({signal.Signals(-code).name})"
+        hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs."
+    else:
+        ending, hint = f"exited with code {code}", ""
+    error = WorkerError(f"The process of job {job.number} (pid {job.process.pid}) {ending} before the job ended.{hint}")
+    return JobReturn(status=JobStatus.FAILED, _return_value=error)
 
 
 def _n_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_job(payload: bytes) -> bytes:
+def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str, str], directory: str) -> None:
+    """Main function of a job's process."""
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    _use_one_thread()
     hydra_context, config, task_function, singletons = cloudpickle.loads(payload)
     setup_globals()
     Singleton.set_state(singletons)
     HydraConfig.instance().set_config(config)
+    _redirect_output(Path(str(config.hydra.sweep.dir)) / str(OmegaConf.select(config, "hydra.sweep.subdir")))
     job_return = run_job(
         hydra_context=hydra_context,
         task_function=task_function,
@@ -81,16 +219,43 @@ def _run_job(payload: bytes) -> bytes:
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-    result: bytes = cloudpickle.dumps(job_return)
-    return result
+    if job_return.status is JobStatus.FAILED:
+        traceback.print_exception(job_return._return_value)
+    connection.send_bytes(_packed(job_return))
 
 
-def _result(future: Future[bytes], index: int) -> JobReturn:
+def _packed(job_return: JobReturn) -> bytes:
+    if job_return.status is JobStatus.FAILED:
+        job_return.return_value = ExceptionReport(job_return._return_value).exception
     try:
-        result: JobReturn = cloudpickle.loads(future.result())
-    except BrokenProcessPool as error:
-        raise WorkerError(
-            f"Job {index} of the sweep, or one beside it, lost its process. The operating system may have run out of "
-            f"memory; try a smaller hydra.launcher.n_jobs."
-        ) from error
-    return result
+        packed: bytes = cloudpickle.dumps(job_return)
+    except Exception:  # what the job returned runs code of its class when it is pickled
+        job_return.return_value = ExceptionReport(TypeError("What the job returned cannot be pickled.")).exception
+        job_return.status = JobStatus.FAILED
+        packed = cloudpickle.dumps(job_return)
+    return packed
+
+
+def _use_one_thread() -> None:
+    """Several processes with several threads each get in one another's way."""
+    n_threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(n_threads) if n_threads.isdecimal() else 1)
+
+
+def _redirect_output(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(directory / CONSOLE_FILE, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """Ends this process in order when the sweep's process is gone."""
+    with suppress(EOFError, OSError):
+        connection.recv_bytes()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_PERIOD)
+    os._exit(1)

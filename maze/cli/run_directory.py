@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from maze.cli.sweeps.journal import has_journal
 from maze.core.errors import ConfigError
 
 CLAIM = ".hydra"
@@ -137,19 +138,22 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._claim(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._claim(config, "hydra.sweep.dir")
+        self._claim(config, "hydra.sweep.dir", is_resumable=has_journal)
 
     @staticmethod
-    def _claim(config: DictConfig, key: str) -> None:
+    def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
         hydra_config = HydraConfig.instance()
         previous = hydra_config.cfg
         hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
-            directory = claim_directory(Path(str(OmegaConf.select(config, key))))
+            requested = Path(str(OmegaConf.select(config, key))).absolute()
+            is_resumed = is_resumable is not None and is_resumable(requested)
+            # a sweep that goes on keeps its directory, and its journal is locked as long as it runs
+            directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
         finally:
             hydra_config.cfg = previous
         with read_write(config.hydra), open_dict(config.hydra):
             OmegaConf.update(config, key, str(directory.path))
         directories = _claimed.get()
-        if directories is not None:
+        if directories is not None and not is_resumed:
             directories.append(directory)

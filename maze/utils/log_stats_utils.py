@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_stats.hyperparameters import HyperparametersWriter, flat_hyperparameters
 from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+from maze.core.utils.config_description import config_to_yaml
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,6 +63,8 @@ def setup_logging(
 ) -> None:
     """Logs the active context's statistics on the console and for TensorBoard.
 
+    The configuration of a training also fills TensorBoard's HPARAMS tab.
+
     Called again in the same context it closes the writers that it had set up and starts at log step 1 again.
 
     :param job_config: Shown in TensorBoard's TEXT tab together with the command line; a configuration or its YAML text.
@@ -71,6 +75,11 @@ def setup_logging(
     _remove_earlier_setup(context)
     register_log_stats_writer(LogStatsWriterConsole())
     tensorboard = LogStatsWriterTensorboard(log_dir, tensorboard_render_figure)
+    hyperparameters = _hyperparameters(job_config)
+    if hyperparameters:
+        results = HyperparametersWriter(tensorboard, hyperparameters)
+        register_log_stats_writer(results)  # first: what it adds to the event file is flushed with the rest
+        context.guarded(results, results.start)
     register_log_stats_writer(tensorboard)
     if job_config is not None:
         texts = {"job_config": _as_yaml(job_config), "command": shlex.join(sys.argv)}
@@ -85,7 +94,7 @@ def clear_global_state() -> None:
 
 
 def _remove_earlier_setup(context: StatsContext) -> None:
-    kinds = (LogStatsWriterConsole, LogStatsWriterTensorboard)
+    kinds = (LogStatsWriterConsole, HyperparametersWriter, LogStatsWriterTensorboard)
     earlier: list[LogStatsWriter] = [writer for writer in context.writers if isinstance(writer, kinds)]
     for writer in earlier:
         context.writers.remove(writer)
@@ -97,9 +106,24 @@ def _remove_earlier_setup(context: StatsContext) -> None:
 def _as_yaml(job_config: DictConfig | Mapping[str, Any] | str) -> str:
     if isinstance(job_config, str):
         return job_config
-    from omegaconf import OmegaConf
+    return config_to_yaml(job_config)
 
-    return OmegaConf.to_yaml(job_config if OmegaConf.is_config(job_config) else OmegaConf.create(dict(job_config)))
+
+def _hyperparameters(job_config: DictConfig | Mapping[str, Any] | str | None) -> dict[str, bool | float | str]:
+    """Those of a training; empty for other jobs, whose results depend on more than their configuration."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if job_config is None:
+        return {}
+    described = OmegaConf.create(_as_yaml(job_config))  # objects among the values are plain data in it
+    try:
+        config = OmegaConf.to_container(described, resolve=True)
+    except OmegaConfBaseException:  # refers to what only the command line knows
+        config = OmegaConf.to_container(described)
+    if not isinstance(config, dict) or not config.get("algorithm"):
+        return {}
+    return flat_hyperparameters({str(key): value for key, value in config.items()})
 
 
 def _as_code_block(text: str) -> str:

@@ -121,37 +121,50 @@ class EpisodeRecorder:
 
     def publish(self) -> None:
         """Reduces the episode so far, finished or not, to episode statistics. Without a step there is nothing to do."""
-        context = self.context
-        env_time = context.step_id - 1 if context.is_step_complete else context.step_id
+        env_time = self._env_time()
         if self._is_step_pending:
             self._complete_step(self._pending_reward, env_time)
         n_steps = len(self._rewards)
         if n_steps == 0:
             self._forget_episode()
             return
-        records = context.event_service.records
+        records = self.context.event_service.records
         if len(records) > self._n_taken:
             self._add_events(records[self._n_taken :], env_time)
             self._n_taken = len(records)
         if self._keeps_log:
-            log = self.event_log()
-            self._calculate_kpis(log)
+            log = self._log_without_kpis()
+            log.episode_events.extend(kpis := self._kpi_records(log))
+            for record in kpis:
+                self._event_stats.add_event(record)
+            self._event_stats.reduce()
             LogEventsWriterRegistry.record_event_logs(log)
         self.episode_stats.reduce(n_periods=n_steps)
         self._logs = {}
 
+    def discard(self) -> None:
+        """Forgets the episode so far."""
+        self._pending_reward = 0.0
+        self._is_step_pending = False
+        self._n_taken = len(self.context.event_service.records)
+        self._forget_episode()
+
     def request_log(self) -> None:
-        """Has the events of the current episode, from now on, and of all later ones kept."""
+        """Has the events of the current episode, from the step just taken on, and of all later ones kept."""
+        if not self._keeps_log and self._rewards and not self._is_step_pending:
+            env_time = self._env_time()
+            self._logs[env_time] = StepEventLog(env_time, EventCollection(self._reward_and_actions()))
         self.is_log_requested = self._keeps_log = True
 
     def event_log(self) -> EpisodeEventLog:
-        """The events of the episode so far, as far as they were kept."""
-        log = EpisodeEventLog(self.context.episode_id)
-        log.step_event_logs = [self._logs[env_time] for env_time in sorted(self._logs)]
+        """The events of the episode so far, as far as they were kept; once it is over, its KPIs are among them."""
+        log = self._log_without_kpis()
+        if self._keeps_log and self.is_done and (self._rewards or self._is_step_pending):
+            log.episode_events.extend(self._kpi_records(log))
         return log
 
     def last_step_records(self) -> list[EventRecord]:
-        """Actions, reward and events of the last environment step."""
+        """Actions, reward and events of the last environment step; until it is complete, without its reward."""
         return [*self._reward_and_actions(), *self.context.event_service.records]
 
     def clone_from(self, other: EpisodeRecorder) -> None:
@@ -210,9 +223,31 @@ class EpisodeRecorder:
                 if len(values) >= n_later:
                     attributes = {"substep": f"substep_{step_key}", "name": str(name), "value": values[-n_later]}
                     records.append(EventRecord(DiscreteActionEvents, DiscreteActionEvents.action, attributes))
-        if self._rewards:
-            records.append(EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": self._rewards[-1]}))
+        if self._is_step_pending:
+            if self.is_done:  # a wrapper ended the episode in the middle of a step
+                records.append(_reward_record(self._pending_reward))
+        elif self._rewards:
+            records.append(_reward_record(self._rewards[-1]))
         return records
+
+    def _env_time(self) -> int:
+        """The environment time of the step just taken, or under way."""
+        step_id: int = self.context.step_id
+        return step_id - 1 if self.context.is_step_complete else step_id
+
+    def _log_without_kpis(self) -> EpisodeEventLog:
+        logs = dict(self._logs)
+        untaken = self.context.event_service.records[self._n_taken :]
+        if self._is_step_pending:
+            untaken = [*self._reward_and_actions(), *untaken]
+        if self._keeps_log and untaken:
+            # Looking must not take them: the statistics of a step are reduced once, when all its events are there.
+            env_time = self._env_time()
+            known = logs[env_time].events if env_time in logs else ()
+            logs[env_time] = StepEventLog(env_time, EventCollection([*known, *untaken]))
+        log = EpisodeEventLog(self.context.episode_id)
+        log.step_event_logs = [logs[env_time] for env_time in sorted(logs)]
+        return log
 
     def _take_events(self, records: list[EventRecord]) -> None:
         """Takes the events of a completed step, which the event service is about to drop."""
@@ -233,16 +268,15 @@ class EpisodeRecorder:
             self._event_stats.add_event(record)
         self._event_stats.reduce()
 
-    def _calculate_kpis(self, log: EpisodeEventLog) -> None:
+    def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
         calculator = self.env.get_kpi_calculator()
-        if calculator is None:
-            return
-        for name, value in calculator.calculate_kpis(log, self.env.get_maze_state()).items():
-            record = EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": value})
-            log.episode_events.append(record)
-            self._event_stats.add_event(record)
-        self._event_stats.reduce()
+        kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
 
     def _forget_episode(self) -> None:
         self.episode_stats.clear_inputs()
         self._logs = {}
+
+
+def _reward_record(value: float) -> EventRecord:
+    return EventRecord(BaseEnvEvents, BaseEnvEvents.reward, {"value": value})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from enum import Enum
@@ -157,6 +158,26 @@ class LogStatsAggregator(LogStatsConsumer):
         for key, slot in other._slots.items():
             own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
             own.copy_from(slot)
+
+    def state(self) -> list[dict[str, Any]]:
+        """What was collected since the last :meth:`reduce`, row by row, with the names of the events."""
+        return [
+            {"event": [event.__module__, event.__qualname__], "index": index, "group": group, **slot.state()}
+            for (event, index, group), slot in self._slots.items()
+        ]
+
+    def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Continues from a state that :meth:`state` returned; rows of events that nobody has imported are left out."""
+        self.clear_inputs()
+        self._n_received = 0
+        for row in state:
+            module, name = row["event"]
+            event: Any = sys.modules.get(module)
+            for part in name.split("."):
+                event = getattr(event, part, None)
+            if callable(event):
+                plan = level_plan(event, self._level_name)
+                self._slot(event, plan, row["index"], row["group"]).load_state(row)
 
     def _add(
         self, event: Callable[..., Any], value: Any, name: str | None, group: LogStatsGroup | None

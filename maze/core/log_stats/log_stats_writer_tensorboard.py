@@ -55,6 +55,10 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         if values:
             self._file.add_summary(Summary(value=values), step)
 
+    def add_summary(self, summary: Any, step: int) -> None:
+        """Adds a TensorBoard ``Summary`` as it is."""
+        self._file.add_summary(summary, step)
+
     def write_text(self, tag: str, text: str, step: int = 0) -> None:
         """Adds a text to the TEXT tab.
 

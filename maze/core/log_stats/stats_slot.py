@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,21 @@ class StatsSlot:
         self.periods = other.periods
         self.is_touched = other.is_touched
         self._cumulative = dict(other._cumulative)
+
+    def state(self) -> dict[str, Any]:
+        """What waits to be reduced, and what cumulative statistics have counted so far."""
+        inputs = {name: list(values) for name, values in self.inputs.items()}
+        return {"inputs": inputs, "periods": self.periods, "cumulative": dict(self._cumulative)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`state` returned."""
+        self.clear()
+        for name, values in state["inputs"].items():
+            if name in self.inputs:
+                self.inputs[name].extend(values)
+        self.periods = state["periods"]
+        self._last_period = 0
+        self._cumulative = dict(state["cumulative"])
 
     def _accumulate(self, stat: CompiledStat, values: list[Any]) -> Any:
         fold = _FOLDS.get(stat.reduce_function) if stat.reduce_function is not None else None

@@ -1,0 +1,241 @@
+"""What a sweep varies: parsed from ``hydra.sweeper.parametrization`` and from the command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, Quote, QuotedString, RangeSweep
+from hydra.errors import HydraException
+
+from maze.cli.errors import UsageError, suggestion
+
+PARAMETRIZATION = "hydra.sweeper.parametrization"
+SCALAR_FIELDS = ("lower", "upper", "init", "step", "integer", "log")
+_BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*")
+_KEYWORDS = ("null", "true", "false", "nan", "inf")
+
+
+@dataclass(frozen=True)
+class ScalarParameter:
+    """A number.
+
+    :param key: Path of the configuration value.
+    :param step: Size of a typical change (Nevergrad), distance of the values that are tried (Optuna).
+    """
+
+    key: str
+    lower: float | None = None
+    upper: float | None = None
+    init: float | None = None
+    step: float | None = None
+    integer: bool = False
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"{PARAMETRIZATION}: {self.key}"
+        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
+            raise UsageError(f"{where}: lower ({self.lower:g}) must be smaller than upper ({self.upper:g}).")
+        if self.init is not None and not self._contains(self.init):
+            raise UsageError(f"{where}: init ({self.init:g}) does not lie between lower and upper.")
+        if self.step is not None and self.step <= 0:
+            raise UsageError(f"{where}: step must be positive, got {self.step:g}.")
+        if self.log and any(bound is not None and bound <= 0 for bound in (self.lower, self.upper, self.init)):
+            raise UsageError(f"{where}: values of a logarithmic scale (log: true) must be positive.")
+
+    def text(self, value: float) -> str:
+        """The value as it is written in an override: within the bounds, six digits."""
+        if self.lower is not None:
+            value = max(value, self.lower)
+        if self.upper is not None:
+            value = min(value, self.upper)
+        return str(round(value)) if self.integer else f"{value:.6g}"
+
+    def value(self, text: str) -> float:
+        """The value of such a text."""
+        value = int(text) if self.integer else float(text)
+        lower = -math.inf if self.lower is None else self.lower
+        upper = math.inf if self.upper is None else self.upper
+        return min(max(value, lower), upper)  # six digits may lie just beyond a bound
+
+    def examples(self) -> list[str]:
+        known = [bound for bound in (self.lower, self.upper, self.init) if bound is not None]
+        return [self.text(known[0] if known else 1.0)]
+
+    def _contains(self, value: float) -> bool:
+        return (self.lower is None or self.lower <= value) and (self.upper is None or value <= self.upper)
+
+
+@dataclass(frozen=True)
+class ChoiceParameter:
+    """One of several values.
+
+    :param key: Path of the configuration value, or a group.
+    :param options: The values as they are written in overrides.
+    :param ordered: Whether neighbours are alike.
+    """
+
+    key: str
+    options: tuple[str, ...]
+    ordered: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise UsageError(f"{PARAMETRIZATION}: {self.key}: there is nothing to choose from.")
+
+    def examples(self) -> list[str]:
+        return list(self.options)
+
+
+Parameter = ScalarParameter | ChoiceParameter
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What is searched.
+
+    :param parameters: What varies.
+    :param fixed: The overrides that all trials have in common.
+    """
+
+    parameters: tuple[Parameter, ...]
+    fixed: tuple[str, ...]
+
+    def examples(self) -> Iterable[dict[str, str]]:
+        """Few sets of values in which every value that can be listed occurs."""
+        listed = [parameter.examples() for parameter in self.parameters]
+        for index in range(max(map(len, listed), default=1)):
+            yield {p.key: values[index % len(values)] for p, values in zip(self.parameters, listed, strict=True)}
+
+
+def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
+    """Reads the space of a search; arguments of the command line replace or pin entries of the parametrisation.
+
+    :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar; keys may be nested.
+    :param arguments: The command's overrides, sweeps among them.
+    """
+    parameters = {key: _from_config(key, entry, parser) for key, entry in _flat(parametrization).items()}
+    fixed = []
+    for override in parser.parse_overrides(list(arguments)):
+        key = override.get_key_element()
+        for known in [known for known in parameters if known.lstrip("+") == key.lstrip("+~")]:
+            del parameters[known]
+        if override.is_sweep_override():
+            parameters[key] = _from_override(key, override)
+        else:
+            fixed.append(override_text(override))
+    if not parameters:
+        raise UsageError(
+            f"Nothing to search: name what varies in {PARAMETRIZATION}, or on the command line, for instance "
+            "'algorithm.lr=tag(log, interval(0.0001, 0.01))'."
+        )
+    return SearchSpace(tuple(parameters.values()), tuple(fixed))
+
+
+def override_text(override: Override) -> str:
+    """An override without a sweep, as the jobs get it."""
+    key = override.get_key_element()
+    if override.is_delete() and override.value() is None:
+        return key
+    return f"{key}={override.get_value_element_as_str()}"
+
+
+def swept_texts(override: Override) -> list[str]:
+    """The values of a discrete sweep, as they are written in overrides."""
+    if not override.is_discrete_sweep():
+        raise UsageError(
+            f"{override.input_line}: a grid needs values that can be listed. To search an interval, choose "
+            "hydra/sweeper=nevergrad or hydra/sweeper=optuna."
+        )
+    return [str(text) for text in override.sweep_string_iterator()]
+
+
+def value_text(value: Any) -> str:
+    """A value of a YAML file as it is written in an override."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        bare = _BARE_TEXT.fullmatch(value) is not None and value.lower() not in _KEYWORDS
+        value = value if bare else QuotedString(text=value, quote=Quote.single)
+    elif isinstance(value, Mapping):
+        items = ",".join(f"{_plain_key(key)}:{value_text(entry)}" for key, entry in value.items())
+        return "{" + items + "}"
+    elif isinstance(value, Sequence):
+        return "[" + ",".join(map(value_text, value)) + "]"
+    return str(Override._get_value_element_as_str(value))
+
+
+def _plain_key(key: Any) -> str:
+    return str(key) if _BARE_TEXT.fullmatch(str(key)) else value_text(str(key))
+
+
+def _flat(parametrization: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Entries by their whole path; a nested entry completes or changes one that is written with dots."""
+    flat: dict[str, Any] = {}
+    for name, entry in parametrization.items():
+        key = f"{prefix}{name}"
+        is_nested = isinstance(entry, Mapping) and not _is_scalar(entry)
+        for path, value in (_flat(entry, f"{key}.") if is_nested else {key: entry}).items():
+            previous = flat.get(path)
+            both = isinstance(previous, Mapping) and isinstance(value, Mapping)
+            flat[path] = {**previous, **value} if both else value  # type: ignore[dict-item]
+    return flat
+
+
+def _is_scalar(entry: Mapping[str, Any]) -> bool:
+    return bool(set(entry) & set(SCALAR_FIELDS)) and not any(isinstance(e, Mapping | list) for e in entry.values())
+
+
+def _from_config(key: str, entry: Any, parser: OverridesParser) -> Parameter:
+    if isinstance(entry, Mapping):
+        return _scalar_from_mapping(key, entry)
+    if isinstance(entry, list | tuple):
+        return ChoiceParameter(key, tuple(map(value_text, entry)))
+    if isinstance(entry, str):
+        try:
+            override = parser.parse_override(f"{key}={entry}")
+        except HydraException as error:
+            raise UsageError(f"{PARAMETRIZATION}: {key}: cannot read {entry!r}.") from error
+        if override.is_sweep_override():
+            return _from_override(key, override)
+    raise UsageError(
+        f"{PARAMETRIZATION}: {key}: expected bounds ({{lower: 0.1, upper: 1}}), a list of values, or a text such as "
+        f"interval(0.1, 1) or choice(a, b); got {entry!r}. A value that does not vary belongs into the configuration."
+    )
+
+
+def _scalar_from_mapping(key: str, entry: Mapping[str, Any]) -> ScalarParameter:
+    where = f"{PARAMETRIZATION}: {key}"
+    for name, value in entry.items():
+        if name not in SCALAR_FIELDS:
+            raise UsageError(f"{where}: unknown key {name!r}.{suggestion(str(name), SCALAR_FIELDS)}")
+        if name in ("integer", "log") and not isinstance(value, bool):
+            raise UsageError(f"{where}.{name}: expected true or false, got {value!r}.")
+    numbers = {name: _number(f"{where}.{name}", entry.get(name)) for name in ("lower", "upper", "init", "step")}
+    return ScalarParameter(key, **numbers, integer=entry.get("integer", False), log=entry.get("log", False))
+
+
+def _number(where: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(f"{where}: expected a number, got {value!r}.")
+    return number
+
+
+def _from_override(key: str, override: Override) -> Parameter:
+    sweep = override.value()
+    tags = set(getattr(sweep, "tags", ()))
+    if isinstance(sweep, IntervalSweep):
+        lower, upper = _number(key, sweep.start), _number(key, sweep.end)
+        return ScalarParameter(key, lower, upper, integer=isinstance(sweep.start, int), log="log" in tags)
+    ordered = isinstance(sweep, RangeSweep) or (isinstance(sweep, ChoiceSweep) and "ordered" in tags)
+    return ChoiceParameter(key, tuple(swept_texts(override)), ordered)

@@ -1,0 +1,78 @@
+"""A runner that takes no time, for tests of sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from omegaconf import DictConfig
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
+from maze.runner import Runner
+
+ROOT_CONFIG = """
+defaults:
+  - _self_
+  - size: ~
+  - override hydra/job_logging: none
+log_base_dir: outputs
+seeding: {env_base_seed: ~, agent_base_seed: ~, cudnn_determinism_flag: false}
+runner: {_target_: tests.cli.sweep_stub.StubRunner, x: 0.0, y: 0.0, name: a, directory: ~}
+hydra:
+  run: {dir: run}
+  sweep: {dir: sweep, subdir: "${hydra:job.num}"}
+  job: {chdir: true}
+  callbacks: {run_directory: {_target_: maze.cli.run_directory.RunDirectoryCallback}}
+"""
+
+
+def write_root_config(directory: Path) -> list[str]:
+    """Writes the configuration; the beginning of the command that uses it."""
+    (directory / "conf").mkdir()
+    (directory / "conf" / "stub.yaml").write_text(ROOT_CONFIG)
+    return ["-cd", str(directory / "conf"), "-cn", "stub", f"runner.directory={directory}"]
+
+
+@dataclass
+class StubRunner(Runner):
+    """Its score is x + 10 * (the seed's last digit); ``events.json`` maps values of x to what happens instead."""
+
+    x: float
+    y: float
+    name: str
+    directory: str
+
+    def setup(self, cfg: DictConfig) -> None:
+        self.seed = cfg.seeding.env_base_seed
+
+    def run(self, **kwargs: Any) -> None:
+        with open(Path(self.directory) / "runs.txt", "a") as file:
+            file.write(f"{self.x:g}\n")
+        events = Path(self.directory) / "events.json"
+        event = json.loads(events.read_text()).get(f"{self.x:g}") if events.is_file() else None
+        if event == "raise":
+            raise RuntimeError("the reactor is hot")
+        if event == "interrupt":
+            raise KeyboardInterrupt
+        if event == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if event == "hang":
+            Path("pid").write_text(str(os.getpid()))
+            time.sleep(60)
+        best = {"nan": float("nan"), "none": None}.get(str(event), self.x + 10 * (self.seed % 10))
+        self.trainer = SimpleNamespace(model_selection=SimpleNamespace(best_reward=best))
+        self._log(1.0, self.x + 1, self.x)
+
+    def _log(self, *rewards: float) -> None:
+        stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
+        for reward in rewards:
+            stats.add_value(BaseEnvEvents.reward, reward, name="sum")
+            stats.reduce()
+            increment_log_step()
