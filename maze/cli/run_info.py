@@ -13,7 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+
+from maze.core.utils.config_description import config_to_yaml
 
 PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard")
 
@@ -68,8 +70,11 @@ def _version(package: str) -> str | None:
 
 
 def config_as_yaml(cfg: DictConfig) -> str:
-    """The configuration as it was composed, interpolations unresolved, in the order of its sections' names."""
-    return OmegaConf.to_yaml(cfg, sort_keys=True)
+    """The configuration as it was composed, interpolations unresolved, in the order of its sections' names.
+
+    Objects among its values are described by class and arguments.
+    """
+    return config_to_yaml(cfg, sort_keys=True)
 
 
 def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,293 @@
+"""Checks of what a RunContext was given, before anything is composed or built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.plugins.launcher import Launcher
+
+from maze.api.utils import InvalidSpecificationError
+from maze.cli.errors import closest
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.wrappers.wrapper import Wrapper
+from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
+from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
+from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.model_composer import BaseModelComposer, critic_composer_type
+from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
+from maze.runner import Runner
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+_OverridesType = dict[str, Any]
+
+COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "launcher", "runner")
+"""Arguments that take the name of a module, a mapping or an object."""
+
+_ALGORITHM_NAMES = {
+    "maze.train.trainers.a2c.a2c_algorithm_config.A2CAlgorithmConfig": "a2c",
+    "maze.train.trainers.ppo.ppo_algorithm_config.PPOAlgorithmConfig": "ppo",
+    "maze.train.trainers.impala.impala_algorithm_config.ImpalaAlgorithmConfig": "impala",
+    "maze.train.trainers.sac.sac_algorithm_config.SACAlgorithmConfig": "sac",
+    "maze.train.trainers.imitation.bc_algorithm_config.BCAlgorithmConfig": "bc",
+    "maze.train.trainers.es.es_algorithm_config.ESAlgorithmConfig": "es",
+}
+_CRITIC_KINDS: dict[str, type[CriticComposerInterface] | None] = {
+    "a2c": BaseStateCriticComposer,
+    "ppo": BaseStateCriticComposer,
+    "impala": BaseStateCriticComposer,
+    "sac": BaseStateActionCriticComposer,
+    "sacfd": BaseStateActionCriticComposer,
+    "bc": None,
+    "es": None,
+}
+_SUITABLE_CRITICS = {
+    BaseStateCriticComposer: "a state critic, such as critic='flatten_concat_shared' or critic='template_state'",
+    BaseStateActionCriticComposer: (
+        "a state-action critic, such as critic='flatten_concat_state_action' or critic='template_state_action'"
+    ),
+}
+_OBJECTS: dict[str, tuple[type, ...]] = {
+    "algorithm": (AlgorithmConfig,),
+    "model": (BaseModelComposer,),
+    "policy": (BasePolicyComposer,),
+    "critic": (CriticComposerInterface,),
+    "launcher": (Launcher,),
+    "runner": (Runner,),
+    "wrappers": (),
+    "env": (),
+}
+
+
+@dataclass
+class ConfigurationAuditor:
+    """Checks the arguments of a RunContext for consistency, and prepares them for the composition.
+
+    :param components: Arguments for the components by name; ``None``: not given.
+    :param values: Overrides by path.
+    :param multirun: Whether lists stand for several runs.
+    """
+
+    components: Mapping[str, Any]
+    values: Mapping[str, Any] | None = None
+    multirun: bool = False
+
+    _kwargs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _overrides: _OverridesType = field(default_factory=dict, init=False, repr=False)
+    _ephemeral: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def audit(self) -> None:
+        """Checks everything that can be checked without composing the configuration.
+
+        :raises ConfigError: Names the argument, what was expected, what was found and what to do.
+        """
+        self._overrides = self._checked_overrides()
+        self._kwargs = {name: value for name, value in self.components.items() if value is not None}
+        if not isinstance(self._overrides.get("algorithm"), str | None) and "algorithm" not in self._kwargs:
+            # The runner depends on it.
+            self._kwargs["algorithm"] = self._overrides.pop("algorithm")
+        for name, value in self._kwargs.items():
+            for choice in self._choices(name, value):
+                _check_component(name, choice)
+        self._check_contradictions()
+        algorithms = self._choices("algorithm", self._kwargs.get("algorithm"))
+        self._ephemeral = {}
+        for algorithm in algorithms:
+            if algorithm is not None and not isinstance(algorithm, str):
+                self._ephemeral["algorithm"] = self.algorithm_name(algorithm)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The components that were given."""
+        return self._kwargs
+
+    @property
+    def overrides(self) -> _OverridesType:
+        """Values and objects by their paths."""
+        return self._overrides
+
+    @property
+    def ephemeral_init_kwargs(self) -> dict[str, str]:
+        """Names of modules that are only needed to compose a configuration, into which objects are put afterwards.
+
+        The runner depends on the name of the algorithm.
+        """
+        return self._ephemeral
+
+    def _choices(self, name: str, value: Any) -> list[Any]:
+        """The runs' values of a component, of which there is one unless ``multirun``."""
+        is_list = isinstance(value, list | tuple)
+        if not is_list or (name == "wrappers" and not self.multirun):
+            return [value]
+        if not self.multirun:
+            raise InvalidSpecificationError(
+                f"{name}: expected {_expected(name)}, got a list. Lists stand for several runs: pass multirun=True."
+            )
+        return list(value)
+
+    def _checked_overrides(self) -> _OverridesType:
+        values = {} if self.values is None else self.values
+        if not isinstance(values, Mapping):
+            raise InvalidSpecificationError(
+                f"overrides: expected a mapping such as {{'algorithm.lr': 0.001}}, got {values!r}."
+            )
+        for key in values:
+            text: Any = key
+            if not isinstance(text, str) or not text.strip("+~"):
+                raise InvalidSpecificationError(f"overrides: keys are paths such as 'algorithm.lr', got {key!r}.")
+        return dict(values)
+
+    def _check_contradictions(self) -> None:
+        given = self._kwargs
+        for name in given:
+            path = {"policy": "model.policy"}.get(name, name)
+            for key in self._overrides:
+                if key.lstrip("+~") in (path, name):
+                    raise InvalidSpecificationError(
+                        f"{name}: given both as an argument and as overrides[{key!r}]. Leave one of them out."
+                    )
+        for name in COMPONENTS:
+            value = self._overrides.get(name)
+            if isinstance(value, str) and name != "launcher":
+                raise InvalidSpecificationError(
+                    f"overrides[{name!r}]: names of modules are not resolved in overrides. Pass {name}={value!r} as an "
+                    "argument instead."
+                )
+        if isinstance(given.get("model"), BaseModelComposer) and {"policy", "critic"} & set(given):
+            both = "policy" if "policy" in given else "critic"
+            raise InvalidSpecificationError(
+                f"{both}: contradicts model, which is a {type(given['model']).__name__} that builds its own {both}. "
+                f"Leave {both} out, or pass the model as a name or mapping."
+            )
+        if "critic" in given and "model.critic" in self._overrides:
+            raise InvalidSpecificationError(
+                "critic: given both as an argument and as overrides['model.critic']. Leave one of them out."
+            )
+        if "launcher" in given and not self.multirun:
+            raise InvalidSpecificationError(
+                "launcher: starts the runs of a multirun, but multirun is False. Pass multirun=True, or leave it out."
+            )
+        if isinstance(given.get("wrappers"), Wrapper) and "env" in given:
+            raise InvalidSpecificationError(
+                f"wrappers: an instance of {type(given['wrappers']).__name__} brings its own environment, which "
+                "contradicts env. Pass the wrapper's class and arguments instead: wrappers={ThatWrapper: {...}}."
+            )
+
+    def algorithm_name(self, algorithm: Any) -> str:
+        """The module whose runners train an algorithm that was given as an object or a mapping."""
+        config_class = _algorithm_class(algorithm)
+        for base in config_class.__mro__:
+            name = _ALGORITHM_NAMES.get(f"{base.__module__}.{base.__qualname__}")
+            if name is not None:
+                return name
+        if isinstance(self._kwargs.get("runner"), str | None):
+            raise InvalidSpecificationError(
+                f"algorithm: there is no runner for a {config_class.__name__}. Pass one that trains it: "
+                "runner={'_target_': 'my_project.runners.MyRunner', ...}."
+            )
+        return "es"
+
+
+def check_critic(cfg: Any, algorithm: str, critic_is_given: bool) -> None:
+    """Raises a :class:`ConfigError` where critic and algorithm do not belong together.
+
+    :param cfg: The composed configuration.
+    :param algorithm: Name of the algorithm's module.
+    :param critic_is_given: Whether the critic was asked for, and is not only there by default.
+    """
+    model = cfg.get("model")
+    if isinstance(model, BaseModelComposer) or algorithm not in _CRITIC_KINDS:
+        return
+    kind = _CRITIC_KINDS[algorithm]
+    if kind is None:
+        if critic_is_given:
+            raise InvalidSpecificationError(f"critic: algorithm={algorithm!r} has no critic. Leave the argument out.")
+        return
+    critic = model.get("critic") if isinstance(model, Mapping) else None
+    try:
+        found = critic_composer_type(critic)
+    except ConfigError:
+        return  # the model says more about it when it is built
+    if found is None or not issubclass(found, BaseStateCriticComposer | BaseStateActionCriticComposer):
+        return
+    if not issubclass(found, kind):
+        raise InvalidSpecificationError(
+            f"critic: algorithm={algorithm!r} needs {_SUITABLE_CRITICS[kind]}; got a {found.__name__}."
+        )
+
+
+def _check_component(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if not value:
+            raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got an empty text.")
+        return
+    if isinstance(value, Mapping):
+        if name == "algorithm":
+            _algorithm_class(value)
+        return
+    if name == "env":
+        if isinstance(value, MazeEnv):
+            raise InvalidSpecificationError(
+                f"env: expected {_expected(name)}, got an instance of {type(value).__name__}. Several environments are "
+                "needed: pass a function that makes one, such as env=lambda: GymMazeEnv('CartPole-v1')."
+            )
+        is_fine = callable(value)
+    elif name == "wrappers":
+        is_fine = isinstance(value, Wrapper | list | tuple) or (isinstance(value, type) and issubclass(value, Wrapper))
+    else:
+        is_fine = isinstance(value, _OBJECTS[name])
+    if not is_fine:
+        hint = f" Instantiate it: {value.__name__}(...)." if isinstance(value, type) else ""
+        raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got {_shown(value)}.{hint}")
+
+
+def _expected(name: str) -> str:
+    if name == "env":
+        return "the name of a module, a mapping or a function that makes an environment"
+    if name == "wrappers":
+        return "the name of a module, or a mapping from wrappers to their arguments"
+    kinds = " or ".join(kind.__name__ for kind in _OBJECTS[name])
+    return f"the name of a module, a mapping or an instance of {kinds}"
+
+
+def _shown(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
+
+
+def _algorithm_class(algorithm: Any) -> type[Any]:
+    """Class of an algorithm's configuration; that of a mapping without ``_target_`` is told by its keys."""
+    if not isinstance(algorithm, Mapping):
+        return type(algorithm)
+    factory: Factory[Any] = Factory(AlgorithmConfig)
+    if TARGET_KEY in algorithm:
+        return factory.type_from_name(algorithm[TARGET_KEY], config_path="algorithm._target_")
+    import dataclasses
+
+    fitting = []
+    for path in _ALGORITHM_NAMES:
+        config_class = factory.type_from_name(path)
+        names = {config_field.name for config_field in dataclasses.fields(config_class)}
+        if set(algorithm) == names:
+            return config_class
+        if set(algorithm) <= names:
+            fitting.append(config_class)
+    if len(fitting) == 1:
+        return fitting[0]
+    found = "several algorithms have" if fitting else "no algorithm has"
+    raise InvalidSpecificationError(
+        f"algorithm: {found} the keys {sorted(map(str, algorithm))}. Name one by `{TARGET_KEY}`, the path of its "
+        "configuration class, or pass its name and overrides such as {'algorithm.lr': 0.001}."
+    )
+
+
+def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
+    """What to say about an argument that nobody takes."""
+    import inspect
+
+    names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
+    close = closest(name, names)
+    meant = f" Did you mean {close!r}?" if close else ""
+    return f"{name}: unknown argument.{meant} Known: {', '.join(names)}."

@@ -1,0 +1,335 @@
+"""Composes the configurations of a RunContext's runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode as HydraRunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from maze.api.config_auditor import ConfigurationAuditor, check_critic
+from maze.api.placing import as_wrapper_configs, hydra_text, is_plain, place
+from maze.api.process_state import hydra_config, hydra_session
+from maze.api.utils import InvalidSpecificationError, RunMode
+from maze.cli.checks import check, complete
+from maze.cli.errors import translated
+from maze.core.errors import ConfigError
+from maze.core.wrappers.wrapper import Wrapper
+
+ROLLOUT_SECTIONS = ("env", "wrappers", "model", "critic", "policy", "seeding", "runner", "input_dir", "log_base_dir")
+"""Where overrides have a meaning for rollouts as well."""
+
+_WEIGHTS = ("state_dict.pt", "latest.pt")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the values that a run can have for something."""
+
+    value: Any
+    """As it was given."""
+    texts: tuple[str, ...] = ()
+    """Overrides for Hydra."""
+    placed: tuple[tuple[str, Any], ...] = ()
+    """Paths and values that are put into the composed configuration."""
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """Everything that defines a run."""
+
+    number: int
+    config: DictConfig
+    """The job's configuration."""
+    hydra: DictConfig
+    """The same as Hydra composed it, with Hydra's own section."""
+    workdir: Path
+    arguments: tuple[str, ...]
+    """What a command line would state."""
+    placed: tuple[str, ...]
+    """Paths of what no command line can state."""
+    swept: Mapping[str, Any]
+    """What distinguishes the run from the others of a multirun."""
+
+
+@dataclass
+class ConfigurationLoader:
+    """Composes the configuration of each run and puts objects into it.
+
+    :param auditor: What was given, checked.
+    :param run_mode: What the runs are for.
+    :param configuration: Name of the root configuration; ``None``: the one of the run mode.
+    :param experiment: Name of an experiment.
+    :param run_dir: Directory to work in; ``None``: a new one, named as on the command line.
+    :param project: Directory that relative paths refer to.
+    """
+
+    auditor: ConfigurationAuditor
+    run_mode: RunMode = RunMode.TRAINING
+    configuration: str | None = None
+    experiment: Any = None
+    run_dir: str | Path | None = None
+    project: Path = field(default_factory=Path.cwd)
+
+    _runs: list[LoadedRun] = field(default_factory=list, init=False, repr=False)
+
+    def load(self) -> None:
+        """Composes all configurations.
+
+        :raises ConfigError: Something is unknown, contradictory or of the wrong type.
+        """
+        axes = list(self._axes())
+        with hydra_session():
+            self._runs = []
+            for number, choices in enumerate(itertools.product(*(options for _, options in axes))):
+                swept = {
+                    name: choice.value
+                    for (name, options), choice in zip(axes, choices, strict=True)
+                    if len(options) > 1
+                }
+                self._runs.append(self._load_run(number, list(choices), swept))
+
+    @property
+    def configs(self) -> list[DictConfig]:
+        """The configuration of each run."""
+        return [run.config for run in self._runs]
+
+    @property
+    def workdirs(self) -> list[str]:
+        """The directory that each run is going to work in; it gets a suffix where another run has taken it since."""
+        return [str(run.workdir) for run in self._runs]
+
+    @property
+    def runs(self) -> list[LoadedRun]:
+        """The runs, in the order of their numbers."""
+        return self._runs
+
+    # -- what there is to choose from --------------------------------------------------------------------------
+
+    def _axes(self) -> Iterator[tuple[str, list[Choice]]]:
+        is_training = self.run_mode is RunMode.TRAINING
+        names = ["env", "wrappers", "algorithm", "model", "policy", "critic", "runner", "launcher"]
+        for name in names if is_training else ["env", "wrappers", "model", "policy", "critic", "runner"]:
+            value = self.auditor.kwargs.get(name)
+            if value is not None:
+                yield name, [self._component(name, option) for option in self._options(name, value)]
+        if self.experiment is not None:
+            yield (
+                "experiment",
+                [Choice(option, (f"+experiment={option}",)) for option in self._options("experiment", self.experiment)],
+            )
+        for path, value in self.auditor.overrides.items():
+            section = path.lstrip("+~").replace("/", ".").partition(".")[0]
+            if is_training or section in ROLLOUT_SECTIONS:
+                yield path, [self._override(path, option) for option in self._override_options(path, value)]
+
+    def _options(self, name: str, value: Any) -> list[Any]:
+        if not self.auditor.multirun:
+            return [value]
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        return [option for one in values for option in (_sweep(name, one) if isinstance(one, str) else [one])]
+
+    def _override_options(self, path: str, value: Any) -> list[Any]:
+        if not self.auditor.multirun:
+            return [value]
+        if isinstance(value, list | tuple):
+            if not value:
+                raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
+            return list(value)
+        return _sweep(path, value) if isinstance(value, str) else [value]
+
+    def _component(self, name: str, value: Any) -> Choice:
+        if isinstance(value, str):
+            is_composer = name == "policy" and self.run_mode is RunMode.TRAINING
+            if is_composer:
+                raise InvalidSpecificationError(
+                    f"policy: {value!r} names a policy for rollouts. For training, pass a composer such as "
+                    "ProbabilisticPolicyComposer(...) or its configuration."
+                )
+            return Choice(value, (f"hydra/launcher={value}" if name == "launcher" else f"{name}={value}",))
+        if name == "wrappers":
+            if isinstance(value, Wrapper):
+                return Choice(value, placed=(("env", value), ("wrappers", {})))
+            if isinstance(value, type):
+                value = {value: {}}
+            placed: Any = as_wrapper_configs(value) if isinstance(value, Mapping) else value
+            return Choice(value, placed=(("wrappers", placed),))
+        if name == "algorithm":
+            return Choice(value, (f"algorithm={self.auditor.algorithm_name(value)}",), (("algorithm", value),))
+        if name == "launcher" and not isinstance(value, Mapping):
+            return Choice(value)
+        path = {"policy": "model.policy", "launcher": "hydra.launcher"}.get(name, name)
+        if self.auditor.multirun and name in ("model", "policy", "critic", "runner"):
+            # Each run trains networks of its own.
+            value = copy.deepcopy(value)
+        return Choice(value, placed=((path, value),))
+
+    def _override(self, path: str, value: Any) -> Choice:
+        if path.startswith("~"):
+            return Choice(value, (path if value is None else f"{path}={hydra_text(value)}",))
+        if is_plain(value) and not self._is_below_object(path):
+            return Choice(value, (f"{path}={hydra_text(value)}",))
+        if self.auditor.multirun and path.startswith(("model", "critic", "runner")):
+            value = copy.deepcopy(value)
+        return Choice(value, placed=((path, value),))
+
+    def _is_below_object(self, path: str) -> bool:
+        """Whether Hydra cannot follow the path: through objects, class paths and lists."""
+        keys = path.lstrip("+").split(".")
+        given = self.auditor.kwargs
+        replaced = {name for name in (*given, "policy") if not isinstance(given.get(name, ""), str)}
+        is_policy = keys[:2] == ["model", "policy"] and "policy" in replaced
+        is_critic = keys[:2] == ["model", "critic"] and "critic" in replaced
+        is_object = len(keys) > 1 and keys[0] in replaced
+        return (
+            is_object or is_policy or is_critic or keys[0] == "wrappers" or any(key.isdigit() for key in keys)
+        ) and len(keys) > 1
+
+    # -- one run -----------------------------------------------------------------------------------------------
+
+    def _load_run(self, number: int, choices: list[Choice], swept: dict[str, Any]) -> LoadedRun:
+        texts = [text for choice in choices for text in choice.texts]
+        placed = [placement for choice in choices for placement in choice.placed]
+        earlier = self._earlier_run(number)
+        if earlier is not None and not any(text.lstrip("+").startswith("input_dir=") for text in texts):
+            texts.append(f"input_dir={hydra_text(earlier)}")
+        name = self.configuration or self.run_mode.value
+        try:
+            full = compose(name, overrides=texts, return_hydra_config=True)
+            if self.auditor.multirun:
+                self._check_sweeper(full)
+            self._complete_hydra(full, number, texts, placed, name)
+            with hydra_config(full):
+                config = self._job_config(full, placed)
+                workdir = self._workdir(full, number)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise _in_words_of_python(translated(error) or error) from error
+        except InvalidSpecificationError:
+            raise
+        except ConfigError as error:
+            raise _with_hint(error, self.auditor) from error
+        objects = tuple(path for path, value in placed)
+        return LoadedRun(number, config, full, workdir, ("-cn", name, *texts), objects, swept)
+
+    def _complete_hydra(
+        self, full: DictConfig, number: int, texts: list[str], placed: list[tuple[str, Any]], name: str
+    ) -> None:
+        with read_write(full), open_dict(full):
+            full.hydra.job.config_name = name
+            if self.auditor.multirun:
+                full.hydra.mode = HydraRunMode.MULTIRUN
+                full.hydra.job.num = number
+                full.hydra.job.id = f"{full.hydra.job.name}_{number}"
+            full.hydra.runtime.cwd = str(self.project)
+            for path, value in placed:
+                if path in full.hydra.runtime.choices and path != "algorithm":  # whose module is known
+                    full.hydra.runtime.choices[path] = _short_name(value)
+                if path.startswith("hydra."):
+                    place(full, path, value)
+
+    def _job_config(self, full: DictConfig, placed: list[tuple[str, Any]]) -> DictConfig:
+        config = copy.deepcopy(full)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        complete(config, self.project)
+        check(config)
+        config._set_flag("allow_objects", True)
+        with open_dict(config):
+            for path, value in placed:
+                if not path.startswith("hydra."):
+                    place(config, path, value)
+        complete(config, self.project)
+        self._check_own_critic(config, [path for path, _ in placed])
+        if self.run_mode is RunMode.TRAINING:
+            given = dict(placed).get("algorithm")
+            chosen = HydraConfig.get().runtime.choices.get("algorithm")
+            algorithm = str(chosen) if given is None else self.auditor.algorithm_name(given)
+            check_critic(config, algorithm, critic_is_given="critic" in self.auditor.kwargs)
+        return config
+
+    @staticmethod
+    def _check_own_critic(config: DictConfig, placed: list[str]) -> None:
+        model = config.get("model")
+        if "critic" in placed and isinstance(model, DictConfig) and not OmegaConf.is_interpolation(model, "critic"):
+            raise InvalidSpecificationError(
+                "critic: the model brings its own critic (model.critic). Leave the argument out, or pass the critic as "
+                "overrides={'model.critic': ...}."
+            )
+
+    @staticmethod
+    def _check_sweeper(full: DictConfig) -> None:
+        sweeper = str(OmegaConf.select(full, "hydra.sweeper._target_"))
+        if not sweeper.endswith(("BasicSweeper", "GridSweep", "GridSweeper")):
+            raise InvalidSpecificationError(
+                f"multirun: tries all combinations of lists, but the configuration asks for {sweeper}. Search for "
+                "hyperparameters with the command line: maze-run -cn conf_train ... --multirun."
+            )
+
+    def _workdir(self, full: DictConfig, number: int) -> Path:
+        if not self.auditor.multirun:
+            return self.project / str(self.run_dir or full.hydra.run.dir)
+        # The names contain the time: all runs go where the first one goes.
+        base = self._runs[0].workdir.parent if self._runs and self.run_dir is None else None
+        if base is None:
+            base = self.project / str(self.run_dir or full.hydra.sweep.dir)
+        return base / Path(str(full.hydra.sweep.subdir)).name
+
+    def _earlier_run(self, number: int) -> Path | None:
+        """The run that is continued: the one in the directory to work in, if there is one."""
+        if self.run_dir is None or self.run_mode is not RunMode.TRAINING:
+            return None
+        directory = self.project / self.run_dir
+        if self.auditor.multirun:
+            directory = directory / str(number)
+        return directory if any((directory / name).is_file() for name in _WEIGHTS) else None
+
+
+def _sweep(name: str, value: str) -> list[Any]:
+    """The values that the command line's syntax for sweeps stands for (``a,b``, ``range(1,4)``), or the text itself."""
+    try:
+        override = OverridesParser.create().parse_override(f"{name.lstrip('+~')}={value}")
+    except HydraException:
+        return [value]
+    if not override.is_sweep_override():
+        return [value]
+    if not override.is_discrete_sweep():
+        raise InvalidSpecificationError(
+            f"{name}: {value!r} is an interval; name the values to try, or use a sweeper that draws from intervals."
+        )
+    return list(override.sweep_iterator())
+
+
+def _short_name(value: Any) -> str:
+    """How a component is called in names of directories."""
+    if isinstance(value, Mapping):
+        value = value.get("_target_", "custom")
+    if isinstance(value, str):
+        return value.rpartition(".")[2]
+    name = getattr(value, "__name__", type(value).__name__)
+    return "custom" if "<" in name else str(name)
+
+
+def _in_words_of_python(error: Exception) -> Exception:
+    text = str(error)
+    if text.startswith("-cn "):
+        return InvalidSpecificationError(f"configuration: {text.removeprefix('-cn ')}")
+    return InvalidSpecificationError(re.sub(r"write \+(\S+?)=<\w+>", r"use the key '+\1'", text))
+
+
+def _with_hint(error: ConfigError, auditor: ConfigurationAuditor) -> ConfigError:
+    lists = [path for path, value in auditor.overrides.items() if isinstance(value, list | tuple)]
+    path = str(error).partition(":")[0]
+    if path in lists and not auditor.multirun:
+        return InvalidSpecificationError(f"{error} To train once for each value of the list, pass multirun=True.")
+    return error

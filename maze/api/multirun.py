@@ -1,0 +1,203 @@
+"""Several runs of a RunContext, one after the other or by a launcher of Hydra."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from maze.api.config_loader import LoadedRun
+from maze.api.process_state import hydra_session, output
+from maze.api.training_run import RunResult, TrainingRun
+from maze.api.utils import RunContextError
+from maze.cli.run_directory import claim_directory
+from maze.cli.sweeps.results import results_table, write_results
+from maze.cli.sweeps.trials import TrialResult
+from maze.core.utils.config_description import describe
+from maze.core.utils.factory import TARGET_KEY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+logger = logging.getLogger(__name__)
+
+_IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+
+
+def train_all(
+    runs: Sequence[TrainingRun],
+    launcher: Launcher | None,
+    keeps_directory: bool,
+    n_epochs: int | None,
+    train_kwargs: Mapping[str, Any],
+) -> None:
+    """Trains all runs; those that fail do not keep the others from running.
+
+    :param runs: The runs.
+    :param launcher: Starts them; ``None``: the configured one.
+    :param keeps_directory: Work in the configured directory, even if an earlier multirun has used it.
+    :param n_epochs: Number of epochs of each; ``None``: as configured.
+    :param train_kwargs: Further arguments of ``train``.
+    :raises RunContextError: Runs have failed; the others have been trained.
+    """
+    for run in runs:
+        run.require_trainable()
+    base = runs[0].loaded.workdir.parent
+    if not keeps_directory:
+        base = claim_directory(base).path
+        for run in runs:
+            run.loaded = dataclasses.replace(run.loaded, workdir=base / run.loaded.workdir.name)
+    target = OmegaConf.select(runs[0].loaded.hydra, "hydra.launcher._target_")
+    first_error: BaseException | None = None
+    if launcher is not None or target != _IN_PROCESS:
+        first_error = _launch(runs, launcher, base, n_epochs, train_kwargs)
+    else:
+        for run in runs:
+            error = _trained(run, n_epochs, train_kwargs)
+            first_error = first_error or error
+    _report(base, [run.result for run in runs], runs[0].silent)
+    failed = [str(run.loaded.number) for run in runs if run.result.status == "failed"]
+    if failed:
+        raise RunContextError(
+            f"{len(failed)} of {len(runs)} runs failed ({', '.join(failed)}); `results` says which and why. The first "
+            f"error: {first_error}"
+        ) from first_error
+
+
+def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, Any]) -> Exception | None:
+    """Trains a run.
+
+    :return: Its error.
+    """
+    try:
+        run.train(n_epochs, **train_kwargs)
+    except Exception as error:
+        logger.error("Run %d failed: %s", run.loaded.number, error)
+        run.note_failure(error)
+        return error
+    finally:
+        run.release()
+    return None
+
+
+def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
+    """Writes and prints the table that sweeps of the command line end with."""
+    trials = [
+        TrialResult(
+            trial=result.number,
+            params={key: _shown(value) for key, value in result.overrides.items()},
+            seeds=() if result.env_base_seed is None else (result.env_base_seed,),
+            status=result.status,
+            objective=result.best_score,
+            objective_std=None,
+            duration=result.seconds,
+            error=result.error or "",
+            run_dirs=() if result.run_dir is None else (Path(result.run_dir).name,),
+        )
+        for result in results
+    ]
+    write_results(directory, trials, maximize=True)
+    with output(silent):
+        print(results_table(trials, maximize=True), flush=True)
+
+
+def _shown(value: Any) -> str:
+    plain = describe(value)
+    return str(plain.get(TARGET_KEY, plain) if isinstance(plain, dict) else plain)
+
+
+def results_frame(results: Sequence[RunResult]) -> pd.DataFrame:
+    """A row for each run, indexed by its number; what distinguishes the runs comes first."""
+    import pandas as pd
+
+    swept = list(dict.fromkeys(key for result in results for key in result.overrides))
+    others = [field.name for field in dataclasses.fields(RunResult) if field.name not in ("number", "overrides")]
+    rows = [
+        {**{key: result.overrides.get(key) for key in swept}, **{name: getattr(result, name) for name in others}}
+        for result in results
+    ]
+    index = pd.Index([result.number for result in results], name="run")
+    frame: pd.DataFrame = pd.DataFrame(rows, index=index, columns=[*swept, *others])
+    return frame
+
+
+def _launch(
+    runs: Sequence[TrainingRun],
+    launcher: Launcher | None,
+    base: Path,
+    n_epochs: int | None,
+    train_kwargs: Mapping[str, Any],
+) -> BaseException | None:
+    """Has a launcher of Hydra run the jobs.
+
+    :return: The first error.
+    """
+    from hydra._internal.callbacks import Callbacks
+
+    master: DictConfig = runs[0].loaded.hydra
+    with read_write(master.hydra), open_dict(master.hydra):
+        master.hydra.sweep.dir = str(base)
+        master.hydra.hydra_logging = {"version": 1, "root": None}  # the process keeps its own
+    job = Job([run.loaded for run in runs], runs[0].project, runs[0].silent, n_epochs, dict(train_kwargs))
+    with hydra_session():
+        context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
+        if launcher is None:
+            launcher = Plugins.instance().instantiate_launcher(context, job, master)
+        else:
+            launcher.setup(hydra_context=context, task_function=job, config=master)
+        HydraConfig.instance().set_config(master)
+        returns = launcher.launch([_without_flags(run.loaded) for run in runs], initial_job_idx=0)
+    first_error: BaseException | None = None
+    for run, returned in zip(runs, returns, strict=True):
+        error = _take_over(run, returned)
+        first_error = first_error or error
+    return first_error
+
+
+def _without_flags(loaded: LoadedRun) -> list[str]:
+    return [text for text in loaded.arguments[2:] if not text.startswith("hydra/launcher=")]
+
+
+def _take_over(run: TrainingRun, returned: JobReturn) -> BaseException | None:
+    if returned.status is JobStatus.COMPLETED:
+        run.take_over(returned.return_value)
+        return None
+    try:
+        error = returned.return_value
+    except Exception as raised:
+        error = raised
+    run.note_failure(error)
+    return error if isinstance(error, BaseException) else None
+
+
+@dataclasses.dataclass
+class Job:
+    """What a launcher runs, perhaps in another process: the training with the number that Hydra says.
+
+    The configuration that Hydra composes there is not used: it lacks what was put into ours.
+    """
+
+    runs: list[LoadedRun]
+    project: Path
+    silent: bool
+    n_epochs: int | None
+    train_kwargs: dict[str, Any]
+
+    def __call__(self, cfg: DictConfig) -> RunResult:
+        loaded = self.runs[int(HydraConfig.get().job.num)]
+        run = TrainingRun(loaded, self.project, keeps_directory=True, silent=self.silent)
+        try:
+            run.train(self.n_epochs, **self.train_kwargs)
+            return run.result
+        finally:
+            run.close()

@@ -1,0 +1,126 @@
+"""What a run changes in its process, and how it is put back."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from maze.core.log_stats.log_stats import StatsContext
+
+CONFIG_MODULE = "maze.conf"
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """Context in which configurations can be composed, whatever Hydra is doing outside."""
+    outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().hydra = None
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer_hydra
+        HydraConfig.instance().cfg = outer_config
+
+
+@contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Context in which ``HydraConfig`` and the resolver ``hydra`` show a run's configuration."""
+    previous = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = previous
+
+
+@contextmanager
+def working_directory(directory: Path) -> Iterator[None]:
+    """Context with another working directory."""
+    previous = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(previous)
+
+
+@contextmanager
+def output(silent: bool) -> Iterator[None]:
+    """Context in which nothing is printed, if so wished; errors are still raised."""
+    if not silent:
+        yield
+        return
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class RunStatsContext(StatsContext):
+    """A statistics context that can be left and entered again: its writers stay open until :meth:`finish`."""
+
+    _is_leaving = False
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_leaving = True
+        try:
+            super().__exit__(*exc_info)
+        finally:
+            self._is_leaving = False
+
+    def close(self) -> None:
+        if not self._is_leaving:
+            super().close()
+
+
+class GlobalGenerators:
+    """A run's state of the global random generators, which the run seeds and its networks and users' code draw from.
+
+    Runs that take turns in a process do not see each other's draws, nor does the process see theirs.
+    """
+
+    def __init__(self) -> None:
+        self._state: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Context in which the global generators are in the state in which the run left them."""
+        outer = _generator_state()
+        if self._state is not None:
+            _set_generator_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _generator_state()
+            _set_generator_state(outer)
+
+
+def _generator_state() -> tuple[Any, ...]:
+    is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if is_used else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002 (the global one)
+
+
+def _set_generator_state(state: tuple[Any, ...]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002 (the global one)
+    torch.set_rng_state(state[2])
+    if state[3] is not None:
+        torch.cuda.set_rng_state_all(state[3])

@@ -1,0 +1,83 @@
+"""Rollouts of a RunContext, and their statistics as a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.api.config_loader import LoadedRun
+from maze.api.process_state import GlobalGenerators, hydra_config, output, working_directory
+from maze.cli.run_directory import claim_directory
+from maze.cli.run_info import write_run_info
+from maze.cli.stored_model import use_stored_model
+from maze.core.log_stats.log_stats import LogStats, StatsContext
+from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.rollout.recording import EVENT_LOG_DIR, TRAJECTORY_DIR
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.factory import Factory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INDEX = ("interface", "event", "statistic")
+
+
+def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
+    """Runs the rollout that a configuration describes, in a directory of its own.
+
+    :param loaded: The configuration.
+    :param project: Directory that the rollout was started from.
+    :param silent: Print nothing.
+    :return: See :func:`statistics_frame`; ``attrs`` names the directories that were written.
+    """
+    claimed = claim_directory(loaded.workdir)
+    directory, cfg = claimed.path, loaded.config
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        for context in (
+            *(output(silent), working_directory(directory), hydra_config(loaded.hydra)),
+            *(GlobalGenerators().active(), StatsContext()),
+        ):
+            stack.enter_context(context)
+        try:
+            use_stored_model(cfg, loaded.arguments[2:], project)
+            write_run_info(directory, cfg, project, loaded.arguments)
+            runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
+            runner.setup(cfg)
+            runner.run()
+        except BaseException:
+            claimed.remove_if_worthless()
+            raise
+    assert runner.stats is not None
+    frame = statistics_frame(runner.stats)
+    frame.attrs |= {
+        "run_dir": str(directory),
+        "trajectory_dir": str(directory / TRAJECTORY_DIR) if runner.record_trajectory else None,
+        "event_log_dir": str(directory / EVENT_LOG_DIR) if runner.record_event_logs else None,
+        "seconds": time.perf_counter() - start,
+    }
+    return frame
+
+
+def statistics_frame(stats: LogStats) -> pd.DataFrame:
+    """Statistics as a table with the column ``value``, indexed by interface, event and statistic.
+
+    Numbers are numbers; of distributions, ``value`` is the array of samples.
+    """
+    import pandas as pd
+
+    index = list(INDEX)
+    rows = [(*event_names(key.event), statistic_name(key), _value(value)) for key, value in stats.items()]
+    table: pd.DataFrame = pd.DataFrame(rows, columns=[*index, "value"], dtype=object).set_index(index).sort_index()
+    return table
+
+
+def _value(value: Any) -> Any:
+    number = scalar_value(value)
+    if number is not None:
+        return number
+    samples = sample_values(value)
+    return value if samples is None or isinstance(value, Mapping) else samples

@@ -1,0 +1,409 @@
+"""One training run of a RunContext: built, trained, and used."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from omegaconf import OmegaConf
+
+from maze.api.config_auditor import unknown_argument
+from maze.api.config_loader import LoadedRun
+from maze.api.placing import place
+from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output, working_directory
+from maze.api.utils import InvalidSpecificationError, RunContextError
+from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
+from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStats, LogStatsLevel, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.factory import Factory
+from maze.core.utils.files import atomic_write
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
+    ObservationNormalizationWrapper,
+)
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.runner import Runner
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+
+EVALUATION_EPISODES = 8
+"""Episodes of an evaluation where neither the caller nor the algorithm's configuration says how many."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What came of a run."""
+
+    number: int
+    overrides: Mapping[str, Any]
+    """What distinguishes the run from the others."""
+    status: str
+    """``not trained``, ``completed`` or ``failed``."""
+    best_score: float | None
+    """Mean return of the best evaluation."""
+    env_base_seed: int | None
+    agent_base_seed: int | None
+    run_dir: str | None
+    seconds: float
+    """How long the trainings took."""
+    error: str | None = None
+
+
+class TrainingRun:
+    """Builds the runner of a loaded configuration when it is needed, and keeps it for further calls.
+
+    Every call works in the run's directory, with the run's statistics context, Hydra configuration and state of the
+    global random generators, and puts the process back into the state it was in.
+
+    :param loaded: The run's configuration.
+    :param project: Directory that the run was started from.
+    :param keeps_directory: Work in the configured directory, even if an earlier run has used it.
+    :param silent: Print nothing.
+    """
+
+    def __init__(self, loaded: LoadedRun, project: Path, keeps_directory: bool, silent: bool) -> None:
+        self.loaded = loaded
+        self.cfg = loaded.config
+        self.run_dir: Path | None = None
+        self.runner: Any = None
+        self.project = project
+        self._keeps_directory = keeps_directory
+        self.silent = silent
+        self._stats = RunStatsContext()
+        self._generators = GlobalGenerators()
+        self._policy: TorchPolicy | None = None
+        self._env_factory: Callable[[], Any] | None = None
+        self._end: str | None = None
+        """Why it cannot be trained any more."""
+        self._status = "not trained"
+        self._error: str | None = None
+        self._best_score: float | None = None
+        self._seconds = 0.0
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def train(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
+        """Trains; a further call trains on.
+
+        :param n_epochs: Number of epochs; ``None``: as configured.
+        :param train_kwargs: Further arguments of the runner's ``run`` and the trainer's ``train``.
+        """
+        self.require_trainable()
+        epochs: Any = n_epochs
+        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0):
+            raise InvalidSpecificationError(f"n_epochs: expected a whole number of at least 0, got {n_epochs!r}.")
+        self.prepare()
+        assert self.run_dir is not None
+        self._check_arguments(train_kwargs)
+        start = time.perf_counter()
+        self._policy = None
+        try:
+            with self._inside(self.run_dir):
+                self.runner.run(n_epochs=n_epochs, **train_kwargs)
+        except BaseException as error:
+            self.note_failure(error)
+            self._end = f"The training has ended early: {self._error}"
+            self._stats.close()
+            raise
+        finally:
+            self._seconds += time.perf_counter() - start
+            self._best_score = best_score(self.runner)
+        self._status = "completed"
+
+    def require_trainable(self) -> None:
+        """Raises a :class:`RunContextError` where the run cannot be trained any more."""
+        if self._end is not None:
+            raise RunContextError(
+                f"{self._end} Continue from what was saved with a new RunContext(run_dir={str(self.run_dir)!r}, ...)."
+            )
+
+    def prepare(self) -> None:
+        """Creates the directory, writes down what is going to be trained, and builds it, unless this was done."""
+        if self.runner is not None:
+            return
+        directory, claimed = self._directory()
+        try:
+            with self._inside(directory):
+                self._write_run_info(directory)
+                runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
+                with _own_evaluator(self.cfg) as evaluator:
+                    runner.setup(self.cfg)
+                if evaluator is not None:
+                    _connect(evaluator, runner)
+        except BaseException:
+            self._stats.close()
+            if claimed is not None:
+                claimed.remove_if_worthless()
+            raise
+        self.runner, self.run_dir = runner, directory
+
+    def release(self) -> None:
+        """Closes everything that only training needs; the policy stays."""
+        if self.runner is not None and self._status == "completed":
+            self._policy = self.policy
+        self._env_factory = self.env_factory
+        self.close()
+        self.runner, self._end = None, "The runs of a multirun are trained once."
+
+    def note_failure(self, error: BaseException | None) -> None:
+        """Takes notice of an error that kept the run from being trained."""
+        self._status, self._error = "failed", f"{type(error).__name__}: {error}"
+
+    def take_over(self, result: RunResult) -> None:
+        """Adopts what became of the run in another process."""
+        self._end = "The runs of a multirun are trained once."
+        self.run_dir = None if result.run_dir is None else Path(result.run_dir)
+        self._status, self._error = result.status, result.error
+        self._best_score, self._seconds = result.best_score, result.seconds
+
+    @property
+    def result(self) -> RunResult:
+        """What came of the run so far."""
+        seeding = self.cfg.get("seeding") or {}
+        return RunResult(
+            number=self.loaded.number,
+            overrides=dict(self.loaded.swept),
+            status=self._status,
+            best_score=self._best_score,
+            env_base_seed=seeding.get("env_base_seed"),
+            agent_base_seed=seeding.get("agent_base_seed"),
+            run_dir=None if self.run_dir is None else str(self.run_dir),
+            seconds=self._seconds,
+            error=self._error,
+        )
+
+    def close(self) -> None:
+        """Closes environments, worker processes and writers."""
+        close = getattr(self.runner, "close", None)
+        if close is not None:
+            close()
+        self._end = self._end or "This RunContext is closed."
+        self._stats.close()
+
+    # -- what was trained ----------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> TorchPolicy:
+        """The best policy so far, for acting; training goes on with another copy."""
+        if self._policy is None:
+            self._require_weights("policy")
+            self._policy = self._built_policy() if self.runner is not None else self._stored_policy()
+        return self._policy
+
+    @property
+    def env_factory(self) -> Callable[[], Any]:
+        """Makes the environment with its wrappers and, once they are known, their normalization statistics."""
+        known: Callable[[], Any] | None = self._env_factory or getattr(self.runner, "env_factory", None)
+        if known is not None:
+            return known
+        factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
+        return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
+
+    @property
+    def n_epochs(self) -> int:
+        """Number of epochs that are trained unless ``train`` is told another one."""
+        algorithm = self.cfg.algorithm
+        return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
+
+    def evaluate(self, **eval_kwargs: Any) -> LogStats:
+        """Rolls the policy out and returns the statistics over all episodes.
+
+        :param eval_kwargs: Arguments of ``RolloutEvaluator``.
+        """
+        known = inspect.signature(RolloutEvaluator).parameters
+        for name in eval_kwargs:
+            if name not in known:
+                raise InvalidSpecificationError(unknown_argument(name, list(known)))
+        self._require_weights("evaluate")
+        policy = self.policy
+        assert self.run_dir is not None
+        arguments = {**self._evaluation_defaults(), **eval_kwargs}
+        with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
+            register_log_stats_writer(LogStatsWriterConsole())
+            if "eval_env" not in arguments:
+                arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
+                stack.callback(env.close)
+            RolloutEvaluator(**arguments).evaluate(policy)
+            statistics: LogStats = arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats
+        return statistics
+
+    @contextmanager
+    def inside(self) -> Iterator[Path]:
+        """Context of a call that works in the run's directory with statistics of its own."""
+        assert self.run_dir is not None
+        with self._inside(self.run_dir, StatsContext()):
+            yield self.run_dir
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(output(self.silent))
+            stack.enter_context(working_directory(directory))
+            stack.enter_context(hydra_config(self.loaded.hydra))
+            stack.enter_context(self._generators.active())
+            stack.enter_context(self._stats if stats is None else stats)
+            yield
+
+    def _directory(self) -> tuple[Path, ClaimedDirectory | None]:
+        """The directory to work in, and the claim on it where it is new."""
+        wanted = self.loaded.workdir
+        if not self._keeps_directory:
+            claimed = claim_directory(wanted)
+            return claimed.path, claimed
+        existed = wanted.exists()
+        try:
+            (wanted / CLAIM).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSpecificationError(
+                f"run_dir: cannot work in {wanted}: {error.strerror}. Name another directory."
+            ) from error
+        return wanted, None if existed else ClaimedDirectory(wanted, (wanted,))
+
+    def _write_run_info(self, directory: Path) -> None:
+        print(config_as_yaml(self.cfg), flush=True)
+        arguments = list(self.loaded.arguments)
+        write_run_info(directory, self.cfg, self.project, arguments)
+        texts = {
+            "config.yaml": config_to_yaml(self.cfg),
+            "hydra.yaml": OmegaConf.to_yaml(OmegaConf.masked_copy(self.loaded.hydra, "hydra")),
+            "overrides.yaml": config_to_yaml(arguments[2:]) if arguments[2:] else "[]\n",
+        }
+        for name, text in texts.items():
+            atomic_write(directory / CLAIM / name, partial(_write_text, text=text))
+        if self.loaded.placed:
+            what = ", ".join(self.loaded.placed)
+            text = f"{command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
+            atomic_write(directory / COMMAND_FILE, partial(_write_text, text=text))
+
+    def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
+        known = _named_parameters(self.runner.run)
+        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.runner.run).parameters.values()):
+            known += [name for name in _named_parameters(self.runner.trainer.train) if name not in known]
+        for name in train_kwargs:
+            if name not in known:
+                raise InvalidSpecificationError(f"train: {unknown_argument(name, known)}")
+
+    def _require_weights(self, what: str) -> None:
+        if self._status != "not trained":
+            return
+        if not self.cfg.get("input_dir"):
+            raise RunNotTrainedError(
+                f"{what}: expected a trained policy, but nothing has been trained yet. Call train() first, or name an "
+                "earlier run: run_dir='outputs/<name>/<time>' or overrides={'input_dir': 'outputs/<name>/<time>'}."
+            )
+        self.prepare()
+
+    def _built_policy(self) -> TorchPolicy:
+        trainer = self.runner.trainer
+        policy = copy.deepcopy(getattr(trainer.model, "policy", trainer.model))
+        selection = getattr(trainer, "model_selection", None)
+        best = selection.state_dict()["best_weights"] if isinstance(selection, BestModelSelection) else None
+        if best is not None:
+            policy.load_state_dict(best)
+        policy.eval()
+        return policy  # type: ignore[no-any-return]
+
+    def _stored_policy(self) -> TorchPolicy:
+        if self.run_dir is None or self._status == "failed":
+            raise RunContextError(f"Run {self.loaded.number} has no policy: {self._error}.")
+        weights = str(self.cfg.runner.get("state_dict_dump_file", "state_dict.pt"))
+        spaces = str(self.cfg.runner.get("spaces_config_dump_file", "spaces_config.pkl"))
+        return SerializedTorchPolicy(
+            model=self.cfg.model,
+            state_dict_file=str(self.run_dir / weights),
+            spaces_dict_file=str(self.run_dir / spaces),
+            device="cpu",
+        )
+
+    def _with_stored_statistics(self, factory: Callable[[], Any], directory: Path) -> Callable[[], Any]:
+        env = factory()
+        if not isinstance(env, ObservationNormalizationWrapper):
+            return factory
+        file = env.statistics_dump or Path("statistics.pkl")
+        env.load_statistics(directory / file.name)
+        return make_normalized_env_factory(factory, env.get_statistics())
+
+    def _evaluation_defaults(self) -> dict[str, Any]:
+        algorithm = self.cfg.get("algorithm")
+        config = algorithm if isinstance(algorithm, Mapping) else vars(algorithm)
+        evaluator = config.get("rollout_evaluator")
+        values = evaluator if isinstance(evaluator, Mapping) else getattr(evaluator, "__dict__", {})
+        return {
+            "n_episodes": values.get("n_episodes", EVALUATION_EPISODES),
+            "deterministic": values.get("deterministic", True),
+            "model_selection": None,
+        }
+
+    def _evaluation_env(self, n_episodes: int) -> SequentialVectorEnv:
+        n_envs = max(1, min(n_episodes, EVALUATION_EPISODES))
+        env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
+        seeding = self.cfg.get("seeding") or {}
+        seeds = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
+        return env
+
+
+class RunNotTrainedError(RunContextError, ConfigError):
+    """Something trained was asked for before anything was trained."""
+
+
+def best_score(runner: Any) -> float | None:
+    """Mean return of a training's best evaluation; ``None`` where nothing was evaluated."""
+    selection = getattr(getattr(runner, "trainer", None), "model_selection", None)
+    score = getattr(selection, "best_reward", None)
+    return float(score) if score is not None and math.isfinite(score) else None
+
+
+@contextmanager
+def _own_evaluator(cfg: Any) -> Iterator[RolloutEvaluator | None]:
+    """Context in which an evaluator that came as an object is the run's own copy: trainers change it."""
+    algorithm = cfg.get("algorithm")
+    evaluator = getattr(algorithm, "rollout_evaluator", None)
+    if isinstance(algorithm, Mapping) or not isinstance(evaluator, RolloutEvaluator):
+        yield None
+        return
+    own = copy.copy(evaluator)
+    place(cfg, "algorithm.rollout_evaluator", own)
+    try:
+        yield own
+    finally:
+        place(cfg, "algorithm", algorithm)
+
+
+def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
+    """Has an evaluator select the run's models, and seeds its environments like all others of the run."""
+    if evaluator.model_selection is None:
+        evaluator.model_selection = getattr(runner.trainer, "model_selection", None)
+    if isinstance(evaluator.eval_env, StructuredVectorEnv):
+        n_envs = evaluator.eval_env.n_envs
+        evaluator.eval_env.seed([runner.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)])
+
+
+def _named_parameters(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def _write_text(file: BinaryIO, text: str) -> None:
+    file.write(text.encode())

@@ -1,0 +1,126 @@
+"""Configurations that hold objects, in a form that can be written down and read by people."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import numbers
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maze.core.utils.factory import TARGET_KEY
+
+SOURCE_KEY = "_source_"
+"""Where a function without an importable name is defined."""
+
+LAYERS_KEY = "_layers_"
+"""What a network prints."""
+
+_SIMPLE = (numbers.Number, str, Path, type)
+_MAX_DEPTH = 6
+_MAX_ITEMS = 50
+_NOTHING = object()
+
+
+def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
+    """A configuration as YAML, interpolations unresolved; objects are described by class and arguments.
+
+    :param config: Configuration of OmegaConf, or a mapping.
+    :param sort_keys: Order keys by name.
+    """
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
+    return OmegaConf.to_yaml(OmegaConf.create(describe(plain)), sort_keys=sort_keys)
+
+
+def describe(value: Any) -> Any:
+    """Plain data for anything: objects become mappings with ``_target_`` and those arguments that they kept.
+
+    A description shows what was used. The object can be built from it where it kept all its arguments and its class
+    can be imported.
+    """
+    return _described(value, _MAX_DEPTH, ())
+
+
+def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
+    if value is None or isinstance(value, _SIMPLE):
+        return _simple(value)
+    if depth == 0 or id(value) in parents:
+        return f"<{_path(type(value))}>"
+    inner = (*parents, id(value))
+    if isinstance(value, Mapping):
+        entries = list(value.items())[:_MAX_ITEMS]
+        return {_key(key): _described(entry, depth - 1, inner) for key, entry in entries}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_described(entry, depth - 1, inner) for entry in list(value)[:_MAX_ITEMS]]
+    return {key: _described(entry, depth - 1, inner) for key, entry in _target_and_arguments(value).items()}
+
+
+def _target_and_arguments(value: Any) -> dict[str, Any]:
+    if isinstance(value, functools.partial):
+        arguments = {"_args_": list(value.args)} if value.args else {}
+        return {**_target_and_arguments(value.func), "_partial_": True, **arguments, **value.keywords}
+    if isinstance(value, str):
+        return {TARGET_KEY: value}
+    if inspect.isroutine(value):
+        return {TARGET_KEY: _path(value), **_source(value)}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return {TARGET_KEY: _path(type(value)), **fields}
+    if any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__):
+        return {TARGET_KEY: _path(type(value)), LAYERS_KEY: str(value).splitlines()}
+    return {TARGET_KEY: _path(type(value)), **_kept_arguments(value)}
+
+
+def _kept_arguments(value: Any) -> dict[str, Any]:
+    """Arguments of the constructor that the object kept under their names. No code of the object is run."""
+    try:
+        parameters = inspect.signature(type(value)).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    attributes = getattr(value, "__dict__", {})
+    kept = {}
+    for parameter in parameters:
+        found = attributes.get(parameter.name, attributes.get(f"_{parameter.name}", _NOTHING))
+        if found is not _NOTHING and not _is_space(found):
+            kept[parameter.name] = found
+        elif parameter.name == "networks":
+            # Composers keep what they have made of their networks.
+            made = [vars(part).get("networks") for part in attributes.values() if hasattr(part, "__dict__")]
+            kept["networks"] = next(filter(None, made), None)
+    return kept
+
+
+def _is_space(value: Any) -> bool:
+    """Whether it is an action or observation space or a dictionary of them, which come from the environment anyway."""
+    sample = next(iter(value.values()), None) if isinstance(value, dict) else value
+    return any(base.__name__ == "Space" for base in type(sample).__mro__)
+
+
+def _source(function: Any) -> dict[str, str]:
+    code = getattr(function, "__code__", None)
+    is_importable = "<" not in function.__qualname__
+    if code is None or is_importable:
+        return {}
+    return {SOURCE_KEY: f"{code.co_filename}:{code.co_firstlineno}"}
+
+
+def _path(named: Any) -> str:
+    return f"{getattr(named, '__module__', None) or 'builtins'}.{getattr(named, '__qualname__', type(named).__name__)}"
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, str | int | float | bool):
+        return key
+    return _path(key) if isinstance(key, type) else str(key)
+
+
+def _simple(value: Any) -> Any:
+    """Numbers, texts and names of classes."""
+    if isinstance(value, type):
+        return _path(value)
+    plain = value.item() if hasattr(value, "item") else value  # numbers of NumPy are subclasses of Python's
+    return plain if plain is None or isinstance(plain, int | float | str) else str(plain)

@@ -1,0 +1,174 @@
+"""Wrong arguments: the message names the argument, what was expected, what was found and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maze.api.run_context import RunContext
+from maze.api.utils import InvalidSpecificationError, RunContextError
+from maze.core.errors import ConfigError
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.perception.models.custom_model_composer import CustomModelComposer
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
+
+
+def cartpole() -> GymMazeEnv:
+    return GymMazeEnv("CartPole-v1")
+
+
+class OwnAlgorithmConfig(AlgorithmConfig):
+    """No runner is known for it."""
+
+
+def model_composer() -> CustomModelComposer:
+    env = cartpole()
+    return CustomModelComposer(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)
+
+
+WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "unknown environment": (lambda: {"env": "gym_evn"}, "env=gym_evn.*Did you mean 'gym_env'"),
+    "unknown algorithm": (lambda: {"algorithm": "pppo"}, "algorithm=pppo.*Did you mean 'ppo'.*Options.*sac"),
+    "unknown model": (lambda: {"model": "vektor_obs"}, "model=vektor_obs.*Did you mean 'vector_obs'"),
+    "unknown critic": (lambda: {"critic": "template_stat"}, "critic=template_stat.*Did you mean 'template_state'"),
+    "unknown wrappers": (lambda: {"wrappers": "vektor_obs"}, "wrappers=vektor_obs.*Did you mean 'vector_obs'"),
+    "unknown runner": (lambda: {"runner": "remote"}, "runner=remote.*Options of runner: dev, local"),
+    "unknown experiment": (lambda: {"experiment": "cartpole_pp"}, "experiment=cartpole_pp.*cartpole_ppo"),
+    "unknown configuration": (lambda: {"configuration": "conf_trian"}, "^configuration: conf_trian.*conf_train"),
+    "unknown launcher": (lambda: {"launcher": "locl", "multirun": True}, "hydra/launcher=locl.*local"),
+    "unknown key": (
+        lambda: {"algorithm": "ppo", "overrides": {"algorithm.clip_rnge": 0.1}},
+        r"algorithm.clip_rnge.*Did you mean 'algorithm.clip_range'.*use the key '\+algorithm.clip_rnge'",
+    ),
+    "unknown key of an object": (
+        lambda: {"algorithm": PPOAlgorithmConfig(), "overrides": {"algorithm.clip_rnge": 0.1}},
+        "algorithm.clip_rnge.*`algorithm` has no key 'clip_rnge'.*Did you mean 'clip_range'",
+    ),
+    "unknown key for a mapping": (
+        lambda: {"overrides": {"model.polcy": {"_target_": "x.y"}}},
+        "`model` has no key 'polcy'.*Did you mean 'policy'",
+    ),
+    "value of the wrong type": (
+        lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": "fast"}},
+        "algorithm.lr: expected a number, got 'fast'",
+    ),
+    "list without multirun": (
+        lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": [0.1, 0.2]}},
+        "algorithm.lr: expected a number.*pass multirun=True",
+    ),
+    "components without multirun": (lambda: {"env": ["gym_env"]}, "env: expected .* got a list.*multirun=True"),
+    "empty list": (lambda: {"overrides": {"algorithm.n_epochs": []}, "multirun": True}, "an empty list"),
+    "interval": (lambda: {"overrides": {"algorithm.n_epochs": "interval(1,2)"}, "multirun": True}, "is an interval"),
+    "search": (lambda: {"experiment": "nevergrad", "multirun": True}, "multirun: .*Nevergrad.*maze-run"),
+    "class for an object": (
+        lambda: {"algorithm": PPOAlgorithmConfig},
+        r"algorithm: expected .*AlgorithmConfig, got the class PPOAlgorithmConfig.*PPOAlgorithmConfig\(\.\.\.\)",
+    ),
+    "object of another kind": (lambda: {"policy": model_composer()}, "policy: expected .*BasePolicyComposer, got .*"),
+    "environment instead of factory": (lambda: {"env": cartpole()}, r"env: expected .* instance of GymMazeEnv.*lambda"),
+    "number for an environment": (lambda: {"env": 3}, r"env: expected .* got 3 \(int\)"),
+    "empty name": (lambda: {"env": ""}, "env: expected .* got an empty text"),
+    "no mapping of overrides": (lambda: {"overrides": ["algorithm.lr=1"]}, "overrides: expected a mapping"),
+    "no text as key": (lambda: {"overrides": {1: 2}}, "overrides: keys are paths"),
+    "number as directory": (lambda: {"run_dir": 3}, "run_dir: expected a text, got 3"),
+    "name among overrides": (
+        lambda: {"overrides": {"algorithm": "ppo"}},
+        "names of modules are not resolved in overrides. Pass algorithm='ppo'",
+    ),
+    "argument and override": (
+        lambda: {"critic": "template_state", "overrides": {"model.critic": {"_target_": "x.y"}}},
+        "critic: given both as an argument and as overrides",
+    ),
+    "policy twice": (
+        lambda: {"policy": {"_target_": "x.y"}, "overrides": {"model.policy": {"_target_": "x.y"}}},
+        "policy: given both",
+    ),
+    "policy beside a model composer": (
+        lambda: {"model": model_composer(), "policy": {"_target_": "x.y"}},
+        "policy: contradicts model.*Leave policy out",
+    ),
+    "launcher without multirun": (lambda: {"launcher": "local"}, "launcher: .*multirun=True"),
+    "wrapper with an environment": (
+        lambda: {"env": cartpole, "wrappers": TimeLimitWrapper.wrap(cartpole(), max_episode_steps=3)},
+        "wrappers: an instance of .* contradicts env",
+    ),
+    "algorithm without a runner": (lambda: {"algorithm": OwnAlgorithmConfig()}, "no runner for a OwnAlgorithmConfig"),
+    "ambiguous hyperparameters": (lambda: {"algorithm": {"lr": 0.1}}, "several algorithms have the keys.*_target_"),
+    "unknown hyperparameters": (lambda: {"algorithm": {"lrr": 0.1}}, "no algorithm has the keys"),
+    "state-action critic for PPO": (
+        lambda: {"algorithm": "ppo", "critic": "flatten_concat_state_action"},
+        "critic: algorithm='ppo' needs a state critic, such as .*; got a StepStateActionCriticComposer",
+    ),
+    "state critic for SAC": (
+        lambda: {"algorithm": "sac", "critic": "flatten_concat_shared"},
+        "critic: algorithm='sac' needs a state-action critic, such as .*; got a SharedStateCriticComposer",
+    ),
+    "critic for ES": (lambda: {"algorithm": "es", "critic": "template_state"}, "critic: algorithm='es' has no critic"),
+    "missing input directory": (lambda: {"overrides": {"input_dir": "nowhere"}}, "input_dir: .*nowhere is not a dir"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    arguments, message = WRONG[name]
+    with pytest.raises(ConfigError, match=message):
+        RunContext(**arguments())
+    assert not list(tmp_path.iterdir())
+
+
+UNTRAINED: dict[str, tuple[Callable[[RunContext], Any], str]] = {
+    "evaluate": (lambda rc: rc.evaluate(), "^evaluate: expected a trained policy.*train.*run_dir"),
+    "policy": (lambda rc: rc.policy, "^policy: expected a trained policy"),
+    "compute_action": (lambda rc: rc.compute_action({}), "expected a trained policy"),
+    "rollout": (lambda rc: rc.rollout(), "expected a trained policy"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_what_needs_a_trained_policy_says_so(name: str) -> None:
+    call, message = UNTRAINED[name]
+    with pytest.raises(ConfigError, match=message):
+        call(RunContext(algorithm="a2c"))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rc: rc.train(n_epochs=1.5), "n_epochs: expected a whole number"),
+        (lambda rc: rc.evaluate(n_episode=3), "n_episode: unknown argument. Did you mean 'n_episodes'"),
+        (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
+        (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
+    ],
+)
+def test_wrong_arguments_of_calls_are_named(call: Callable[[RunContext], Any], message: str) -> None:
+    overrides = {"env.name": "CartPole-v1", "algorithm.epoch_length": 1, "algorithm.n_rollout_steps": 2}
+    rc = RunContext(algorithm="a2c", overrides={**overrides, "runner.concurrency": 1}, silent=True)
+    rc.train(n_epochs=1)
+    with pytest.raises(ConfigError, match=message):
+        call(rc)
+
+
+def test_a_policy_for_rollouts_cannot_be_trained() -> None:
+    rc = RunContext(policy="random_policy")
+    with pytest.raises(InvalidSpecificationError, match=r"policy='random_policy'.*only rolled out"):
+        rc.train()
+
+
+def test_a_failing_construction_leaves_no_directory(tmp_path: Path) -> None:
+    rc = RunContext(algorithm="a2c", overrides={"env.name": "CartPol-v1"}, silent=True)
+    with pytest.raises(ConfigError, match="CartPole"):
+        rc.train(n_epochs=1)
+    assert not list(tmp_path.rglob("*.yaml"))
+    assert rc.run_dir is None
+
+
+def test_a_run_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    rc = RunContext(run_dir="taken", algorithm="a2c", silent=True)
+    with pytest.raises(RunContextError, match="run_dir: cannot work in"):
+        rc.train(n_epochs=1)
