@@ -1,0 +1,1 @@
+"""The battery of a house with a solar roof, traded against hourly prices."""

@@ -1,0 +1,1 @@
+"""Ways to run the jobs of a sweep."""

@@ -1,0 +1,1 @@
+"""Jobs that Maze does not know."""

@@ -1,0 +1,152 @@
+"""The documented ways to use and extend the configuration, as a user types them; only what takes time is overridden."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.maze_cli import main
+
+SHORT_ROLLOUT = ("runner.n_episodes=2", "runner.record_trajectory=false", "runner.record_event_logs=false")
+SHORT_TRAINING = (
+    *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=4", "algorithm.batch_size=4"),
+    *("algorithm.rollout_evaluator.n_episodes=1", "runner.concurrency=2"),
+)
+
+FILES = {
+    "__init__.py": "",
+    "conf/__init__.py": "",
+    "conf/env/mountain_car.yaml": """
+        # @package env
+        _target_: maze.core.wrappers.maze_gym_env_wrapper.GymMazeEnv
+        env: MountainCar-v0
+        """,
+    "conf/env_model/mountain_car-flatten_concat.yaml": """
+        # @package _global_
+        # what this environment needs with this model
+        model:
+          policy:
+            networks:
+              - _target_: maze.perception.models.built_in.flatten_concat.FlattenConcatPolicyNet
+                hidden_units: [16]
+                non_lin: torch.nn.ReLU
+        """,
+    "conf/experiment/my_experiment.yaml": """
+        # @package _global_
+        # defaults to override
+        defaults:
+          - override /env: mountain_car
+          - override /algorithm: ppo
+        # overrides
+        algorithm:
+          lr: 0.0001
+        """,
+    "conf/my_own_conf.yaml": """
+        defaults:
+          - env: mountain_car
+          - wrappers: default
+          - policy: random_policy
+          - model: flatten_concat
+          - critic: flatten_concat_shared
+          - runner: sequential
+          - seeding: default
+          - optional env_model: ${env}-${model}
+          - _self_  # what stands below comes last
+          - override hydra/job_logging: none
+        input_dir: ''
+        log_base_dir: outputs
+        wrappers: {}
+        steps:
+          value: 7
+        runner:
+          max_episode_steps: ${steps.value}
+        hydra:
+          run:
+            dir: ${log_base_dir}/mine/${now:%Y-%m-%d_%H-%M-%S}
+          job:
+            chdir: true
+        """,
+    "conf/runner/greeting.yaml": """
+        # @package runner
+        _target_: your_project.runners.GreetingRunner
+        text: hello
+        """,
+    "runners.py": """
+        from pathlib import Path
+
+        from maze.runner import Runner
+
+
+        class GreetingRunner(Runner):
+            def __init__(self, text):
+                self.text = text
+
+            def setup(self, cfg):
+                self.env_id = cfg.env.name
+
+            def run(self, **kwargs):
+                Path("greeting.txt").write_text(f"{self.text}, {self.env_id}")
+        """,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_an_own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in FILES.items():
+        file = tmp_path / "your_project" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = text.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
+        file.write_text("\n".join(line[indent:] for line in lines) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+COMMANDS = [
+    ("runner=parallel", SHORT_ROLLOUT),
+    ("runner=parallel runner.n_processes=10", (*SHORT_ROLLOUT, "runner.max_episode_steps=3")),
+    ("runner=sequential", SHORT_ROLLOUT),
+    ("runner=sequential runner.max_episode_steps=1000", SHORT_ROLLOUT),
+    ("runner=sequential hydra.run.dir=my_dir", SHORT_ROLLOUT),
+    ("-cd your_project/conf env=mountain_car runner=sequential", (*SHORT_ROLLOUT, "runner.max_episode_steps=3")),
+    ("-cd your_project/conf -cn my_own_conf", SHORT_ROLLOUT),
+    ("-cd your_project/conf -cn conf_train +experiment=my_experiment", SHORT_TRAINING),
+    ("-cd your_project/conf runner=greeting", ()),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*(out of date|retired)")
+@pytest.mark.parametrize(("command", "shorter"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_documented_commands_work_as_written(command: str, shorter: tuple[str, ...], tmp_path: Path) -> None:
+    assert main([*shlex.split(command), *shorter]) == 0
+    (run,) = {path.parent for path in tmp_path.rglob("command.txt")}
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    if "my_dir" in command:
+        assert run == tmp_path / "my_dir"
+    else:
+        assert run.parent.parent == tmp_path / "outputs"
+    if "greeting" in command:
+        assert (run / "greeting.txt").read_text() == f"hello, {cfg.env.name}"
+    if "my_own_conf" in command:
+        assert cfg.runner.max_episode_steps == 7, "an interpolation"
+        assert cfg.model.policy.networks[0].hidden_units == [16], "a specialisation"
+    if "my_experiment" in command:
+        assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)
+
+
+def test_the_factory_builds_from_configurations_adds_arguments_and_passes_objects_through() -> None:
+    target = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.GymMazeEnv"}
+    env = Factory(MazeEnv).instantiate({**target, "env": "MountainCar-v0"})
+    other = Factory(MazeEnv).instantiate(target, env="MountainCar-v0")
+    assert isinstance(env, GymMazeEnv)
+    assert isinstance(other, GymMazeEnv)
+    assert Factory(MazeEnv).instantiate(env) is env
+    with pytest.raises(ConfigError, match="MazeEnv"):
+        Factory(MazeEnv).instantiate("something else")  # type: ignore[arg-type]

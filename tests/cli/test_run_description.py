@@ -1,0 +1,211 @@
+"""``maze-run --info``: what it says about runs and other places, and that the commands it gives work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from maze.cli.run_commands import _literal, _overrides
+from maze.maze_cli import _directory_to_describe, main
+
+TINY = (
+    *("+experiment=cartpole_ppo", "runner.concurrency=2", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
+    *("algorithm.n_rollout_steps=4", "algorithm.batch_size=4", "algorithm.rollout_evaluator.n_episodes=1"),
+)
+SEEDS = ("seeding.env_base_seed=3", "seeding.agent_base_seed=4")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a training and a rollout."""
+    directory = tmp_path_factory.mktemp("runs")
+    assert main(["-cn", "conf_train", *TINY, *SEEDS, f"hydra.run.dir={directory}/trained"]) == 0
+    rollout = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=2", "runner.max_episode_steps=5"]
+    assert main([*rollout, f"hydra.run.dir={directory}/rolled_out"]) == 0
+    return directory
+
+
+@pytest.fixture
+def copy(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of these runs, in the current directory."""
+    shutil.copytree(runs, tmp_path / "outputs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs"
+
+
+def info(directory: Path | str, capfd: pytest.CaptureFixture[str], status: int = 0) -> str:
+    capfd.readouterr()
+    assert main(["--info", str(directory)]) == status
+    captured = capfd.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.out or captured.err
+
+
+def test_a_training_is_described_with_its_components_progress_and_files(
+    copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = info(copy / "trained", capfd)
+    rows = dict(re.findall(r"^  (\w[\w ]*?)  +(.*)$", text, re.MULTILINE))
+    assert rows["kind"] == "training"
+    assert rows["command"].startswith("maze-run -cn conf_train +experiment=cartpole_ppo")
+    assert rows["env"].startswith("gym_env: ")
+    assert rows["env"].endswith("name=CartPole-v1")
+    assert rows["algorithm"] == "ppo"
+    assert rows["seeds"] == "environment 3, agent 4"
+    assert rows["progress"] == "2 of 2 epochs done, the training came to its end"
+    assert float(rows["best score"].split()[0]) > 0
+    assert "torch" in rows["versions"]
+    for name in ("state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "events.out.tfevents"):
+        assert re.search(rf"^  {re.escape(name)}\S*\s.*: valid$", text, re.MULTILINE), name
+
+
+def commands(text: str) -> list[list[str]]:
+    return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("    maze-run ")]
+
+
+def test_the_commands_that_it_gives_work_as_they_are(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    resume, roll_out = commands(info(copy / "trained", capfd))
+    assert "input_dir=outputs/trained" in resume
+    assert "env.name=CartPole-v1" in roll_out  # comes from the experiment, not from the command
+    assert main([*resume, "hydra.run.dir=resumed"]) == 0
+    quick = ("runner.n_episodes=2", "runner=sequential", "runner.max_episode_steps=5")
+    assert main([*roll_out, *quick, "hydra.run.dir=rolled_out"]) == 0
+    text = info("resumed", capfd)
+    assert "4 of 4 epochs done" in text
+    (again,) = commands(info("rolled_out", capfd))
+    assert again == [*roll_out, *quick]
+    assert main([*again, "hydra.run.dir=again"]) == 0
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        content[content.index(archive.read(largest)) + largest.file_size // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def test_a_flipped_byte_is_found_and_what_is_left_is_named(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = copy / "trained"
+    damage(run / "latest.pt")
+    text = info(run, capfd, status=1)
+    assert re.search(r"latest\.pt .*DAMAGED", text)
+    assert "there is no readable latest.pt" in text
+    assert "Missing or damaged, and needed for that: latest.pt." in text
+    assert "resume=true" not in text
+    assert len(commands(text)) == 1, "the best model can be rolled out all the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("state_dict.pt", lambda path: path.write_bytes(b"")),
+        ("state_dict.pt", lambda path: path.write_bytes(path.read_bytes()[:900])),
+        ("state_dict.pt", lambda path: path.write_text("<html>not found</html>")),
+        ("spaces_config.pkl", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        ("state_dict.pt", lambda path: path.unlink()),
+    ],
+    ids=["empty", "cut off", "a web page", "cut off spaces", "missing"],
+)
+def test_without_weights_or_spaces_no_rollout_is_promised(
+    name: str, how: object, copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = copy / "trained" / name
+    assert callable(how)
+    how(path)
+    text = info(copy / "trained", capfd, status=int(path.exists()))
+    assert "policy=torch_policy" not in text
+    assert f"needed for that: {name}" in text
+
+
+def test_damaged_logs_configurations_and_versions_are_reported(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = copy / "trained"
+    (events,) = run.glob("events.out.tfevents.*")
+    events.write_bytes(events.read_bytes()[:-7])
+    (run / "versions.json").write_text("{")
+    text = info(run, capfd, status=1)
+    assert re.search(r"events\.out.*DAMAGED: \d+ bytes in 1 places cannot be read", text)
+    assert "versions.json is damaged" in text
+    for name in ("hydra_config.yaml", ".hydra/config.yaml"):
+        (run / name).write_text("a: [1")
+    text = info(run, capfd, status=1)
+    assert "cannot be read" in text
+    assert "Without its configuration neither command can be given." in text
+
+
+def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = copy / "rolled_out"
+    text = info(run, capfd)
+    assert "2 trajectories: valid" in text
+    assert "rollout (maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunner)" in text
+    trajectory = sorted((run / "trajectory_data").iterdir())[0]
+    trajectory.write_bytes(trajectory.read_bytes()[:-20])
+    assert f"DAMAGED: 1 of them, {trajectory.name}" in info(run, capfd, status=1)
+
+
+def test_what_is_no_run_is_refused_with_runs_nearby(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trained = Path("outputs") / "trained"
+    rolled_out = Path("outputs") / "rolled_out"
+    assert f"Did you mean {trained}?" in info("outputs/traind", capfd, status=2)
+    found = info("outputs", capfd, status=2)
+    assert "not the directory of a run" in found
+    assert str(trained) in found
+    assert str(rolled_out) in found
+    assert f"maze-run --info {trained.absolute()}" in info(copy / "trained" / "latest.pt", capfd, status=2)
+    (copy.parent / "elsewhere").mkdir()
+    assert "for instance outputs/<name>/<time>.\n" in info("elsewhere", capfd, status=2)
+
+
+def test_an_interrupted_write_that_left_something_behind_is_mentioned(
+    copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "trained" / ".maze-unfinished-latest.pt-abc").write_bytes(b"half")
+    assert "left behind by a write that was interrupted" in info(copy / "trained", capfd)
+
+
+def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sweep = copy / "multirun"
+    for number, lr in enumerate((0.1, 0.2)):
+        shutil.copytree(copy / "trained", sweep / str(number))
+        (sweep / str(number) / ".hydra" / "overrides.yaml").write_text(f"- algorithm.lr={lr}\n")
+    (sweep / "multirun.yaml").touch()
+    text = info(sweep, capfd)
+    assert re.search(r"runs +2", text)
+    assert re.search(r"1 +algorithm\.lr=0\.2", text)
+    assert "maze-run --info outputs/multirun/0" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "directory"),
+    [
+        (["--info", "outputs/run"], "outputs/run"),
+        (["--info=outputs/run"], "outputs/run"),
+        (["--info"], None),  # Hydra's own
+        (["--info", "searchpath"], None),
+        (["--info", "config", "env.name=CartPole-v1"], None),
+        (["env.name=CartPole-v1"], None),
+        ([], None),
+    ],
+)
+def test_hydras_own_info_stays_what_it_is(command: list[str], directory: str | None) -> None:
+    assert _directory_to_describe(command) == directory
+
+
+def test_differences_between_configurations_become_overrides() -> None:
+    default = {"_target_": "a.b", "name": "x", "size": [1, 2], "nested": {"depth": 1, "width": 2}, "gone": 1}
+    value = {"_target_": "a.c", "name": "x y", "size": [1, 3], "nested": {"depth": 1, "width": 4}, "new": None}
+    assert list(_overrides("env", value, default)) == [
+        "env._target_=a.c",
+        'env.name="x y"',
+        "env.size=[1,3]",
+        "env.nested.width=4",
+        "+env.new=null",
+        "~env.gone",
+    ]
+    assert list(_overrides("wrappers", {"a.b.Wrapper": {"x": 1}}, {})) == [None]
+    assert _literal({"a": True, "b": ["c d"]}) == '{a:true,b:["c d"]}'
