@@ -82,6 +82,23 @@ def test_vehicles_leave_are_replaced_and_their_identities_never_return():
     assert env.agent_counts_dict == {"vehicle": -1}
 
 
+def test_rollouts_tell_which_vehicles_acted_for_the_last_time():
+    env = SequentialVectorEnv([lambda: dispatching_env(shift_length=10)] * 2)
+    env.seed([1, 2])
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(0)
+    generator = RolloutGenerator(env)
+    columns = generator.collect(policy, generator.allocate(40))
+    assert columns.actor_done.shape == columns.actor_rewards.shape == (columns.n_ticks, 2)
+    agents = columns.substeps["vehicle"].agent_ids
+    left = np.argwhere(columns.actor_done)
+    assert len(left) > 4
+    for tick, index in left:
+        ends = np.flatnonzero((columns.terminated | columns.truncated)[tick:, index])
+        end = tick + ends[0] if len(ends) else columns.n_ticks
+        assert agents[tick, index] not in agents[tick + 1 : end + 1, index]
+
+
 def test_each_vehicle_sees_what_those_before_it_left_and_gets_its_own_reward():
     env = dispatching_env(distance_cost=0.0)
     env.seed(0)

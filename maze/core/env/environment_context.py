@@ -23,6 +23,8 @@ class EnvironmentContext:
         """Environment steps completed in the current episode."""
         self.is_step_complete = False
         """Whether the last sub-step completed an environment step; its events are dropped when the next one begins."""
+        self.is_episode_over = False
+        """Whether the episode has ended; only a reset may follow."""
         self.step_actor_id: Any = None
         """The actor that started the current environment step, where the environment has several."""
 
@@ -74,6 +76,7 @@ class EnvironmentContext:
         """Begins a new episode. Events fired from here on belong to its first step."""
         self.step_id = 0
         self.is_step_complete = False
+        self.is_episode_over = False
         self.step_actor_id = None
         self._episode_id = None
         self._episode_count += 1
@@ -106,6 +109,7 @@ class EnvironmentContext:
         """Takes over counters and episode identity. Events and callbacks stay with the environment they belong to."""
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete
+        self.is_episode_over = context.is_episode_over
         self.step_actor_id = context.step_actor_id
         self._episode_id = context.episode_id
         self._seed = context._seed

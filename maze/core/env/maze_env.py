@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_check import action_problem
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
@@ -258,21 +259,42 @@ class _StepPath:
 
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
         env, core_env, context, only_key = self.env, self.core_env, self.context, self.only_key
+        if context.is_episode_over:
+            raise self.over_error()
         context.pre_step()
         if self.tracks_actors and context.step_actor_id is None:
             context.step_actor_id = core_env.actor_id()
 
         conversion = env.action_conversion if only_key is None else self.action_conversions[only_key]
-        maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
-        maze_state, reward, done, info = core_env.step(maze_action)
+        try:
+            maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
+            maze_state, reward, done, info = core_env.step(maze_action)
+        except Exception as error:
+            # The simulation's own errors pass, unless the action was no element of its space to begin with.
+            if (problem := action_problem(action, conversion.space())) is not None:
+                raise EnvironmentContractError(f"{self.place()}: {problem}.") from error
+            raise
         if reward.__class__ is not float:
             reward = _scalar_reward(reward, core_env)
 
         # An episode that is over leaves no step half done.
         if done or context.is_step_complete or core_env.is_step_complete():
             context.increment_env_step()
+            context.is_episode_over = bool(done)
         context.run_post_step_callbacks()
         return self.observe(maze_state), reward, bool(done), info
+
+    def place(self) -> str:
+        """Environment and sub-step, for messages."""
+        step_key = self.core_env.actor_id()[0] if self.only_key is None else self.only_key
+        return f"{type(self.env).__name__} ({type(self.core_env).__name__}), sub-step {step_key!r}"
+
+    def over_error(self) -> EnvironmentContractError:
+        """What stepping a finished environment gives."""
+        return EnvironmentContractError(
+            f"{self.place()}: the episode is over after {self.context.step_id} environment steps; expected `reset`, "
+            "got `step`."
+        )
 
     def reset(self) -> ObservationType:
         self.context.reset_env_episode()

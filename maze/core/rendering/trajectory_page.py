@@ -19,6 +19,7 @@ from maze.core.rendering.step_summary import step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
 from maze.core.utils.files import atomic_write
+from maze.core.utils.safe_pickle import register_safe_types
 
 _NO_PICTURE = (
     "No picture: this trajectory brings no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
@@ -103,7 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Writes an HTML page that browses a recorded episode.")
     parser.add_argument("trajectory", type=Path, help="a file in trajectory_data/")
     parser.add_argument("--output", type=Path, help="the page (default: beside the trajectory, with the suffix .html)")
+    parser.add_argument(
+        "--allow",
+        nargs="+",
+        default=(),
+        metavar="TYPE",
+        help="types of your own that the file may hold: their full names, or patterns such as my_project.envs.*",
+    )
     options = parser.parse_args(arguments)
+    register_safe_types(*options.allow)
     print(write_trajectory_page(options.trajectory, options.output or options.trajectory.with_suffix(".html")))
 
 

@@ -193,8 +193,9 @@ class _RestrictedUnpickler(pickle.Unpickler):
             return _resolve(module_name, qualified_name)
         if full_name.startswith(self._prefixes):
             found = _resolve(module_name, qualified_name)
-            # only classes defined there, not what such a module happens to import
-            if isinstance(found, type) and f"{found.__module__}.".startswith(self._prefixes):
+            # only what is defined there, not what such a module happens to import; no functions but those of events
+            is_safe_kind = isinstance(found, type) or _is_harmless_interface(found)
+            if is_safe_kind and f"{found.__module__}.".startswith(self._prefixes):
                 return found
         elif module_name in sys.modules or module_name.startswith(("maze.", "maze_envs.")):
             found = _look_up(module_name, qualified_name)

@@ -69,6 +69,10 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         """Publishes the statistics of the episode so far at once; the ``reset`` that follows does not repeat them."""
         self._recorder.publish()
 
+    def discard_episode(self) -> None:
+        """Forgets the episode so far, as if it had not been played; a ``reset`` has to follow."""
+        self._recorder.discard()
+
     def close(self) -> None:
         """Publishes the last episode if it is finished, and closes the environment."""
         if self._recorder.is_done:
@@ -106,7 +110,11 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         return records if query is None else EventCollection(records).query_events(query)
 
     def get_episode_event_log(self) -> EpisodeEventLog:
-        """The events of the current episode. Kept if there are KPIs or event writers, or after the first call."""
+        """The events of the current episode up to the step just taken; once the episode is over, its KPIs as well.
+
+        Kept if there are KPIs or event writers, or from the step before the first call on. :meth:`reset` and
+        :meth:`publish_episode` begin a new log.
+        """
         self._recorder.request_log()
         return self._recorder.event_log()
 

@@ -24,7 +24,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
     """
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time")
+    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time", "_context")
 
     def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
@@ -37,6 +37,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         super()._bind()
         env: Any = self.env
         self._get_env_time = env.get_env_time if isinstance(env, TimeEnvMixin) else None
+        self._context = getattr(env, "context", None) if not self._is_gymnasium else None
 
     def set_max_episode_steps(self, max_episode_steps: int | None) -> None:
         """Sets another limit, valid from the next step on.
@@ -55,7 +56,11 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         if limit is None:
             return result
         elapsed = self._elapsed_steps if self._get_env_time is None else self._get_env_time()
-        return result if elapsed < limit else _cut_off(result)
+        if elapsed < limit:
+            return result
+        if self._context is not None:
+            self._context.is_episode_over = True
+        return _cut_off(result)
 
     @override(BaseEnv)
     def reset(self, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
 from maze_envs.common.grid_renderer import GridRenderer
+from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.logistics.dispatching.events import DispatchingEvents
 from maze_envs.logistics.dispatching.simulation import DispatchingSimulation, Vehicle
 
@@ -128,7 +129,8 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
         if self._is_step_complete:
             left = self.simulation.advance(self.events)
             self._queue = [idle.agent_id for idle in self.simulation.idle_vehicles()]
-        self._has_left = acted in left
+        # Who is on the way until the end of the shift goes home from there.
+        self._has_left = acted in left or vehicle.idle_from >= vehicle.shift_end
         return self.get_maze_state(), reward, self.simulation.is_over(), {}
 
     def _reward_of(self, vehicle: Vehicle, choice: int) -> float:
@@ -174,7 +176,7 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
         return {self.STEP_KEY: -1}
 
 
-class FlatDispatchingCoreEnv(DispatchingCoreEnv):
+class FlatDispatchingCoreEnv(SingleActorMixin, DispatchingCoreEnv):
     """One actor chooses for all vehicles at once; for those that are not idle the choice has no meaning.
 
     :param simulation: The simulation.
@@ -209,16 +211,3 @@ class FlatDispatchingCoreEnv(DispatchingCoreEnv):
             "is_idle": [float(vehicle.idle_from <= simulation.time) for vehicle in vehicles],
             "drawing": self.drawing(),
         }
-
-    @override(CoreEnv)
-    def actor_id(self) -> ActorID:
-        return ActorID(0, 0)
-
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
-    @property
-    @override(CoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}

@@ -12,6 +12,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.events.pubsub import Pubsub
 from maze_envs.common.grid_renderer import GridRenderer
+from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.robotics.pick_and_place.events import PickAndPlaceEvents
 
 REACH, GRASP, MOVE, PLACE = TASKS = ("reach", "grasp", "move", "place")
@@ -32,7 +33,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
     :param horizon: Steps of an episode.
     """
 
-    def __init__(self, size: int = 7, n_orientations: int = 4, horizon: int = 100) -> None:
+    def __init__(self, size: int = 7, n_orientations: int = 8, horizon: int = 100) -> None:
         super().__init__()
         if size < 2 or n_orientations < 1 or horizon < 1:
             raise ConfigError(
@@ -168,7 +169,7 @@ class PickAndPlaceCoreEnv(CoreEnv):
         self.rng.bit_generator.state = env.rng.bit_generator.state
 
 
-class FlatPickAndPlaceCoreEnv(PickAndPlaceCoreEnv):
+class FlatPickAndPlaceCoreEnv(SingleActorMixin, PickAndPlaceCoreEnv):
     """The same robot, controlled by a single policy: in each step it moves or not, and grips or not.
 
     Whoever opens the gripper on the way drops what it holds; whoever drives and grips at once fails to grip.
@@ -185,12 +186,3 @@ class FlatPickAndPlaceCoreEnv(PickAndPlaceCoreEnv):
         elif is_gripping:
             used["orientation"] = maze_action["orientation"]
         return super().step(used)
-
-    @override(PickAndPlaceCoreEnv)
-    def actor_id(self) -> ActorID:
-        return ActorID(0, 0)
-
-    @property
-    @override(PickAndPlaceCoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}

@@ -193,6 +193,39 @@ def test_draws_of_all_default_distributions_follow_them():
     assert best["steer"].tolist() == [[0.5, -3.0]]
 
 
+SQUASHED = "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution"
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_squashed_draws_are_those_of_the_distribution(shape):
+    space = spaces.Box(np.full(shape, -2.0, np.float32), np.full(shape, 6.0, np.float32))
+    mapper_config = [{"action_space": "gym.spaces.Box", "distribution": SQUASHED}]
+    logits_shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+    logits = torch.linspace(0.5, -1.5, int(np.prod(logits_shape))).reshape(logits_shape)
+    policy = policy_with(FixedLogits(action=logits.tolist()), spaces.Dict({"action": space}), mapper_config)
+    n = 5_000
+    batch = {"observation": np.zeros((n, 1), np.float32)}
+    drawn = policy.compute_actions(batch, ACTOR)["action"]
+    assert drawn.shape == (n, *shape)
+    assert drawn.dtype == space.dtype
+    mean, log_std = (part.numpy().reshape(shape) for part in logits.chunk(2, -1))
+    standardised = (np.arctanh((drawn - 2.0) / 4.0) - mean) / np.exp(log_std)
+    for component in standardised.reshape(n, -1).T:
+        assert stats.kstest(component, "norm").pvalue > 1e-4
+    best = policy.compute_actions(batch, ACTOR, deterministic=True)["action"]
+    np.testing.assert_allclose(best[0], 2.0 + 4.0 * np.tanh(mean), rtol=1e-5)
+
+
+def test_squashed_draws_stay_within_bounds_that_are_no_float32_numbers():
+    space = spaces.Box(np.array([-0.1]), np.array([0.3]), dtype=np.float64)
+    mapper_config = [{"action_space": "gym.spaces.Box", "distribution": SQUASHED}]
+    for mean in (-30.0, 30.0):
+        policy = policy_with(FixedLogits(action=[mean, 9.0]), spaces.Dict({"action": space}), mapper_config)
+        drawn = policy.compute_actions({"observation": np.zeros((100, 1), np.float32)}, ACTOR)["action"]
+        assert drawn.min() >= space.low[0]
+        assert drawn.max() <= space.high[0]
+
+
 class AlwaysLast(CategoricalProbabilityDistribution):
     """A user's distribution with the documented signature: its ``sample`` knows no generators."""
 

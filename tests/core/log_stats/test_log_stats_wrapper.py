@@ -234,6 +234,61 @@ def test_without_kpis_and_writers_no_event_log_is_kept():
     assert len(env.get_episode_event_log().step_event_logs) == 4
 
 
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_after_its_last_step_the_log_of_an_episode_is_complete_and_looking_changes_nothing(is_flat):
+    def content(log):
+        return [(time, record.interface_method, record.attributes) for time, record in log.timed_events()]
+
+    actions = FOUR_STEPS if is_flat else FOUR_STRUCTURED_STEPS
+    cuts = [CuttingEvents.valid_cut, CuttingEvents.invalid_cut]
+    with StatsContext():
+        writer = Kept()
+        LogEventsWriterRegistry.register_writer(writer)
+        env, unseen = LogStatsWrapper(cutting_env(is_flat)), LogStatsWrapper(cutting_env(is_flat))
+        run_episode(unseen, actions)
+        env.reset()
+        for number, action in enumerate(actions):
+            env.step(action)
+            n_cuts = len(env.get_episode_event_log().query_events(cuts))
+            assert n_cuts == (number + 1 if is_flat else (number + 1) // 2)
+        before = env.get_episode_event_log()
+        assert content(before) == content(env.get_episode_event_log())
+        for event in (BaseEnvEvents.reward, InventoryEvents.pieces_in_inventory):
+            assert [len(step.query_events(event)) for step in before.step_event_logs] == [1, 1, 1, 1]
+        assert len(before.query_events(BaseEnvEvents.kpi)) == 1
+        assert epoch_values(env) == {}
+        for one in (unseen, env):
+            one.reset()
+    unseen_log, published = writer.logs
+    assert content(published) == content(before) == content(unseen_log)
+    assert epoch_values(env) == epoch_values(unseen) != {}
+
+
+def test_a_log_asked_for_in_mid_episode_begins_with_the_whole_step_just_taken():
+    env = LogStatsWrapper(cutting_env(has_kpis=False))
+    env.reset()
+    for action in FOUR_STEPS[:2]:
+        env.step(action)
+    for _ in range(2):
+        (step,) = env.get_episode_event_log().step_event_logs
+        assert step.env_time == 1
+        assert len(step.query_events(BaseEnvEvents.reward)) == 1
+        assert len(step.query_events(DiscreteActionEvents.action)) == 2
+        assert len(step.query_events(InventoryEvents.pieces_in_inventory)) == 1
+    env.step(FOUR_STEPS[2])
+    assert [step.env_time for step in env.get_episode_event_log().step_event_logs] == [1, 2]
+
+
+def test_in_the_middle_of_a_step_its_reward_is_not_known_yet():
+    env = LogStatsWrapper(cutting_env(is_flat=False))
+    env.reset()
+    for action in FOUR_STRUCTURED_STEPS[:3]:
+        env.step(action)
+    assert [record.attributes["name"] for record in env.get_last_step_events()] == ["piece_idx"]
+    rewards = env.get_episode_event_log().query_events(BaseEnvEvents.reward)
+    assert [record.attributes["value"] for record in rewards] == [-0.5]
+
+
 class LateEvents(Wrapper):
     """Fires an event after the statistics wrapper inside has returned."""
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from maze.core.errors import CheckpointError, EnvironmentContractError
+from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
@@ -203,3 +206,56 @@ def test_monitoring_records_trajectories_events_and_statistics(tmp_path, capsys)
     assert len(list((tmp_path / "trajectory_data").iterdir())) == 2
     assert list((tmp_path / "event_logs").iterdir())
     assert "total_episode_count" in capsys.readouterr().out
+
+
+FOREIGN_MODULE = """
+import os
+from abc import ABC
+
+class DockEvents(ABC):
+    def ship_docked(self, name: str):
+        '''A ship is in the dock.'''
+
+class DockState:
+    n_ships = 2
+
+def sink():
+    os._exit(1)
+"""
+
+
+@pytest.fixture
+def dock(tmp_path, monkeypatch):
+    """A project's module, imported while an episode is recorded and forgotten before it is read."""
+    (tmp_path / "dock_project.py").write_text(FOREIGN_MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("dock_project")
+    sys.modules.pop("dock_project", None)
+
+
+def test_events_and_states_of_a_project_are_read_when_its_modules_are_named_and_never_by_themselves(dock, tmp_path):
+    path = stored(
+        (EventRecord(dock.DockEvents, dock.DockEvents.ship_docked, {"name": "Zora"}), dock.DockState()), tmp_path
+    )
+    del sys.modules["dock_project"]
+    with pytest.raises(CheckpointError, match=r"`dock_project\.DockEvents`.*extra_types"):
+        load_trajectory(path)
+    assert "dock_project" not in sys.modules  # refused before anything of it was imported
+    event, state = load_trajectory(path, extra_types=["dock_project.*"]).step_records[0].maze_state
+    assert event.interface_method is sys.modules["dock_project"].DockEvents.ship_docked
+    assert (event.attributes, state.n_ships) == ({"name": "Zora"}, 2)
+
+
+class Calling:
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __reduce__(self) -> Any:
+        return self.function, ()
+
+
+def test_naming_a_module_allows_neither_its_functions_nor_what_it_imports(dock, tmp_path):
+    for function, name in ((dock.sink, "dock_project.sink"), (os.getcwd, "posix.getcwd")):
+        path = stored(Calling(function), tmp_path)
+        with pytest.raises(CheckpointError, match=f"`{name}`"):
+            load_trajectory(path, extra_types=["dock_project.*"])

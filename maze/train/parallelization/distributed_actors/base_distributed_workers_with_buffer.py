@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import ActorID
@@ -132,5 +132,14 @@ class BaseDistributedWorkersWithBuffer(ABC):
     def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
         """Restores what :meth:`wrapper_statistics` gave."""
 
-    def discard_unfinished(self) -> None:
-        """Begins new episodes with the next rollouts."""
+    def episodes_state(self) -> dict[str, Any]:
+        """Where the environments are, and the steps that are not in the buffer yet, in numbers and arrays."""
+        return {}
+
+    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
+        """Brings the environments to where they were; those that cannot be begin new episodes with the next rollouts.
+
+        :param state: As :meth:`episodes_state` gave it, perhaps of other workers.
+        :return: Why environments begin new episodes, by their index.
+        """
+        return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,21 @@ class DistributedActors(ABC):
 
         :param states: By environment the states of its wrappers.
         """
+
+    @abstractmethod
+    def episodes_state(self) -> dict[str, Any]:
+        """Where the actors' environments are, as far as that is known, in numbers and arrays."""
+
+    @abstractmethod
+    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
+        """Brings the environments to where they were.
+
+        :param state: As :meth:`episodes_state` gave it, perhaps of other actors.
+        :return: Why environments begin new episodes instead, by their index.
+        """
+
+    def reset(self) -> None:
+        """Actors go on where they are; only trainers' other sources of rollouts have to be told."""
 
     # -- for the implementations ---------------------------------------------------------------------------------------
 

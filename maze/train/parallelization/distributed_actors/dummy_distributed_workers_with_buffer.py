@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +105,30 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group.env.clear_epoch_stats()  # those of one group alone are of no interest
 
     @override(BaseDistributedWorkersWithBuffer)
-    def discard_unfinished(self) -> None:
-        """Begins new episodes with the next rollouts."""
+    def episodes_state(self) -> dict[str, Any]:
+        groups = [{"environments": group.env.episodes_state(), "rows": group.rows.state()} for group in self._groups]
+        return {"turn": self._turn, "groups": groups}
+
+    @override(BaseDistributedWorkersWithBuffer)
+    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
+        self.start()
         for group in self._groups:
             group.generator.reset()
             group.rows.reset()
+        groups = state.get("groups", [])
+        sizes = [len(group["environments"]) for group in groups]
+        if sizes != [group.env.n_envs for group in self._groups]:
+            reason = f"the training stepped {sum(sizes)} environments in {len(sizes)} groups, now it is different"
+            return dict.fromkeys(range(self.n_workers), reason)
+        self._turn = state["turn"]
+        problems: dict[int, str] = {}
+        first = 0
+        for group, stored in zip(self._groups, groups, strict=True):
+            of_group = group.env.load_episodes_state(stored["environments"])
+            group.rows.load_state(stored["rows"], of_group)
+            problems.update({first + index: problem for index, problem in of_group.items()})
+            first += group.env.n_envs
+        return problems
 
     def _make_group(self, n_envs: int, seeds: Sequence[int]) -> _Group:
         env = SequentialVectorEnv([self.env_factory] * n_envs)

@@ -9,7 +9,8 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.rollout.batched_acting import logits_shapes_of
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns, substeps_per_step
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
+from maze.core.rollout.substep_columns import SubstepColumns
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -18,7 +19,7 @@ Row = dict[str, np.ndarray]
 
 
 class SubstepPacket(NamedTuple):
-    """The columns of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
+    """The columns of one sub-step key; see :class:`~maze.core.rollout.substep_columns.SubstepColumns`."""
 
     observations: Row
     actions: Row
@@ -89,33 +90,50 @@ class ActorSpaces(NamedTuple):
 def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> None:
     """Fills columns with rollouts side by side.
 
-    :param packets: Rollouts of the same number of ticks.
+    Rollouts of fewer ticks than others end with them: in the ticks before they begin, nobody acts in their
+    environments.
+
+    :param packets: Rollouts.
     :param columns: Columns with as many environments as all rollouts together.
     """
     columns.clear()
+    n_ticks = max(len(packet.rewards) for packet in packets)
+    columns.reserve(n_ticks)
     n_envs = packets[0].rewards.shape[1]
     places = [slice(index * n_envs, (index + 1) * n_envs) for index in range(len(packets))]
     if any(packet.actor_rewards is not None for packet in packets):
         columns.actor_rewards = np.zeros_like(columns.rewards)
     last_actor_ids: list[ActorID] = []
     for packet, envs in zip(packets, places, strict=True):
-        columns.rewards[:, envs] = packet.rewards
-        columns.terminated[:, envs] = packet.terminated
-        columns.truncated[:, envs] = packet.truncated
-        columns.step_complete[:, envs] = packet.step_complete
-        if packet.actor_rewards is not None and columns.actor_rewards is not None:
-            columns.actor_rewards[:, envs] = packet.actor_rewards
+        first_tick = n_ticks - len(packet.rewards)
+        for target, source in (
+            (columns.rewards, packet.rewards),
+            (columns.terminated, packet.terminated),
+            (columns.truncated, packet.truncated),
+            (columns.step_complete, packet.step_complete),
+            (columns.actor_rewards, packet.actor_rewards),
+        ):
+            if target is not None and source is not None:
+                target[:first_tick, envs] = 0
+                target[first_tick:n_ticks, envs] = source
         columns.final_observations += [
-            entry._replace(env_index=envs.start + entry.env_index) for entry in packet.final_observations
+            entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index)
+            for entry in packet.final_observations
         ]
         last_actor_ids += packet.last_actor_ids
     sequence = packets[0].actor_sequence
-    is_dense = sequence is not None and all(packet.actor_sequence == sequence for packet in packets)
+    is_dense = sequence is not None and all(
+        packet.actor_sequence == sequence and len(packet.rewards) == n_ticks for packet in packets
+    )
     for key, substep in columns.substeps.items():
-        _join_substep([packet.substeps[key] for packet in packets], places, substep)
-    actors: list[ActorID | None] = [None] * columns.n_ticks
+        parts = [
+            packet.substeps[key]._replace(ticks=packet.substeps[key].ticks + n_ticks - len(packet.rewards))
+            for packet in packets
+        ]
+        _join_substep(parts, places, substep)
+    actors: list[ActorID | None] = [None] * n_ticks
     if is_dense and sequence is not None:
-        actors = [sequence[tick % len(sequence)] for tick in range(columns.n_ticks)]
+        actors = [sequence[tick % len(sequence)] for tick in range(n_ticks)]
     columns.finish(last_actor_ids, actors)
 
 

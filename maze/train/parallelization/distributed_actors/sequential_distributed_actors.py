@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
@@ -56,6 +56,7 @@ class SequentialDistributedActors(DistributedActors):
         self._n_starts = 0
         self._next_actor = 0
         self._wrapper_states: list[Any] = []
+        self._stopped_state: dict[str, Any] = {}
 
     @override(DistributedActors)
     def start(self) -> None:
@@ -79,6 +80,7 @@ class SequentialDistributedActors(DistributedActors):
     @override(DistributedActors)
     def stop(self) -> None:
         self._wrapper_states = self.wrapper_statistics()
+        self._stopped_state = self.episodes_state()
         for generator in self._generators:
             generator.env.close()
         self._generators.clear()
@@ -123,6 +125,34 @@ class SequentialDistributedActors(DistributedActors):
             if states:
                 own = [states[(actor * self.envs_per_actor + i) % len(states)] for i in range(self.envs_per_actor)]
                 generator.env.load_wrapper_statistics(own)
+
+    @override(DistributedActors)
+    def episodes_state(self) -> dict[str, Any]:
+        if not self._generators:
+            return self._stopped_state
+        environments = [state for generator in self._generators for state in generator.env.episodes_state()]
+        return {"n_starts": self._n_starts, "next_actor": self._next_actor, "environments": environments}
+
+    @override(DistributedActors)
+    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
+        n_envs = self.n_actors * self.envs_per_actor
+        self._n_starts = state.get("n_starts", 0)
+        environments = state.get("environments")
+        if environments is None:
+            return dict.fromkeys(range(n_envs), "they were in processes of their own, which were ahead of the training")
+        if len(environments) != n_envs:
+            reason = f"the training had {len(environments)} environments, now there are {n_envs}"
+            return dict.fromkeys(range(n_envs), reason)
+        self.start()
+        self._n_starts, self._next_actor = state["n_starts"], state["next_actor"]
+        problems: dict[int, str] = {}
+        for actor, generator in enumerate(self._generators):
+            first = actor * self.envs_per_actor
+            own = environments[first : first + self.envs_per_actor]
+            for index, problem in generator.env.load_episodes_state(own).items():
+                problems[first + index] = problem
+            generator.reset()
+        return problems
 
 
 def check_finite(columns: RolloutColumns, actor: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +179,17 @@ class SubprocDistributedActors(DistributedActors):
         if self._pool is not None:
             for worker in self._pool.workers:
                 self._pool.tell(worker, "wrapper_statistics", self._wrapper_states[worker.index])
+
+    @override(DistributedActors)
+    def episodes_state(self) -> dict[str, Any]:
+        return {"n_starts": self._n_starts}
+
+    @override(DistributedActors)
+    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
+        """Nothing is repeated: actors that are started again get seeds that they did not have before."""
+        self._n_starts = max(self._n_starts, state.get("n_starts", 0))
+        reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
+        return dict.fromkeys(range(self.n_actors * self.envs_per_actor), reason)
 
     def _receive(self, pool: ActorPool, wait: bool) -> None:
         """Takes in all rollouts that are finished."""

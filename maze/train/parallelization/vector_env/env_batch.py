@@ -15,9 +15,23 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.env.truncation import is_truncated
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsLevel
+from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
-from maze.train.parallelization.vector_env.space_arrays import array_specs, check_observation
+from maze.core.wrappers.running_statistics import (
+    RunningStatistics,
+    load_statistics_states,
+    statistics_states,
+    wrappers_with_statistics,
+)
+from maze.train.parallelization.vector_env.replay_log import (
+    EpisodeState,
+    ReplayLog,
+    derived_seed,
+    digest_of,
+    replayed_actions,
+)
+from maze.train.parallelization.vector_env.space_arrays import action_column, array_specs, check_observation
 from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
 from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
 
@@ -50,6 +64,7 @@ class EnvBatch:
         self.keep_terminal_observations = False
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = False
+        self._is_restored = False
 
     def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], stats_consumer: LogStatsConsumer) -> None:
         """Make the environments.
@@ -71,6 +86,9 @@ class EnvBatch:
         self.is_flat = all(is_flat_env(env) for env in self.envs)
         self._steps = [env.step for env in self.envs]
         self._contexts = [env.context for env in self.envs]
+        self._learning: list[list[RunningStatistics]] = [list(wrappers_with_statistics(env)) for env in self.envs]
+        self._last: list[Any] = [None] * len(self.envs)
+        self._log = ReplayLog(len(self.envs), next(iter(self.action_spaces_dict)))
 
     def attach(
         self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, step_complete: np.ndarray
@@ -85,21 +103,32 @@ class EnvBatch:
         step_complete[:] = True
 
     def seed(self, seeds: Sequence[Any]) -> None:
-        """Seed the environments, one seed each."""
+        """Seed the environments, one seed each.
+
+        Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
+        back to where it is by few steps (:meth:`episodes_state`).
+        """
         for env, seed in zip(self.envs, seeds, strict=True):
             env.seed(seed)
+        self._log.set_seeds(seeds)
+        self._is_restored = False
 
     def reset(self, out: Out) -> None:
-        """Reset all environments and write their first observations."""
+        """Reset all environments and write their first observations; restored ones stay where they are."""
         self._clear_flags()
         self.rewards[:] = 0.0
         self.step_complete[:] = True
         self.actor_ids = []
         for index, env in enumerate(self.envs):
             self.current_index = index
-            observation = env.reset()
+            if not self._is_restored:
+                try:
+                    self._last[index] = self._first_observation(index)
+                except EnvironmentContractError as error:
+                    raise self._placed(error, index) from error
             self.actor_ids.append(env.actor_id())
-            self._write_checked(index, observation, out)
+            self._write_checked(index, self._last[index], out)
+        self._is_restored = False
 
     def step(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         """Step all environments and write what they observe next.
@@ -116,6 +145,47 @@ class EnvBatch:
             return self._step_flat(actions, out)
         return self._step_structured(actions, out)
 
+    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
+        """Where the environments are, each to be brought back there by :meth:`load_episodes_state`.
+
+        :param with_running: Whether the running episodes matter; without them, the next ones are those that would
+            follow a reset.
+        """
+        states = []
+        for index, env in enumerate(self.envs):
+            state = self._log.state(index)
+            if "problem" in state or not with_running or not self.actor_ids:
+                state = {key: state[key] for key in ("seed", "n_seedings", "problem") if key in state}
+            else:
+                state["digest"] = self._digest(index, env)
+            states.append(state)
+        return states
+
+    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        """Bring the environments to where they were; the next reset leaves them there.
+
+        :param states: As :meth:`episodes_state` gave them.
+        :return: Why environments begin new episodes instead, by their index among all.
+        """
+        problems: dict[int, str] = {}
+        self.actor_ids = []
+        is_any_running = any("digest" in state for state in states)
+        for index, state in enumerate(states):
+            self.current_index = index
+            problem = state.get("problem")
+            if "digest" in state:
+                problem = self._play_again(index, state)
+            elif "seed" in state:
+                self._log.adopt_seed(index, state)
+                if state["n_seedings"] == 0:
+                    self.envs[index].seed(state["seed"])
+            if problem is not None:
+                problems[self.first_index + index] = problem
+            if is_any_running and (problem is not None or "digest" not in state):
+                self._last[index] = self._first_observation(index)
+        self._is_restored = is_any_running
+        return problems
+
     def close(self) -> None:
         """Close all environments."""
         for env in self.envs:
@@ -130,19 +200,24 @@ class EnvBatch:
     def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_key = self.actor_ids[0].step_key
         columns = list(out[step_key].items())
-        rewards = self.rewards
+        rewards, last = self.rewards, self._last
+        taken = self._columns(step_key, _of_step(step_key, actions))
+        self._log.append(taken)
         infos: list[dict[Any, Any]] = []
         index = 0
         try:
-            for step, action in zip(self._steps, self._split(step_key, _of_step(step_key, actions)), strict=True):
+            for step, action in zip(self._steps, _split(taken), strict=True):
                 observation, reward, done, info = step(action)
                 rewards[index] = reward
                 if done:
                     observation = self._finish_episode(index, observation, info)
+                last[index] = observation
                 for key, column in columns:
                     column[index] = observation[key]
                 infos.append(info)
                 index += 1
+        except EnvironmentContractError as error:
+            raise self._placed(error, index) from error
         finally:
             self.current_index = index
         return infos
@@ -151,14 +226,19 @@ class EnvBatch:
         step_keys = {actor.step_key for actor in self.actor_ids}
         if len(step_keys) == 1:
             step_key = next(iter(step_keys))
-            by_key = {step_key: self._split(step_key, _of_step(step_key, actions))}
+            taken = {step_key: self._columns(step_key, _of_step(step_key, actions))}
         else:
-            by_key = {step_key: self._split(step_key, self._actions_at(step_key, actions)) for step_key in step_keys}
+            taken = {step_key: self._columns(step_key, self._actions_at(step_key, actions)) for step_key in step_keys}
+        self._log.append(([actor.step_key for actor in self.actor_ids], taken))
+        by_key = {step_key: _split(columns) for step_key, columns in taken.items()}
         self.actor_rewards = None
         infos = []
         for index, env in enumerate(self.envs):
             self.current_index = index
-            observation, reward, done, info = self._steps[index](by_key[self.actor_ids[index].step_key][index])
+            try:
+                observation, reward, done, info = self._steps[index](by_key[self.actor_ids[index].step_key][index])
+            except EnvironmentContractError as error:
+                raise self._placed(error, index) from error
             self.rewards[index] = reward
             is_complete = bool(done or self._contexts[index].is_step_complete)
             self.step_complete[index] = is_complete
@@ -167,6 +247,7 @@ class EnvBatch:
                 self.actor_rewards[index] = np.array(actor_rewards)
             if done:
                 observation = self._finish_episode(index, observation, info)
+            self._last[index] = observation
             self.actor_ids[index] = actor = env.actor_id()
             if self._n_checks_left:
                 self._write_checked(index, observation, out)
@@ -186,19 +267,17 @@ class EnvBatch:
         of_step: Mapping[str, Any] = actions[step_key]
         return of_step
 
-    def _split(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One action dictionary per environment."""
-        specs = self._action_specs[step_key]
-        if len(specs) == 1:
-            (key, (shape, dtype)) = next(iter(specs.items()))
-            column = np.asarray(actions[key], dtype)
-            # Rows of a copy: an environment may keep its action longer than the caller its array.
-            return [{key: action} for action in (column.copy() if shape else column)]
-        columns = []
-        for key, (shape, dtype) in specs.items():
-            column = np.asarray(actions[key], dtype)
-            columns.append(column.copy() if shape else column)
-        return [dict(zip(specs, action, strict=True)) for action in zip(*columns, strict=True)]
+    def _columns(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The actions as copies: environments may keep them longer than the caller its arrays, and so do we."""
+        n_envs = len(self.envs)
+        return {
+            key: action_column(actions, step_key, key, (n_envs, *shape), dtype)
+            for key, (shape, dtype) in self._action_specs[step_key].items()
+        }
+
+    def _placed(self, error: EnvironmentContractError, index: int) -> EnvironmentContractError:
+        """The error with the environment it came from."""
+        return EnvironmentContractError(f"environment {self.first_index + index}: {error}")
 
     def _finish_episode(self, index: int, observation: Any, info: dict[Any, Any]) -> Any:
         """Note how the episode ended and start the next one.
@@ -219,7 +298,79 @@ class EnvBatch:
             specs = self._observation_specs[actor.step_key]
             last = {key: np.array(observation[key], dtype) for key, (_, dtype) in specs.items()}
             self.final_observations[self.first_index + index] = FinalObservation(actor, last)
+        if self._log.is_seed_due(index):
+            return self._first_observation(index)
         return env.reset()
+
+    def _first_observation(self, index: int) -> Any:
+        """Begins an episode with a seed of its own, where the environment was seeded."""
+        env = self.envs[index]
+        env.publish_episode()  # before anything is seeded: what is calculated belongs to the episode that is over
+        self._seed_next(index)
+        return env.reset()
+
+    def _seed_next(self, index: int) -> None:
+        log = self._log
+        is_first = log.n_seedings[index] == 0
+        seed = log.next_seed(index)
+        if seed is None:
+            return
+        log.statistics[index] = [wrapper.statistics_state() for wrapper in self._learning[index]]
+        if not is_first:  # that seed was given by `seed`
+            self._apply_seed(index, seed)
+
+    def _apply_seed(self, index: int, seed: int) -> None:
+        """Seeds an environment; its episodes have names that no other seed leads to."""
+        self.envs[index].seed(seed)
+        number = self._log.n_seedings[index]
+        if number > 1:
+            self._contexts[index].set_seed(f"{self._log.seeds[index]}/{number}")
+
+    def _play_again(self, index: int, state: EpisodeState) -> str | None:
+        """Takes the actions of a state again.
+
+        :return: What went wrong; ``None``: the environment is where it was.
+        """
+        env = self.envs[index]
+        log = self._log
+        log.adopt_seed(index, state)
+        now = statistics_states(env)
+        try:
+            load_statistics_states(env, state["statistics"])
+            self._apply_seed(index, derived_seed(state["seed"], state["n_seedings"] - 1))
+            observation = self._again_reset(env)
+            for position, (step_key, action) in enumerate(replayed_actions(state)):
+                actor = env.actor_id()
+                if actor.step_key != step_key:
+                    return f"in step {position} {actor} acts, then it was sub-step {step_key!r}"
+                observation, _, done, _ = env.step(action)
+                if done:
+                    observation = self._again_reset(env)
+        except Exception as error:  # an environment that takes another course may raise anything
+            load_statistics_states(env, now)
+            return f"playing the same actions again raised {type(error).__name__}: {error}"
+        self._last[index] = observation
+        if self._digest(index, env) != state["digest"]:
+            load_statistics_states(env, now)
+            return "after the same seed and actions it observes something else: it is not deterministic under its seed"
+        log.restore(index, state)
+        return None
+
+    @staticmethod
+    def _again_reset(env: Any) -> Any:
+        """Resets an environment whose episode so far was counted and recorded before."""
+        env.discard_episode()
+        writers = TrajectoryWriterRegistry.writers[:]
+        TrajectoryWriterRegistry.writers.clear()
+        try:
+            return env.reset()
+        finally:
+            TrajectoryWriterRegistry.writers.extend(writers)
+
+    def _digest(self, index: int, env: Any) -> str:
+        actor = env.actor_id()
+        specs = self._observation_specs[actor.step_key]
+        return digest_of({key: np.asarray(self._last[index][key], dtype) for key, (_, dtype) in specs.items()})
 
     def _write_checked(self, index: int, observation: Any, out: Out) -> None:
         actor = self.actor_ids[index]
@@ -237,6 +388,14 @@ def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
                 f"environment {env_index}: all environments of a vector environment need the same `{name}`. "
                 f"Environment 0 has {expected}, this one {found}."
             )
+
+
+def _split(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """One action dictionary per environment."""
+    if len(columns) == 1:
+        ((key, column),) = columns.items()
+        return [{key: action} for action in column]
+    return [dict(zip(columns, action, strict=True)) for action in zip(*columns.values(), strict=True)]
 
 
 def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:

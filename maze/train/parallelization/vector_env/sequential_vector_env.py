@@ -18,10 +18,12 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     WrapperStates,
     checked_seeds,
     states_for,
+    states_of_as_many,
 )
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
+    from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 
 class SequentialVectorEnv(StructuredVectorEnv):
@@ -105,6 +107,14 @@ class SequentialVectorEnv(StructuredVectorEnv):
         if states:
             for env, state in zip(self.envs, states_for(states, self.n_envs), strict=True):
                 load_statistics_states(env, state)
+
+    @override(StructuredVectorEnv)
+    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
+        return self._batch.episodes_state(with_running)
+
+    @override(StructuredVectorEnv)
+    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        return states_of_as_many(states, self.n_envs) or self._batch.load_episodes_state(states)
 
     def _new_arrays(self) -> Any:
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")

@@ -74,6 +74,31 @@ def copy_rows(source: Arrays, target: Mapping[StepKeyType, Mapping[str, np.ndarr
             target[step_key][key][rows] = array[rows]
 
 
+def action_column(
+    actions: Mapping[str, Any], step_key: StepKeyType, key: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> np.ndarray:
+    """One key of the actions of a sub-step, as a copy.
+
+    :param actions: Arrays ``[n_envs, ...]`` by action key.
+    :param step_key: The sub-step, for error messages.
+    :param key: The action key.
+    :param shape: Its expected shape, environments included.
+    :param dtype: Its type in the action space.
+    """
+    place = f"actions of sub-step {step_key!r}"
+    if key not in actions:
+        raise EnvironmentContractError(f"{place}: expected the key {key!r}, found the keys {list(actions)}.")
+    try:
+        column = np.array(actions[key], dtype)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentContractError(f"{place}, action `{key}`: expected numbers ({dtype}): {error}") from error
+    if column.shape != shape:
+        raise EnvironmentContractError(
+            f"{place}, action `{key}`: expected the shape {shape}, one row for each environment, found {column.shape}."
+        )
+    return column
+
+
 def check_observation(
     observation: Any, actor: ActorID, specs: Mapping[StepKeyType, Mapping[str, ArraySpec]], env_index: int
 ) -> None:

@@ -20,6 +20,7 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
+    from maze.train.parallelization.vector_env.replay_log import EpisodeState
     from maze.train.parallelization.vector_env.space_arrays import Arrays
 
 
@@ -207,6 +208,24 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         if states:
             raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
 
+    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
+        """Where the environments are, in numbers and arrays; it can be continued here or in another vector environment.
+
+        :param with_running: Whether the running episodes matter. Without them, the episodes that follow are those that
+            would follow a :meth:`reset` now.
+        """
+        return [{"problem": f"{type(self).__name__} does not keep what has happened"} for _ in range(self.n_envs)]
+
+    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        """Brings the environments to where they were, by playing again what has happened since they were seeded last.
+
+        The :meth:`reset` that follows leaves them there, and gives what they observe.
+
+        :param states: As :meth:`episodes_state` gave them.
+        :return: Why environments begin new episodes instead, by their index.
+        """
+        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+
     def _actor_rewards_array(self) -> np.ndarray | None:
         if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
             return None
@@ -223,6 +242,13 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         if len(step_keys) == 1:
             return observations[next(iter(step_keys))]
         return {step_key: observations[step_key] for step_key in step_keys}
+
+
+def states_of_as_many(states: Sequence[EpisodeState], n_envs: int) -> dict[int, str]:
+    """Why none of the states can be used: there are those of another number of environments."""
+    if len(states) == n_envs:
+        return {}
+    return dict.fromkeys(range(n_envs), f"the training had {len(states)} environments, now there are {n_envs}")
 
 
 def states_for(states: Sequence[WrapperStates], n_envs: int) -> list[WrapperStates]:

@@ -14,7 +14,7 @@ from maze.core.errors import EnvironmentContractError
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays
-from maze.train.parallelization.vector_env.space_arrays import copy_rows, zeros
+from maze.train.parallelization.vector_env.space_arrays import action_column, copy_rows, zeros
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
@@ -22,11 +22,13 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     WrapperStates,
     checked_seeds,
     states_for,
+    states_of_as_many,
 )
 from maze.train.parallelization.vector_env.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
+    from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 
 class CloudpickleWrapper:
@@ -154,6 +156,20 @@ class SubprocVectorEnv(StructuredVectorEnv):
             by_env = states_for(states, self.n_envs)
             self._pool.call_each("load_wrapper_statistics", [by_env[worker.rows] for worker in self._pool.workers])
 
+    @override(StructuredVectorEnv)
+    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
+        return [state for of_worker in self._pool.call("episodes_state", with_running) for state in of_worker]
+
+    @override(StructuredVectorEnv)
+    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        problems = states_of_as_many(states, self.n_envs)
+        if not problems:
+            self._actor_ids = []
+            by_worker = [list(states[worker.rows]) for worker in self._pool.workers]
+            for of_worker in self._pool.call_each("load_episodes_state", by_worker):
+                problems.update(of_worker)
+        return problems
+
     def _of_each(self, method: str) -> list[Any]:
         return [value for values in self._pool.call("each", method) for value in values]
 
@@ -169,7 +185,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
                         f"sub-step key, found the keys {list(actions)}."
                     )
             for key, shared in self._shared.actions[step_key].items():
-                shared[...] = given[key]
+                shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
 
     def _take(self, replies: list[Any]) -> list[dict[Any, Any]]:
         """Take in what the workers report besides what is in the shared memory."""

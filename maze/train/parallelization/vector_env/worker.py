@@ -164,5 +164,11 @@ class _Worker(LogStatsConsumer):
         for env, state in zip(self._batch.envs, states, strict=True):
             load_statistics_states(env, state)
 
+    def _call_episodes_state(self, with_running: bool) -> list[Any]:
+        return self._batch.episodes_state(with_running)
+
+    def _call_load_episodes_state(self, states: list[Any]) -> dict[int, str]:
+        return self._batch.load_episodes_state(states)
+
     def _call_each(self, method: str) -> list[Any]:
         return [getattr(env, method)() for env in self._batch.envs]

@@ -9,9 +9,9 @@ from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.reward import RewardAggregatorInterface
-from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
 from maze.core.utils.factory import ConfigType, Factory
+from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.logistics.cutting_2d.demand_generator import DemandGenerator, build_demand_generator
 from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEvents
 from maze_envs.logistics.cutting_2d.env.inventory import Inventory
@@ -22,7 +22,7 @@ from maze_envs.logistics.cutting_2d.env.renderer import Cutting2DRenderer
 from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size
 
 
-class Cutting2DCoreEnvironment(CoreEnv):
+class Cutting2DCoreEnvironment(SingleActorMixin, CoreEnv):
     """Fulfils one order per step by cutting a piece on stock.
 
     There is always a raw piece on stock: when it is cut, another one is delivered. What is left of a piece goes back to
@@ -121,19 +121,6 @@ class Cutting2DCoreEnvironment(CoreEnv):
     @override(CoreEnv)
     def get_serializable_components(self) -> dict[str, Any]:
         return {"inventory": self.inventory.pieces, "demand_generator": self.demand_generator}
-
-    @override(CoreEnv)
-    def actor_id(self) -> ActorID:
-        return ActorID(step_key=0, agent_id=0)
-
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
-    @property
-    @override(CoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}
 
     @override(CoreEnv)
     def clone_from(self, env: CoreEnv) -> None:

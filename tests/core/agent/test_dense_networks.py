@@ -1,0 +1,198 @@
+"""Dense networks as one operation: what the networks themselves compute, and gradients, with memory used again."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from maze.core.agent.dense_networks import JointEvaluation, dense_networks
+from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateActionValueNet
+
+SHAPES = {"observation": (3,), "action": (2,)}
+
+
+def twins(hidden_units=(8, 8), non_lin=nn.ReLU, heads=None, shapes=None, seed=0, n=2):
+    torch.manual_seed(seed)
+    values = heads or {"q_value": (1,)}
+    return [FlattenConcatStateActionValueNet(shapes or SHAPES, values, list(hidden_units), non_lin) for _ in range(n)]
+
+
+def random_inputs(shapes, batch_shape, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        key: torch.randn((*batch_shape, *shape), generator=generator).requires_grad_() for key, shape in shapes.items()
+    }
+
+
+def loss_of(outputs):
+    """Every output of every network counts, each with another weight."""
+    values = [value for of_network in outputs for value in of_network.values()]
+    return sum((index + 1) * (value * torch.cos(value)).sum() for index, value in enumerate(values))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    hidden_units=st.lists(st.integers(1, 20), min_size=0, max_size=3),
+    non_lin=st.sampled_from([nn.ReLU, nn.Tanh]),
+    n_networks=st.integers(1, 3),
+    head_sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    shapes=st.sampled_from([SHAPES, {"a": (3,)}, {"a": (2, 3), "b": (), "c": (4,)}, {"wide": (30,)}]),
+    batch_shape=st.sampled_from([(1,), (7,), (2, 5), (3, 1, 2), ()]),
+)
+def test_outputs_and_gradients_are_those_of_the_networks(
+    hidden_units, non_lin, n_networks, head_sizes, shapes, batch_shape
+):
+    heads = {f"head_{index}": (size,) for index, size in enumerate(head_sizes)}
+    networks = twins(hidden_units, non_lin, heads, shapes, n=n_networks)
+    together = dense_networks(networks)
+    assert together is not None
+    parameters = [p for network in networks for p in network.parameters()]
+    for _ in range(2):  # the second time on memory that was used before
+        inputs = random_inputs(shapes, batch_shape)
+        wanted = [*inputs.values(), *parameters]
+        expected = [network(inputs) for network in networks]
+        found = together(inputs)
+        for one, other in zip(expected, found, strict=True):
+            assert list(one) == list(other)
+            for key in one:
+                torch.testing.assert_close(other[key], one[key])
+        gradients = torch.autograd.grad(loss_of(found), wanted)
+        for ours, theirs in zip(gradients, torch.autograd.grad(loss_of(expected), wanted), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_without_gradients_the_values_are_the_same():
+    networks, inputs = twins(), random_inputs(SHAPES, (6,))
+    with torch.no_grad():
+        found = dense_networks(networks)(inputs)
+    for network, outputs in zip(networks, found, strict=True):
+        torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"].detach())
+        assert not outputs["q_value"].requires_grad
+
+
+def test_evaluations_in_flight_do_not_disturb_one_another():
+    networks = twins()
+    together = dense_networks(networks)
+    inputs = [random_inputs(SHAPES, (5,), seed) for seed in range(3)]
+    alone = [torch.autograd.grad(loss_of([n(x) for n in networks]), list(x.values())) for x in inputs]
+    losses = [loss_of(together(x)) for x in inputs]
+    with torch.no_grad():
+        together(inputs[0])
+    for index in (1, 0, 2):
+        found = torch.autograd.grad(losses[index], list(inputs[index].values()))
+        for ours, theirs in zip(found, alone[index], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+def test_where_only_gradients_of_inputs_are_asked_for_parameters_get_none():
+    networks, inputs = twins(), random_inputs(SHAPES, (5,))
+    loss_of(dense_networks(networks)(inputs, learn_parameters=False)).backward()
+    assert all(p.grad is None for network in networks for p in network.parameters())
+    (expected,) = torch.autograd.grad(loss_of([n(inputs) for n in networks]), [inputs["action"]])
+    torch.testing.assert_close(inputs["action"].grad, expected)
+
+
+def test_gradients_that_were_handed_out_stay_what_they_are():
+    networks, inputs = twins(), random_inputs(SHAPES, (5,))
+    together = dense_networks(networks)
+    parameters = list(networks[0].parameters())
+    first = torch.autograd.grad(loss_of(together(inputs)), parameters)
+    kept = [gradient.clone() for gradient in first]
+    torch.autograd.grad(loss_of(together(random_inputs(SHAPES, (5,), 9))), parameters)
+    assert all(torch.equal(one, other) for one, other in zip(first, kept, strict=True))
+
+
+def test_gradients_are_computed_once_only():
+    loss = loss_of(dense_networks(twins())(random_inputs(SHAPES, (5,))))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="evaluate the networks again"):
+        loss.backward()
+
+
+def test_weights_that_change_before_the_gradients_are_noticed():
+    networks = twins()
+    loss = loss_of(dense_networks(networks)(random_inputs(SHAPES, (5,))))
+    with torch.no_grad():
+        networks[0].hidden[2].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_networks_go_on_learning():
+    networks, inputs = twins(), random_inputs(SHAPES, (5,))
+    together = dense_networks(networks)
+    together(inputs)
+    with torch.no_grad():
+        for parameter in networks[1].parameters():
+            parameter.mul_(2.0)
+    networks[0].hidden[0].weight = nn.Parameter(torch.ones_like(networks[0].hidden[0].weight))
+    for network, outputs in zip(networks, together(inputs), strict=True):
+        torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"])
+
+
+def evaluated(networks):
+    inputs = random_inputs(SHAPES, (5,))
+    return JointEvaluation(networks), inputs
+
+
+def test_somebody_who_listens_to_a_layer_hears_it():
+    networks = twins()
+    evaluation, inputs = evaluated(networks)
+    evaluation(inputs)
+    heard = []
+    handle = networks[1].hidden[1].register_forward_hook(lambda *_: heard.append(1))
+    evaluation(inputs)
+    assert heard == [1]
+    handle.remove()
+    networks[0].register_forward_hook(lambda module, args, output: {"q_value": output["q_value"] * 0 + 7})
+    assert evaluation(inputs)[0]["q_value"].eq(7).all()
+
+
+def test_a_layer_that_was_replaced_counts():
+    networks = twins()
+    evaluation, inputs = evaluated(networks)
+    evaluation(inputs)
+    networks[0].hidden[1] = nn.Tanh()
+    for network, outputs in zip(networks, evaluation(inputs), strict=True):
+        torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"])
+
+
+class OtherForward(FlattenConcatStateActionValueNet):
+    def forward(self, x):
+        return {key: value + 1.0 for key, value in super().forward(x).items()}
+
+
+@pytest.mark.parametrize(
+    "networks",
+    [
+        twins(non_lin=nn.ELU),
+        [twins()[0], twins(hidden_units=(8, 9))[0]],
+        [OtherForward(SHAPES, {"q_value": (1,)}, [8], nn.ReLU)] * 2,
+        [nn.Linear(2, 2)],
+        [FlattenConcatPolicyNet({"a": (3,)}, {"action": (2, 4)}, [8], nn.ReLU)],
+        [twins()[0].double()],
+    ],
+    ids=["other activation", "different widths", "own forward", "no description", "matrix of logits", "float64"],
+)
+def test_other_networks_are_left_to_themselves(networks):
+    assert dense_networks(networks) is None
+
+
+def test_networks_that_are_left_to_themselves_are_evaluated_one_by_one():
+    networks = twins(non_lin=nn.ELU)
+    evaluation, inputs = evaluated(networks)
+    for network, outputs in zip(networks, evaluation(inputs, learn_parameters=False), strict=True):
+        torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"])
+
+
+def test_copies_of_networks_are_on_their_own():
+    networks = twins()
+    others = copy.deepcopy(networks)
+    with torch.no_grad():
+        others[0].heads[0].bias.fill_(math.pi)
+    together, inputs = dense_networks(others), random_inputs(SHAPES, (5,))
+    torch.testing.assert_close(together(inputs)[0]["q_value"], others[0](inputs)["q_value"])
