@@ -33,6 +33,8 @@ class Target:
     mean_return: float
     max_env_steps: int
     n_seeds: int
+    first_seed: int = 0
+    """Settings that were tuned on the first seeds are judged by others."""
 
 
 TARGETS = {
@@ -42,6 +44,17 @@ TARGETS = {
         Target("cartpole_a2c", "CartPole-v1", mean_return=475.0, max_env_steps=500_000, n_seeds=3),
         Target("acrobot_ppo", "Acrobot-v1", mean_return=-100.0, max_env_steps=300_000, n_seeds=3),
         Target("lunar_lander_ppo", "LunarLander-v3", mean_return=200.0, max_env_steps=1_000_000, n_seeds=3),
+        Target("pendulum_sac", "Pendulum-v1", mean_return=-200.0, max_env_steps=20_000, n_seeds=3),
+        Target("lunar_lander_sac", "LunarLander-v3", mean_return=200.0, max_env_steps=300_000, n_seeds=3),
+        Target(
+            "lunar_lander_continuous_sac",
+            "LunarLanderContinuous-v3",
+            mean_return=200.0,
+            max_env_steps=200_000,
+            n_seeds=3,
+        ),
+        Target("cartpole_es", "CartPole-v1", mean_return=500.0, max_env_steps=600_000, n_seeds=3),
+        Target("cartpole_impala", "CartPole-v1", mean_return=475.0, max_env_steps=400_000, n_seeds=3, first_seed=10),
     )
 }
 
@@ -81,9 +94,27 @@ def training_steps(directory: Path) -> int:
     from maze.core.utils.checkpoint import load_state
 
     config = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    if "noise_stddev" in config.algorithm:
+        return episode_steps(directory)
     epochs = load_state(directory / "latest.pt")["epoch"]
-    per_update = config.algorithm.n_rollout_steps * config.runner.concurrency
+    if "replay_buffer_size" in config.algorithm:
+        per_update = config.algorithm.n_rollout_steps * config.algorithm.rollouts_per_iteration
+        return int(config.algorithm.initial_buffer_size + epochs * config.algorithm.epoch_length * per_update)
+    if "num_actors" in config.algorithm:
+        n_envs = config.algorithm.actors_batch_size * config.algorithm.envs_per_actor
+    else:
+        n_envs = config.runner.concurrency
+    per_update = config.algorithm.n_rollout_steps * n_envs
     return int(epochs * config.algorithm.epoch_length * per_update)
+
+
+def episode_steps(directory: Path) -> int:
+    """Environment steps of all episodes, those of evaluations included, as evolution strategies log them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory)).Reload()
+    tags = [f"{prefix}_BaseEnvEvents/reward/total_step_count" for prefix in ("train", "eval")]
+    return int(sum(events.Scalars(tag)[-1].value for tag in tags))
 
 
 def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int = 987_654) -> list[float]:
@@ -155,7 +186,7 @@ def main() -> int:
         (target, seed)
         for name, target in TARGETS.items()
         if not arguments.experiments or name in arguments.experiments
-        for seed in range(arguments.seeds or target.n_seeds)
+        for seed in range(target.first_seed, target.first_seed + (arguments.seeds or target.n_seeds))
     ]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         results = list(pool.map(lambda job: run_one(*job), jobs))

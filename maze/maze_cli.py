@@ -34,6 +34,8 @@ NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn ``~`` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
+HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+"""What Hydra's own ``--info`` can be followed by."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
@@ -41,11 +43,13 @@ def maze_run(cfg: DictConfig) -> float | None:
     """Builds and runs the runner that a composed configuration describes.
 
     :param cfg: The whole configuration; ``cfg.runner`` says what is run.
-    :return: The best score where the runner has one (hyper-parameter sweeps maximise it), else None.
+    :return: What a sweep compares its runs by: the statistic that ``hydra.sweeper.objective`` names, or else the
+        best score, where the runner has one.
     """
     from maze.cli.checks import check, complete
     from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.stored_model import use_stored_model
+    from maze.cli.sweeps.objective import recorder_of_sweep
     from maze.core.log_stats.log_stats import StatsContext
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
@@ -60,10 +64,16 @@ def maze_run(cfg: DictConfig) -> float | None:
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
-    with StatsContext():
+    objective = recorder_of_sweep()
+    with StatsContext() as stats:
+        if objective is not None:
+            stats.register_writer(objective)
         runner.setup(cfg)
         runner.run()
-    return _best_score(runner)
+    if objective is None:
+        return _best_score(runner)
+    objective.take_rollout(runner)
+    return objective.value()
 
 
 def _best_score(runner: Runner) -> float | None:
@@ -105,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
+    if (directory := _directory_to_describe(command)) is not None:
+        return _print_info(directory)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     with ClaimedDirectories() as claimed:
         try:
@@ -122,9 +134,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _directory_to_describe(command: Sequence[str]) -> str | None:
+    """What ``--info`` is followed by, unless it is one of Hydra's own words."""
+    flag, equals, value = command[0].partition("=") if command else ("", "", "")
+    if flag != "--info" or len(command) != (1 if equals else 2):
+        return None
+    directory = value if equals else command[1]
+    return None if directory in HYDRA_INFO else directory
+
+
+def _print_info(directory: str) -> int:
+    from maze.cli.run_description import print_run_info
+
+    try:
+        return print_run_info(directory)
+    except MazeError as error:
+        return _report(error, full=False)
+
+
 def _run_hydra() -> None:
-    # An absolute config path: nothing is looked up beside the script that started the process.
-    hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
+    from maze.cli.sweeps.default_sweeper import grid_by_default
+
+    with grid_by_default():
+        # An absolute config path: nothing is looked up beside the script that started the process.
+        hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 
 
 def _report(error: BaseException | None, full: bool) -> int:

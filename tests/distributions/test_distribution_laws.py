@@ -155,3 +155,63 @@ def test_probabilities_of_discrete_actions_sum_to_one():
     single = build(MultiCategoricalProbabilityDistribution, space, seed=1)
     probabilities = [float(single.log_prob(action).exp()) for action in actions]
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+
+
+DRAWN_AT_ONCE = [
+    (DiagonalGaussianProbabilityDistribution, spaces.Box(-1, 1, (2,))),
+    (SquashedGaussianProbabilityDistribution, spaces.Box(np.float32([-2, 0]), np.float32([2, 10]))),
+    (SquashedGaussianProbabilityDistribution, spaces.Box(-3, 1, (2, 3))),
+    (SquashedGaussianProbabilityDistribution, spaces.Box(-3, 1, ())),
+]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize(("dist_type", "space"), DRAWN_AT_ONCE)
+@pytest.mark.parametrize("batch_shape", [(), (7,), (2, 3)])
+def test_drawing_with_log_probabilities_is_drawing_and_asking_for_them(dist_type, space, batch_shape, temperature):
+    shape = (*batch_shape, *dist_type.required_logits_shape(space))
+    logits = (3.0 * torch.randn(shape, generator=generator(2))).requires_grad_()  # some deviations are clipped
+    dist = dist_type(logits=logits, action_space=space, temperature=temperature)
+    expected_action = dist.rsample(generator(5))
+    expected_log_prob = dist.log_prob(expected_action)
+    action, log_prob = dist.rsample_with_log_prob(generator(5))
+    torch.testing.assert_close(action, expected_action)
+    torch.testing.assert_close(log_prob, expected_log_prob, rtol=1e-4, atol=1e-4)
+    weights = torch.randn(action.shape, generator=generator(6))
+    for found, expected in (
+        ((weights * action).sum(), (weights * expected_action).sum()),
+        (log_prob.square().sum(), expected_log_prob.square().sum()),
+        ((weights * action).sum() + log_prob.sum(), (weights * expected_action).sum() + expected_log_prob.sum()),
+    ):
+        (ours,) = torch.autograd.grad(found, logits, retain_graph=True)
+        (theirs,) = torch.autograd.grad(expected, logits, retain_graph=True)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("dist_type", "space"), DRAWN_AT_ONCE)
+def test_drawing_with_log_probabilities_is_finite_at_extreme_logits(dist_type, space):
+    logits = (1e3 * torch.randn(64, *dist_type.required_logits_shape(space), generator=generator())).requires_grad_()
+    action, log_prob = dist_type(logits=logits, action_space=space).rsample_with_log_prob(generator())
+    if dist_type is SquashedGaussianProbabilityDistribution:
+        assert all(space.contains(np.asarray(one, space.dtype)) for one in action.detach().numpy())
+    (gradient,) = torch.autograd.grad(action.sum() + log_prob.sum(), logits)
+    assert torch.isfinite(log_prob).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_bounds_are_those_of_the_space_whoever_asked_before():
+    for low, high in ((-1.0, 1.0), (-2.0, 2.0), (-1.0, 1.0)):
+        space = spaces.Box(low, high, (1,))
+        with torch.inference_mode():
+            SquashedGaussianProbabilityDistribution(torch.zeros(4, 2), space).sample()
+        logits = torch.tensor([[50.0, -20.0]], requires_grad=True)
+        action = SquashedGaussianProbabilityDistribution(logits, space).rsample()
+        assert action.item() == high
+        action.sum().backward()
+
+
+def test_a_distribution_that_was_sampled_without_gradients_has_them_afterwards():
+    logits = torch.zeros(3, 2, requires_grad=True)
+    dist = SquashedGaussianProbabilityDistribution(logits, spaces.Box(-1, 1, (1,)))
+    action = dist.sample()
+    assert torch.autograd.grad(dist.log_prob(action).sum(), logits)[0].abs().sum() > 0

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from maze.core.agent.dense_networks import DenseLayers, describe_dense_layers
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.numpy_forward import ArrayFunction, array_function
@@ -57,6 +58,10 @@ class FlattenConcatBaseNet(nn.Module):
             tensor = x[key].float()
             flat.append(tensor.flatten(tensor.dim() - len(shape)) if shape else tensor.unsqueeze(-1))
         return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
+
+    def _dense_layers(self, heads: Mapping[str, nn.Module]) -> DenseLayers | None:
+        layers = list(self.hidden)
+        return describe_dense_layers(self._obs_shapes, layers[0::2], layers[1::2], heads)
 
     def _latent_program(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray] | None:
         """The latent in NumPy; ``None``: the activation has no NumPy form."""
@@ -132,6 +137,12 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
 
         return forward
 
+    def dense_layers(self) -> DenseLayers | None:
+        """The forward pass as a description, see :mod:`maze.core.agent.dense_networks`."""
+        if any(len(shape) != 1 for shape in self._head_shapes.values()):
+            return None
+        return self._dense_layers(dict(zip(self._head_shapes, self.heads, strict=True)))
+
 
 class FlattenConcatStateValueNet(FlattenConcatBaseNet):
     """State value network.
@@ -178,6 +189,10 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
         """The values by key, ``[..., n]``."""
         latent = self.latent(x)
         return {key: head(latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
+
+    def dense_layers(self) -> DenseLayers | None:
+        """The forward pass as a description, see :mod:`maze.core.agent.dense_networks`."""
+        return self._dense_layers(dict(zip(self._q_value_keys, self.heads, strict=True)))
 
 
 class _BufferedLinear:

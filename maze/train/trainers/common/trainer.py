@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 if TYPE_CHECKING:
@@ -42,3 +44,14 @@ class Trainer(ABC):
 
         :param file_path: The file, by path or opened for binary reading.
         """
+
+    def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        """Goes on with a training of another process; :meth:`train` then counts the epochs of both.
+
+        :param state: State of that training, as it was saved.
+        :param origin: Where it comes from, for messages.
+        """
+        raise ConfigError(
+            f"resume: {type(self).__name__} cannot go on with `{origin}`. Leave out `resume=true` to start from its "
+            "weights."
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import clean_stale_temporaries
@@ -22,9 +24,15 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.trainers.common.epoch_trainer import EpochTrainer
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE, StoredTraining, resumed_seeds, stored_training
 from maze.train.trainers.common.trainer import Trainer
 from maze.utils.log_stats_utils import setup_logging
 
@@ -32,6 +40,9 @@ ComponentType = TypeVar("ComponentType")
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+MIN_CONCURRENCY = 8
+"""Number of environments where neither the user nor the number of CPU cores asks for more."""
 
 
 @dataclass
@@ -57,11 +68,16 @@ class TrainingRunner(Runner):
         self._model_composer: BaseModelComposer | None = None
         self._trainer: Trainer | None = None
         self._normalization_statistics: StructuredStatisticsType | None = None
+        self._resumed: StoredTraining | None = None
+        self._closing: list[Callable[[], None]] = []
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
-        seeding = cfg.get("seeding") or {}
+        self._resumed = stored_training(cfg)
+        seeding = dict(cfg.get("seeding") or {})
+        if self._resumed is not None:
+            seeding.update(resumed_seeds(self._resumed, seeding))
         self.maze_seeding = MazeSeeding(
             seeding.get("env_base_seed"), seeding.get("agent_base_seed"), bool(seeding.get("cudnn_determinism_flag"))
         )
@@ -90,7 +106,17 @@ class TrainingRunner(Runner):
 
     @override(Runner)
     def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
-        self.trainer.train(n_epochs=n_epochs, **train_kwargs)
+        try:
+            self.trainer.train(n_epochs=n_epochs, **train_kwargs)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes all environments and ends their worker processes."""
+        for close in self._closing:
+            close()
+        self._closing.clear()
 
     @property
     def model_composer(self) -> BaseModelComposer:
@@ -113,24 +139,88 @@ class TrainingRunner(Runner):
         return component
 
     def _init_trainer_from_input_dir(self, trainer: Trainer, state_dict_dump_file: str, input_dir: str | None) -> None:
-        """Starts the training from the best model of an earlier run, if one is configured.
+        """Starts the training from an earlier one, if that is configured: from its best model, or where it stopped.
 
-        :param trainer: The trainer whose model gets the weights.
-        :param state_dict_dump_file: Name of the file with the weights in that run's directory.
+        :param trainer: The trainer.
+        :param state_dict_dump_file: Name of the file with the best model's weights in that run's directory.
         :param input_dir: Directory of the earlier run; empty: none.
         """
+        if isinstance(trainer, EpochTrainer):
+            trainer.run_seeds = {
+                "env_base_seed": self.maze_seeding.env_global_seed,
+                "agent_base_seed": self.maze_seeding.agent_global_seed,
+            }
         if not input_dir:
             return
-        path = Path(input_dir) / Path(state_dict_dump_file).name
-        if not path.is_file():
-            found = "is no directory" if not path.parent.is_dir() else f"has no {path.name} in it"
+        directory = Path(input_dir)
+        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
+            clean_stale_temporaries(directory, min_age=60.0)
+        if self._resumed is not None:
+            trainer.resume(self._resumed.state, self._resumed.path)
+            self._resumed = StoredTraining(self._resumed.path, {})  # it may be large
+            return
+        path = directory / Path(state_dict_dump_file).name
+        if path.is_file():
+            trainer.load_state(path)
+        elif isinstance(trainer, EpochTrainer) and (directory / CHECKPOINT_FILE).is_file():  # nothing was evaluated
+            path = directory / CHECKPOINT_FILE
+            state = load_state(path)
+            trainer.load_state_dict(state.get("model", state), path)
+        else:
+            found = "is no directory" if not directory.is_dir() else f"has no {path.name} in it"
             raise ConfigError(
-                f"input_dir: {path.parent} {found}. Expected the directory of a training run; "
+                f"input_dir: {directory} {found}. Expected the directory of a training run; "
                 "`maze-run -cn conf_train env=... algorithm=...` makes one below `outputs`."
             )
-        with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
-            clean_stale_temporaries(path.parent, min_age=60.0)
-        trainer.load_state(path)
+
+    def _evaluation_env(
+        self,
+        create: Callable[[Callable[[], Any], int, str], StructuredVectorEnv],
+        concurrency: int,
+        n_episodes: int,
+        env_factory: Callable[[], Any] | None = None,
+    ) -> StructuredVectorEnv:
+        """Environments for evaluation; they learn no statistics, so that evaluations of different epochs compare.
+
+        :param create: Makes a vector environment of a factory, a number and a logging prefix.
+        :param concurrency: Number of environments; 0: as many as episodes and CPU cores suggest.
+        :param n_episodes: Number of episodes of an evaluation.
+        :param env_factory: Makes one environment; ``None``: that of the training.
+        """
+        factory = self.env_factory if env_factory is None else env_factory
+        assert factory is not None, "setup comes first"
+        concurrency = concurrency or max(1, min(n_episodes, default_concurrency()))
+        env = create(FrozenEnvFactory(factory), concurrency, "eval")
+        self._closing.append(env.close)
+        env.seed(self._env_seeds(concurrency))
+        return env
+
+    def _rollout_evaluator(
+        self,
+        config: Any,
+        model_selection: BestModelSelection,
+        create: Callable[[Callable[[], Any], int, str], StructuredVectorEnv],
+        concurrency: int,
+    ) -> Evaluator | None:
+        """The configured evaluator, with environments of its own.
+
+        :param config: Its configuration; an evaluator, or ``None``, stays what it is.
+        :param model_selection: What it reports to.
+        :param create: See :meth:`_evaluation_env`.
+        :param concurrency: Number of environments; 0: as many as episodes and CPU cores suggest.
+        """
+        if config is None or isinstance(config, Evaluator):
+            return config
+        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
+        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
+            config,
+            config_path="algorithm.rollout_evaluator",
+            eval_env=self._evaluation_env(create, concurrency, n_episodes),
+            model_selection=model_selection,
+        )
+
+    def _env_seeds(self, n_seeds: int) -> list[int]:
+        return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_seeds)]
 
     def _estimate_normalization_statistics(self, env: Any) -> StructuredStatisticsType | None:
         """Statistics for observation normalization, where the environment asks for it.
@@ -150,3 +240,8 @@ class TrainingRunner(Runner):
             statistics = obtain_normalization_statistics(env, n_samples=self.normalization_samples)
         self.env_factory = make_normalized_env_factory(self.env_factory, statistics)
         return statistics
+
+
+def default_concurrency() -> int:
+    """Number of environments where nobody says how many."""
+    return max(MIN_CONCURRENCY, os.cpu_count() or 1)

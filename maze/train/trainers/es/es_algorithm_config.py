@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion
 
 
 def default_optimizer() -> dict[str, Any]:
@@ -42,8 +44,19 @@ class ESAlgorithmConfig(AlgorithmConfig):
     patience: int = field(default=0, kw_only=True)
     """Number of evaluations without a better one after which training stops; 0 never stops early."""
 
+    objective: str | None = field(default=None, kw_only=True)
+    """Statistic or KPI of the evaluation that the best model is chosen by, such as ``kpi/waste``; ``null``: the mean
+    return. The gradient follows the returns in any case."""
+
+    maximize: bool = field(default=True, kw_only=True)
+    """Whether more of the objective is better."""
+
+    constraints: Sequence[str] = field(default_factory=list, kw_only=True)
+    """What has to hold for the best model, such as ``invalid_cut <= 0``."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        SelectionCriterion(self.objective, self.maximize, self.constraints)
         for name in ("n_rollouts_per_update", "n_timesteps_per_update", "max_steps", "patience"):
             self.require_integer(name, minimum=0)
         if self.n_rollouts_per_update == 0 and self.n_timesteps_per_update == 0:

@@ -13,8 +13,9 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-from maze.train.trainers.common.actor_critic.actor_critic_runners import CHECKPOINT_FILE
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
@@ -56,6 +57,9 @@ class ESMasterRunner(TrainingRunner, ABC):
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
+        assert self.env_factory is not None
+        # Returns of the episodes of an update are compared with one another: none may change how the next is rewarded.
+        self.env_factory = FrozenEnvFactory(self.env_factory)
         config = ESAlgorithmConfig.from_config(cfg.algorithm)
         self.shared_noise = SharedNoiseTable(count=self.shared_noise_table_size)
         policy = self._build_policy(config)

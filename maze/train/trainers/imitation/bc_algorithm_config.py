@@ -48,6 +48,10 @@ class BCAlgorithmConfig(AlgorithmConfig):
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
 
+    validation_split: str = field(default="auto", kw_only=True)
+    """What is kept for validation: whole ``episodes``, which says how good the policy is on new ones; single ``steps``,
+    which leaves something of every episode to learn from; ``auto``: episodes where there are at least ten of them."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("batch_size", minimum=1)
@@ -57,5 +61,6 @@ class BCAlgorithmConfig(AlgorithmConfig):
             self.require_integer("eval_every_k_iterations", minimum=1)
         self.require_number("validation_percentage", 0.0, 100.0, below=True)
         self.require_number("entropy_coef", 0.0)
+        self.require_choice("validation_split", ("auto", "episodes", "steps"))
         if not isinstance(self.device, str):
             raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

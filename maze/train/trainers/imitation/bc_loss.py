@@ -22,6 +22,9 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 Statistics = dict[str, Tensor]
 """Values by name of the event."""
 
+_IMPOSSIBLE = 1e30
+"""Only the logits of masked actions, about -1e38, make a loss so large."""
+
 _TOP_K = {1: "discrete_accuracy", 5: "discrete_top_5_accuracy", 10: "discrete_top_10_accuracy"}
 
 
@@ -77,6 +80,12 @@ class BCLoss:
         # one transfer from the device for all of them
         values = torch.stack([value.detach().float() for _, _, value in fired]).tolist()
         for (event, group, _), value in zip(fired, values, strict=True):
+            if event == "policy_loss" and value > _IMPOSSIBLE:
+                raise ConfigError(
+                    f"runner.dataset: sub-step {group[0]!r}: the data have actions that the policy cannot take, as the "
+                    "action mask of their observation excludes them. Was it recorded in another environment, or with "
+                    "other wrappers?"
+                )
             getattr(events, event)(*group, value)
         return torch.stack(losses).sum()
 

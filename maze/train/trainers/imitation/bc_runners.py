@@ -23,11 +23,11 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
-from maze.train.trainers.common.actor_critic.actor_critic_runners import CHECKPOINT_FILE
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 from maze.train.trainers.imitation.bc_loss import BCLoss
@@ -61,7 +61,6 @@ class BCRunner(TrainingRunner, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._eval_env: StructuredVectorEnv | None = None
         if self.eval_concurrency < 0:
             raise ConfigError(f"runner.eval_concurrency: expected at least 0, got {self.eval_concurrency!r}.")
 
@@ -80,7 +79,7 @@ class BCRunner(TrainingRunner, ABC):
         except ConfigError as error:
             raise ConfigError(f"algorithm.{error}") from error
         policy.seed(self.maze_seeding.generate_agent_instance_seed())
-        training_data, validation_data = self._split(dataset, config.validation_percentage)
+        training_data, validation_data = self._split(dataset, config)
         model_selection = BestModelSelection(
             dump_file=self.state_dict_dump_file, model=policy, dump_interval=self.dump_interval
         )
@@ -134,12 +133,6 @@ class BCRunner(TrainingRunner, ABC):
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Closes the evaluation environments and their worker processes."""
-        if self._eval_env is not None:
-            self._eval_env.close()
-            self._eval_env = None
-
     @classmethod
     @abstractmethod
     def create_distributed_eval_env(
@@ -165,39 +158,39 @@ class BCRunner(TrainingRunner, ABC):
             config, config_path="runner.dataset", conversion_env_factory=self.env_factory
         )
 
-    def _split(self, dataset: Any, validation_percentage: float) -> tuple[Any, Any]:
+    def _split(self, dataset: Any, config: BCAlgorithmConfig) -> tuple[Any, Any]:
         """Training and validation data: whole episodes where there are enough of them, else single steps.
 
         Of a handful of episodes, half would show too little of the task to learn it.
         """
-        n_validation = round(len(dataset) * validation_percentage / 100)
+        n_validation = round(len(dataset) * config.validation_percentage / 100)
         if n_validation == 0:
             return dataset, []
         generator = torch.Generator()
         generator.manual_seed(self.maze_seeding.generate_agent_instance_seed())
         lengths = [len(dataset) - n_validation, n_validation]
         n_trajectories = len(getattr(dataset, "trajectory_references", ()))
-        if n_trajectories >= MIN_TRAJECTORIES_TO_SEPARATE:
+        is_few = config.validation_split == "auto" and n_trajectories < MIN_TRAJECTORIES_TO_SEPARATE
+        if config.validation_split != "steps" and not is_few:
             training, validation = dataset.random_split(lengths, generator=generator)
-        else:
+            return training, validation
+        if is_few:
             logger.info(
                 "Validation steps come from the episodes that are trained on, as there are only %d; accuracy on new "
-                "episodes may be lower.",
+                "episodes may be lower (`algorithm.validation_split=episodes` measures it).",
                 n_trajectories,
             )
-            training, validation = random_split(dataset, lengths, generator)
+        training, validation = random_split(dataset, lengths, generator)
         return training, validation
 
     def _build_eval_env(self, config: BCAlgorithmConfig) -> StructuredVectorEnv:
-        assert self.env_factory is not None
-        concurrency = config.n_eval_workers or self.eval_concurrency
-        concurrency = concurrency or max(1, min(config.n_eval_episodes, os.cpu_count() or 1))
         factory = self.env_factory
+        assert factory is not None
         if config.max_episode_steps > 0:
             factory = _TimeLimitedEnvFactory(factory, config.max_episode_steps)
-        self._eval_env = self.create_distributed_eval_env(factory, concurrency, "eval")
-        self._eval_env.seed([self.maze_seeding.generate_env_instance_seed() for _ in range(concurrency)])
-        return self._eval_env
+        concurrency = config.n_eval_workers or self.eval_concurrency
+        concurrency = concurrency or max(1, min(config.n_eval_episodes, os.cpu_count() or 1))
+        return self._evaluation_env(self.create_distributed_eval_env, concurrency, config.n_eval_episodes, factory)
 
 
 @dataclass

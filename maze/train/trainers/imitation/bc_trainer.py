@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -16,9 +14,7 @@ from maze.core.agent.torch_model import resolve_device
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
-from maze.core.utils.checkpoint import load_into, load_state, save_state
-from maze.train.trainers.common.actor_critic.actor_critic_trainer import STATE_FORMAT
-from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.imitation.bc_loss import BCLoss
 
 
-class BCTrainer(Trainer):
+class BCTrainer(EpochTrainer):
     """Trains a policy to act as recorded trajectories show.
 
     :param algorithm_config: Hyperparameters.
@@ -42,6 +38,9 @@ class BCTrainer(Trainer):
     :param model_selection: Part of the training's state; the evaluators tell it about their results.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
     """
+
+    evaluates_between_epochs: ClassVar[bool] = False
+    update_name: ClassVar[str] = "minibatch"
 
     data_loader: Any
     policy: TorchPolicy
@@ -62,13 +61,11 @@ class BCTrainer(Trainer):
         checkpoint_file: str | Path | None = None,
     ) -> None:
         self.config = BCAlgorithmConfig.from_config(algorithm_config)
-        super().__init__(self.config, policy)
+        super().__init__(self.config, policy, model_selection=model_selection, checkpoint_file=checkpoint_file)
         self.data_loader = data_loader
         self.policy = policy
         self.optimizer = optimizer
         self.loss = loss
-        self.model_selection = model_selection
-        self.checkpoint_file = Path(checkpoint_file) if checkpoint_file is not None else None
         if len(data_loader) == 0:
             raise ConfigError("runner.dataset: there is no data to train on; lower algorithm.validation_percentage.")
         try:
@@ -77,14 +74,10 @@ class BCTrainer(Trainer):
             raise ConfigError(f"algorithm.{error}") from error
         self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self.imitation_events = self.train_stats.create_event_topic(ImitationEvents)
-        self.epoch = 0
-        """Number of completed epochs."""
-        self.iteration = 0
-        """Number of minibatches of the current epoch that were learned from."""
         self.total_iterations = 0
         """Number of minibatches of all epochs."""
-        self._first_epoch = 0
-        self._is_finished = False
+        self._every_k: int | None = None
+        self._minibatches: Iterator[Any] = iter(())
         self._order_state: torch.Tensor | None = None
         """State of the generator before it drew the order of the current epoch."""
 
@@ -102,40 +95,44 @@ class BCTrainer(Trainer):
         :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; ``None`` takes the
             configuration's.
         """
-        n_epochs = self.config.n_epochs if n_epochs is None else n_epochs
-        every_k = self.config.eval_every_k_iterations if eval_every_k_iterations is None else eval_every_k_iterations
-        if self._is_finished:
-            self._first_epoch, self._is_finished = self.epoch, False
-        with InterruptGuard(_announce_interrupt) as interrupt:
-            while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
-                self._run_epoch(evaluator, every_k, interrupt)
-        self._is_finished = True
-        self._save_checkpoint()
+        self.evaluator = evaluator
+        every_k = eval_every_k_iterations
+        self._every_k = self.config.eval_every_k_iterations if every_k is None else every_k
+        self._train_epochs(n_epochs)
 
-    def _run_epoch(self, evaluator: Evaluator | None, every_k: int | None, interrupt: InterruptGuard) -> None:
-        self._stop_if_requested(interrupt)
-        for batch in self._batches():
-            self._learn_from(*batch)
-            self.iteration += 1
-            self.total_iterations += 1
-            is_last = self.iteration == len(self.data_loader)
-            if every_k and self.total_iterations % every_k == 0 and not is_last:
-                self._evaluate(evaluator)
-            if not is_last:
-                self._stop_if_requested(interrupt)
-        self._evaluate(evaluator)
-        self.epoch, self.iteration, self._order_state = self.epoch + 1, 0, None
-        self._save_checkpoint()
+    @override(EpochTrainer)
+    def _n_updates_per_epoch(self) -> int:
+        return len(self.data_loader)
 
-    def _batches(self) -> Any:
-        """What is left of the current epoch."""
+    @override(EpochTrainer)
+    def _begin_epoch(self) -> None:
         generator = getattr(self.data_loader, "generator", None)
         if generator is not None:
             if self._order_state is None:
                 self._order_state = generator.get_state()
             else:  # the epoch was interrupted: the same order again
                 generator.set_state(self._order_state)
-        return itertools.islice(self.data_loader, self.iteration, None)
+        self._minibatches = iter(self.data_loader)
+        for _ in range(self.update):  # those were learned from before the interruption
+            next(self._minibatches)
+
+    @override(EpochTrainer)
+    def _update(self) -> None:
+        self._learn_from(*next(self._minibatches))
+        self.total_iterations += 1
+        is_last = self.update + 1 == len(self.data_loader)
+        if self._every_k and self.total_iterations % self._every_k == 0 and not is_last:
+            self._log_and_evaluate(self.epoch + 1)
+            increment_log_step()
+
+    @override(EpochTrainer)
+    def _write_epoch_stats(self) -> None:
+        self._order_state = None
+        self._log_and_evaluate(self.epoch)
+
+    @override(EpochTrainer)
+    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+        return {"updates": self.train_stats}
 
     def _learn_from(self, observations: Any, actions: Any, actor_ids: Any) -> None:
         self.policy.train()
@@ -146,7 +143,7 @@ class BCTrainer(Trainer):
         norms = [compute_gradient_norm(self.policy.network_for(actor).parameters()) for actor in actor_ids]
         if not (math.isfinite(loss_value) and all(map(math.isfinite, norms))):
             raise NonFiniteError(
-                f"Epoch {self.epoch + 1}, minibatch {self.iteration + 1}: the loss is {loss_value}, gradient "
+                f"Epoch {self.epoch + 1}, minibatch {self.update + 1}: the loss is {loss_value}, gradient "
                 f"norms are {norms}; the step was not taken. Look for non-finite values in the data, or lower "
                 "the learning rate (algorithm.optimizer.lr)."
             )
@@ -157,87 +154,36 @@ class BCTrainer(Trainer):
             self.imitation_events.policy_l2_norm(actor[0], actor[1], float(l2_norm))
             self.imitation_events.policy_grad_norm(actor[0], actor[1], norm)
 
-    def _evaluate(self, evaluator: Evaluator | None) -> None:
-        print(f"\n********** Epoch {self.epoch + 1}: Iteration {self.total_iterations} **********", flush=True)
+    def _log_and_evaluate(self, epoch: int) -> None:
+        print(f"\n********** Epoch {epoch}: Iteration {self.total_iterations} **********", flush=True)
         self.train_stats.reduce()
-        if evaluator is not None:
-            evaluator.evaluate(self.policy)
-        increment_log_step()
-
-    def _stop_if_requested(self, interrupt: InterruptGuard) -> None:
-        """After a signal, ends the training with everything saved."""
-        if interrupt.signum is None:
-            return
-        self._save_checkpoint()
-        saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
-        where = f"in epoch {self.epoch + 1} after minibatch {self.iteration}"
-        raise TrainingInterrupted(interrupt.signum, f"Training was interrupted {where}.{saved}")
+        if self.evaluator is not None:
+            self.evaluate()
 
     # -- state -----------------------------------------------------------------------------------------
 
-    @override(Trainer)
-    def state_dict(self) -> dict[str, Any]:
-        return self.policy.state_dict()
+    _keys_of_version_1: ClassVar[tuple[str, ...]] = ("bc_optimizer",)
 
-    def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Loads weights; of an actor-critic's it takes the policy's.
-
-        :param state_dict: Weights as :meth:`state_dict` gives them.
-        :param origin: Where they come from, for error messages.
-        """
-        own = self.policy.state_dict()
-        load_into(self.policy, {key: value for key, value in state_dict.items() if key in own}, origin)
-
-    @override(Trainer)
-    def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        state = load_state(file_path)
-        origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
-        if STATE_FORMAT in state and "bc_optimizer" in state:
-            self.load_training_state(state, origin)
-        else:
-            self.load_state_dict(state["model"] if STATE_FORMAT in state else state, origin)
-
-    def training_state(self) -> dict[str, Any]:
-        """All that the training itself consists of: weights, optimizer, order of the data, progress, best model."""
+    @override(EpochTrainer)
+    def _own_state(self) -> dict[str, Any]:
         generator = getattr(self.data_loader, "generator", None)
         return {
-            STATE_FORMAT: 1,
-            "model": self.policy.state_dict(),
             "bc_optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "iteration": self.iteration,
             "total_iterations": self.total_iterations,
-            "first_epoch": self._first_epoch,
-            "is_finished": self._is_finished,
             "generator": None if generator is None else generator.get_state(),
             "order_state": self._order_state,
             "policy_generators": self.policy.rng_state(),
-            "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
         }
 
-    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
-        """Continues from a state that :meth:`training_state` returned."""
-        load_into(self.policy, state["model"], origin)
+    @override(EpochTrainer)
+    def _load_own_state(self, state: Mapping[str, Any], origin: str | Path) -> list[str]:
         self.optimizer.load_state_dict(state["bc_optimizer"])
-        for name in ("epoch", "iteration", "total_iterations"):
-            setattr(self, name, state[name])
-        self._first_epoch, self._is_finished = state["first_epoch"], state["is_finished"]
+        self.update = state.get("iteration", self.update)  # its name in version 1
+        self.total_iterations = state["total_iterations"]
         self._order_state = state["order_state"]
-        generator = getattr(self.data_loader, "generator", None)
-        if generator is not None and state["generator"] is not None:
-            generator.set_state(state["generator"])
         self.policy.set_rng_state(state["policy_generators"])
-        if self.model_selection is not None and state["model_selection"] is not None:
-            self.model_selection.load_state_dict(state["model_selection"])
-
-    def _save_checkpoint(self) -> None:
-        if self.checkpoint_file is not None:
-            save_state(self.checkpoint_file, self.training_state())
-
-
-def _announce_interrupt(signal_name: str) -> None:
-    print(
-        f"{signal_name}: ending after the current minibatch; interrupt again to stop at once.",
-        file=sys.stderr,
-        flush=True,
-    )
+        generator = getattr(self.data_loader, "generator", None)
+        if generator is None or state["generator"] is None:
+            return ["the order of the data starts anew: the data loader has no generator of its own"]
+        generator.set_state(state["generator"])
+        return []

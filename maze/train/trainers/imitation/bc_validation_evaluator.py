@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.plain_state import statistics_from_plain, statistics_to_plain
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
 
 if TYPE_CHECKING:
@@ -56,3 +57,12 @@ class BCValidationEvaluator(Evaluator):
         self.eval_stats.reduce()
         if self.model_selection is not None:
             self.model_selection.update(-total / n_steps)
+
+    @override(Evaluator)
+    def state_dict(self) -> dict[str, Any]:
+        return {"statistics": statistics_to_plain(self.eval_stats)}
+
+    @override(Evaluator)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        statistics_from_plain(self.eval_stats, state_dict.get("statistics", ()))
+        return []

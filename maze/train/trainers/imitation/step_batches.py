@@ -132,3 +132,20 @@ def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], p
         shape = np.shape(values[key])
         if shape != subspace.shape:
             raise ConfigError(f"{place}: expected `{key}` of shape {subspace.shape}, found {shape}. {hint}")
+        n_choices = _n_choices(subspace)
+        if n_choices is not None and not _are_choices(values[key], n_choices):
+            raise ConfigError(f"{place}: expected `{key}` to be in {subspace}, found {values[key]}. {hint}")
+
+
+def _n_choices(space: spaces.Space[Any]) -> Any:
+    """Number of options of each choice; None: the space is continuous."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec
+    return 2 if isinstance(space, spaces.MultiBinary) else None
+
+
+def _are_choices(values: Any, n_choices: Any) -> bool:
+    array = np.asarray(values)
+    return bool(((array >= 0) & (array < n_choices)).all())

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import Factory
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
-from maze.train.trainers.common.actor_critic.actor_critic_runners import CHECKPOINT_FILE, MIN_CONCURRENCY
-from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_trainer import IMPALA
@@ -35,14 +32,13 @@ if TYPE_CHECKING:
 class ImpalaRunner(TrainingRunner, ABC):
     """Builds model, actors, evaluator and trainer, and trains.
 
-    :param eval_concurrency: Number of evaluation environments; 0: as many as episodes, but not more than eight.
+    :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
     """
 
     eval_concurrency: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._closables: list[Callable[[], None]] = []
         value: Any = self.eval_concurrency
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
@@ -69,11 +65,13 @@ class ImpalaRunner(TrainingRunner, ABC):
                     self.maze_seeding.generate_agent_instance_seed() for _ in range(config.num_actors)
                 ],
             )
-            self._closables.append(actors.stop)
+            self._closing.append(actors.stop)
             self._trainer = IMPALA(
                 algorithm_config=config,
                 rollout_generator=actors,
-                evaluator=self._build_evaluator(config.rollout_evaluator, model_selection),
+                evaluator=self._rollout_evaluator(
+                    config.rollout_evaluator, model_selection, self.create_distributed_eval_env, self.eval_concurrency
+                ),
                 model=model,
                 model_selection=model_selection,
                 seed=self.maze_seeding.generate_agent_instance_seed(),
@@ -83,20 +81,6 @@ class ImpalaRunner(TrainingRunner, ABC):
         except BaseException:
             self.close()
             raise
-
-    @override(TrainingRunner)
-    def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
-        try:
-            super().run(n_epochs=n_epochs, **train_kwargs)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Ends all actors and closes the environments for evaluation."""
-        for close in self._closables:
-            close()
-        self._closables.clear()
 
     @abstractmethod
     def create_distributed_eval_env(
@@ -143,23 +127,6 @@ class ImpalaRunner(TrainingRunner, ABC):
             )
         policy.seed(self.maze_seeding.generate_agent_instance_seed())
         return TorchActorCritic(policy=policy, critic=critic, device=device)
-
-    def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
-        if config is None or isinstance(config, Evaluator):
-            return config
-        assert self.env_factory is not None
-        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
-        concurrency = self.eval_concurrency or max(1, min(n_episodes, MIN_CONCURRENCY))
-        # Evaluation learns no statistics: rewards of different epochs stay comparable.
-        env = self.create_distributed_eval_env(FrozenEnvFactory(self.env_factory), concurrency, "eval")
-        self._closables.append(env.close)
-        env.seed(self._env_seeds(concurrency))
-        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
-            config, eval_env=env, model_selection=model_selection
-        )
-
-    def _env_seeds(self, n_seeds: int) -> list[int]:
-        return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_seeds)]
 
 
 @dataclass

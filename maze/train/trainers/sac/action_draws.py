@@ -58,8 +58,12 @@ def draw_actions(
     for head, space in action_space.spaces.items():
         distribution: Any = output.prob_dist.distribution_dict[head]
         if isinstance(space, spaces.Box):
-            action = distribution.rsample(generator)
-            draw.log_probs[head] = draw.expected_log_probs[head] = distribution.log_prob(action)
+            if hasattr(distribution, "rsample_with_log_prob"):
+                action, log_prob = distribution.rsample_with_log_prob(generator)
+            else:
+                action = distribution.rsample(generator)
+                log_prob = distribution.log_prob(action)
+            draw.log_probs[head] = draw.expected_log_probs[head] = log_prob
             draw.actions[head] = _as_the_environment_sees_it(action, space, distribution)
             continue
         draw.expected_log_probs[head] = -_entropy(space, output.action_logits[head])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, discount: float) -> Tensor:
@@ -24,7 +25,10 @@ def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | Non
 
     :param weight: 0 or 1 for each element; ``None``: all of them count.
     """
-    losses = [mean_of((q_value - target).square(), weight) for q_value in q_values]
+    if weight is None:
+        losses = [functional.mse_loss(q_value, target) for q_value in q_values]
+    else:
+        losses = [mean_of((q_value - target).square(), weight) for q_value in q_values]
     return 0.5 * sum(losses[1:], losses[0])
 
 
@@ -69,8 +73,7 @@ def entropy_coef_loss(
 @torch.no_grad()
 def polyak_update(targets: Iterable[Tensor], sources: Iterable[Tensor], tau: float) -> None:
     """Moves each target towards its source: ``target <- (1 - tau) * target + tau * source``."""
-    for target, source in zip(targets, sources, strict=True):
-        target.lerp_(source, tau)
+    torch._foreach_lerp_(list(targets), list(sources), tau)
 
 
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -92,6 +92,13 @@ class SACAlgorithmConfig(AlgorithmConfig):
     optimizer_eps: float = field(default=1e-8, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
+    kl_to_initial_coef: float = field(default=0.0, kw_only=True)
+    """Weight of KL(policy || initial policy), in units of returns: keeps a training that starts from a good policy
+    close to it."""
+
+    kl_to_initial_decay: float = field(default=1.0, kw_only=True)
+    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,9 +111,9 @@ class SACAlgorithmConfig(AlgorithmConfig):
             self.require_integer(name, minimum=0)
         for name in ("lr", "entropy_coef_lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
-        for name in ("gamma", "tau"):
+        for name in ("gamma", "tau", "kl_to_initial_decay"):
             self.require_number(name, 0.0, 1.0)
-        for name in ("max_grad_norm", "target_entropy_multiplier"):
+        for name in ("max_grad_norm", "target_entropy_multiplier", "kl_to_initial_coef"):
             self.require_number(name, 0.0)
         for name in ("entropy_tuning", "split_rollouts_into_transitions"):
             self.require_choice(name, (True, False))

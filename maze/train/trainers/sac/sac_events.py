@@ -35,6 +35,11 @@ class SACEvents(ABC):
         """Mean (for discrete actions: expected) log-probability of the actions of a sub-step."""
 
     @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def policy_kl_to_initial(self, step_key: Key, value: float) -> None:
+        """KL divergence of the current policy from the one that the training started from, where it is penalised."""
+
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_key")
     def errors_between_critics(self, critic_key: Key, value: float) -> None:
         """Mean absolute difference of the two networks of a critic."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,16 +17,15 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.factory import ConfigType, Factory, plain_container
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
 )
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE
 from maze.train.trainers.common.training_runner import TrainingRunner
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_trainer import SAC
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
     )
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
-
-MIN_EVAL_CONCURRENCY = 8
-CHECKPOINT_FILE = "latest.pt"
 
 _STEPS_AT_A_TIME = 100
 """Environment steps of one rollout that fills the buffer initially."""
@@ -65,7 +60,6 @@ class SACRunner(TrainingRunner, ABC):
     @override(TrainingRunner)
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._closing: list[Callable[[], None]] = []
         value: Any = self.eval_concurrency
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
@@ -95,30 +89,19 @@ class SACRunner(TrainingRunner, ABC):
             )
             self._closing.append(actors.stop)
             actors.start()
-            evaluator = self._build_evaluator(config.rollout_evaluator, selection)
+            evaluator = self._rollout_evaluator(
+                config.rollout_evaluator, selection, self.create_distributed_eval_env, self.eval_concurrency
+            )
             trainer_seed = seeding.generate_agent_instance_seed()
             self._trainer = SAC(
                 config, model, actors, selection, evaluator, seed=trainer_seed, checkpoint_file=CHECKPOINT_FILE
             )
-            self.load_replay_buffer(replay_buffer, cfg)
+            if self._resumed is None or self._resumed.state.get("replay_buffer", {}).get("content") is None:
+                self.load_replay_buffer(replay_buffer, cfg)
             self._init_trainer_from_input_dir(self._trainer, self.state_dict_dump_file, cfg.get("input_dir"))
         except BaseException:
             self.close()
             raise
-
-    @override(TrainingRunner)
-    def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
-        try:
-            super().run(n_epochs=n_epochs, **train_kwargs)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Closes all environments."""
-        for close in self._closing:
-            close()
-        self._closing.clear()
 
     def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> None:
         """Fills the buffer with demonstrations where there are some, and otherwise with the initial policy.
@@ -229,22 +212,6 @@ class SACRunner(TrainingRunner, ABC):
         assert critic is not None
         policy.seed(self.maze_seeding.generate_agent_instance_seed())
         return TorchActorCritic(policy=policy, critic=critic, device=device)
-
-    def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
-        if config is None or isinstance(config, Evaluator):
-            return config
-        assert self.env_factory is not None
-        n_episodes = config.get("n_episodes", MIN_EVAL_CONCURRENCY) if isinstance(config, Mapping) else 1
-        cores = max(MIN_EVAL_CONCURRENCY, os.cpu_count() or 1)
-        concurrency = self.eval_concurrency or max(1, min(n_episodes, cores))
-        # Evaluation learns no statistics: rewards of different epochs stay comparable.
-        factory = FrozenEnvFactory(self.env_factory)
-        env = self.create_distributed_eval_env(factory, concurrency, logging_prefix="eval")
-        self._closing.append(env.close)
-        env.seed([self.maze_seeding.generate_env_instance_seed() for _ in range(concurrency)])
-        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
-            config, eval_env=env, model_selection=model_selection
-        )
 
 
 @dataclass

@@ -190,3 +190,23 @@ def test_worker_processes_are_gone_after_an_interrupted_run(start):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_documented_runner_keys_take_precedence_over_the_algorithm(start):
+    runner = start(composed(algorithm__critic_burn_in_epochs=1), eval_repeats=3, critic_burn_in_epochs=2)
+    assert runner.trainer.config.critic_burn_in_epochs == 2
+    assert runner.trainer.evaluator.n_episodes == 3
+    runner = start(composed(algorithm__critic_burn_in_epochs=1))
+    assert runner.trainer.config.critic_burn_in_epochs == 1
+    assert runner.trainer.evaluator.n_episodes == 2
+
+
+def test_episodes_to_evaluate_need_an_evaluator(start):
+    with pytest.raises(ConfigError, match=r"runner\.eval_repeats: there is no evaluator configured"):
+        start(composed("a2c", algorithm__rollout_evaluator=None), trainer_class=A2C, eval_repeats=3)
+
+
+@pytest.mark.parametrize(("name", "value"), [("eval_repeats", 0), ("critic_burn_in_epochs", -1)])
+def test_invalid_runner_values_are_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"runner\.{name}: expected an integer of at least"):
+        ACDevRunner(trainer_class=PPO, **{name: value})

@@ -83,7 +83,10 @@ def test_configuration_is_built_from_a_composed_mapping(config_class):
         ({"n_epochs": True}, "algorithm.n_epochs"),
         ({"epoch_length": 0}, "algorithm.epoch_length"),
         ({"n_rollout_steps": "many"}, "algorithm.n_rollout_steps"),
-        ({"lr": 0.0}, "algorithm.lr: expected a number above 0, got 0.0"),
+        ({"lr": -0.1}, "algorithm.lr: expected a number of at least 0, got -0.1"),
+        ({"optimizer_eps": 0.0}, "algorithm.optimizer_eps: expected a number above 0, got 0.0"),
+        ({"kl_to_initial_coef": -1.0}, "algorithm.kl_to_initial_coef"),
+        ({"kl_to_initial_decay": 1.1}, "algorithm.kl_to_initial_decay"),
         ({"lr": "fast"}, "algorithm.lr"),
         ({"lr": float("nan")}, "algorithm.lr"),
         ({"gamma": 1.01}, "algorithm.gamma: expected a number of at least 0 and at most 1"),
@@ -127,4 +130,6 @@ def test_runner_files_name_runner_and_trainer(name):
         "trainer_class": f"maze.train.trainers.{algorithm}.{algorithm}_trainer.{algorithm.upper()}",
         "concurrency": 0,
         "eval_concurrency": 0,
+        "eval_repeats": None,
+        "critic_burn_in_epochs": None,
     }

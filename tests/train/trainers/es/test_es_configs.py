@@ -27,7 +27,7 @@ DOCUMENTED = {
 def test_yaml_states_exactly_the_dataclass_defaults():
     values = yaml.safe_load((CONF / "algorithm" / "es.yaml").read_text())
     assert list(values.items()) == list(dataclasses.asdict(ESAlgorithmConfig()).items())
-    assert values == {**DOCUMENTED, "patience": 0}
+    assert values == {**DOCUMENTED, "patience": 0, "objective": None, "maximize": True, "constraints": []}
 
 
 def test_documented_fields_come_first_in_order():

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_module
 
 import maze.conf
 from maze.core.errors import ConfigError
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
+from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
+from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 
 CONF = Path(maze.conf.__file__).parent
 DOCUMENTED = {
@@ -52,8 +55,36 @@ def test_runner_files_state_the_documented_defaults(name, n_workers):
         ({"batch_size": 0}, "algorithm.batch_size"),
         ({"eval_every_k_iterations": 0}, "algorithm.eval_every_k_iterations"),
         ({"device": None}, "algorithm.device"),
+        ({"validation_split": "step"}, "algorithm.validation_split: expected one of auto, episodes, steps, got 'step'"),
     ],
 )
 def test_invalid_values_are_refused_by_name(values, message):
     with pytest.raises(ConfigError, match=message):
         BCAlgorithmConfig(**values)
+
+
+def composed(*overrides):
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        return compose("conf_train", overrides=list(overrides))
+
+
+def test_the_documented_command_for_fine_tuning_composes():
+    cfg = composed(
+        *("env.name=LunarLander-v3", "model=vector_obs", "critic=template_state", "wrappers=vector_obs"),
+        *("algorithm=ppo", "runner.eval_repeats=100", "runner.critic_burn_in_epochs=10", "input_dir=outputs/cloned"),
+    )
+    assert (cfg.runner.eval_repeats, cfg.runner.critic_burn_in_epochs) == (100, 10)
+
+
+@pytest.mark.parametrize(("algorithm", "config_class"), [("ppo", PPOAlgorithmConfig), ("sac", SACAlgorithmConfig)])
+def test_experiments_for_fine_tuning_let_the_critic_learn_first_and_hold_the_policy(algorithm, config_class):
+    cfg = composed(f"+experiment=lunar_lander_fine_tune_{algorithm}", "input_dir=outputs/cloned")
+    config = config_class.from_config(cfg.algorithm)
+    burn_in = cfg.runner.get("critic_burn_in_epochs") or config.critic_burn_in_epochs
+    assert 0 < burn_in < config.n_epochs
+    assert config.kl_to_initial_coef > 0
+    assert cfg.model == composed("algorithm=bc", "model=vector_obs", f"critic={critic_of(algorithm)}").model
+
+
+def critic_of(algorithm):
+    return "template_state_action" if algorithm == "sac" else "template_state"

@@ -85,16 +85,61 @@ def test_box_loss_is_the_squared_distance_to_the_mean_action():
     assert values["box_mean_abs_deviation", "action"] == pytest.approx(1.5)
 
 
+def softplus_inverse(value):
+    return math.log(math.exp(value) - 1.0)
+
+
 @pytest.mark.parametrize(
-    "distribution", ["beta.BetaProbabilityDistribution", "squashed_gaussian.SquashedGaussianProbabilityDistribution"]
+    ("distribution", "logits", "action"),
+    [
+        # concentrations of 1 + 3 and 1 + 1: mean 4 / 6 of the way from -1 to 1
+        ("beta.BetaProbabilityDistribution", [softplus_inverse(3.0), softplus_inverse(1.0)], 1 / 3),
+        ("squashed_gaussian.SquashedGaussianProbabilityDistribution", [math.atanh(0.5), 0.1], 0.5),
+    ],
 )
-def test_bounded_distributions_learn_as_well(distribution):
+def test_bounded_distributions_are_compared_by_the_action_within_the_bounds(distribution, logits, action):
     mapper = [{"action_space": "gymnasium.spaces.Box", "distribution": f"maze.distributions.{distribution}"}]
     space = spaces.Box(-1, 1, (1,), np.float32)
-    loss, _, policy = loss_of(space, [0.3, 0.1], np.array([[1.0], [-1.0]], np.float32), mapper_config=mapper)
+    loss, values, policy = loss_of(space, logits, np.array([[1.0], [-1.0]], np.float32), mapper_config=mapper)
+    assert loss.item() == pytest.approx(((1 - action) ** 2 + (1 + action) ** 2) / 2, rel=1e-5)
+    assert values["box_mean_abs_deviation", "action"] == pytest.approx(1.0)
     loss.backward()
-    assert torch.isfinite(loss)
     assert policy.parameters()[0].grad.abs().sum() > 0
+
+
+def test_masked_actions_have_no_part_in_the_loss():
+    masked = torch.finfo(torch.float32).min
+    loss, values, policy = loss_of(spaces.Discrete(3), [math.log(3.0), masked, 0.0], [0, 2])
+    assert loss.item() == pytest.approx(-(math.log(0.75) + math.log(0.25)) / 2)
+    assert values["policy_entropy",] == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    loss.backward()
+    assert torch.isfinite(policy.parameters()[0].grad).all()
+
+
+def test_a_demonstrated_action_that_is_masked_is_refused():
+    masked = torch.finfo(torch.float32).min
+    with pytest.raises(ConfigError, match=r"runner\.dataset: sub-step 0: .* action mask .* excludes them"):
+        loss_of(spaces.Discrete(3), [0.0, masked, 0.0], [0, 1] + [2] * 98)
+
+
+def test_substeps_add_up_and_report_for_themselves():
+    heads = {"choose": spaces.Dict({"a": spaces.Discrete(2)}), "cut": spaces.Dict({"b": spaces.Discrete(4)})}
+    mapper = DistributionMapper(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(4)}), [])
+    policy = TorchPolicy({"choose": Constant(a=[math.log(3.0), 0.0]), "cut": Constant(b=[0.0] * 4)}, mapper, "cpu")
+    stats = LogStatsAggregator(LogStatsLevel.EPOCH)
+    loss = BCLoss(heads, entropy_coef=0.0).calculate_loss(
+        policy,
+        [{"observation": torch.zeros(2, 1)}, {"observation": torch.zeros(1, 1)}],  # one step ended after its first part
+        [{"a": torch.tensor([0, 0])}, {"b": torch.tensor([3])}],
+        [ActorID("choose", 0), ActorID("cut", 0)],
+        stats.create_event_topic(ImitationEvents),
+    )
+    assert loss.item() == pytest.approx(-math.log(0.75) + math.log(4))
+    values = {(key.event.__name__, *(key.group or ())): value for key, value in stats.reduce().items()}
+    assert values["policy_loss", "choose"] == pytest.approx(-math.log(0.75))
+    assert values["policy_loss", "cut"] == pytest.approx(math.log(4))
+    assert values["policy_entropy", "cut"] == pytest.approx(math.log(4))
+    assert values["discrete_accuracy", "choose", "a"] == 1.0
 
 
 def test_heads_add_up_and_the_entropy_bonus_is_subtracted():

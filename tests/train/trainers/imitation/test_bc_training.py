@@ -191,6 +191,31 @@ def test_other_shapes_and_empty_data_are_refused():
         check_fits(InMemoryDataset(), env.observation_spaces_dict, env.action_spaces_dict)
 
 
+@pytest.mark.parametrize("move", [-1, 5])
+def test_choices_that_the_environment_does_not_have_are_refused(move):
+    env = counting_env()
+    dataset = recorded(counting_env)
+    dataset.step_records[1].substep_records[0].action = {"move": np.int64(move)}
+    with pytest.raises(ConfigError, match=rf"step 1: expected `move` to be in Discrete\(5\), found {move}\. Was it"):
+        check_fits(dataset, env.observation_spaces_dict, env.action_spaces_dict)
+
+
+def test_what_was_reached_before_a_number_that_is_not_finite_is_kept(tmp_path):
+    dataset = recorded(counting_env)
+    trainer = build_trainer(dataset=dataset, checkpoint_file=tmp_path / "latest.pt")
+    trainer.model_selection = BestModelSelection(tmp_path / "state_dict.pt", trainer.policy)
+    evaluator = BCValidationEvaluator(trainer.loss, trainer.model_selection, StepBatches(dataset, 4))
+    trainer.train(evaluator, n_epochs=1)
+    kept = weights(trainer)
+    trainer.data_loader._columns[ActorID(0, 0)].observations["count"][:] = math.nan
+    with pytest.raises(NonFiniteError, match="Epoch 2, minibatch 1: the loss is nan"):
+        trainer.train(evaluator, n_epochs=1)
+    again = build_trainer(dataset=dataset)
+    for file in ("latest.pt", "state_dict.pt"):
+        again.load_state(tmp_path / file)
+        assert torch.equal(weights(again), kept)
+
+
 def configured(*overrides):
     with initialize_config_module("maze.conf", version_base="1.3"):
         cfg = compose(
@@ -204,27 +229,83 @@ def configured(*overrides):
     return Factory(Runner).instantiate(cfg.runner), cfg
 
 
-@pytest.mark.parametrize("key", ["dir_or_file", "input_data"])
-def test_the_runner_trains_from_either_documented_key(tmp_path, monkeypatch, key):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    env = GymMazeEnv("CartPole-v1")
+def record_files(directory, n_episodes=3, env_id="CartPole-v1"):
+    from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+
+    directory.mkdir()
+    env = GymMazeEnv(env_id)
     env.seed(1)
     policy = RandomPolicy(env.action_spaces_dict)
     policy.seed(1)
     generator = RolloutGenerator(env, terminate_on_done=True)
-    from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-
-    writer = TrajectoryWriterFile(log_dir=str(tmp_path / "data"))
-    for _ in range(3):
+    writer = TrajectoryWriterFile(log_dir=str(directory))
+    for _ in range(n_episodes):
         writer.write(generator.rollout(policy, None))
-    runner, cfg = configured(f"runner.dataset.{key}={tmp_path / 'data'}")
+    return directory
+
+
+@pytest.mark.parametrize("key", ["dir_or_file", "input_data"])
+def test_the_runner_trains_from_either_documented_key(tmp_path, monkeypatch, key):
+    monkeypatch.chdir(tmp_path)
+    runner, cfg = configured(f"runner.dataset.{key}={record_files(tmp_path / 'data')}")
     with StatsContext():
         runner.setup(cfg)
         assert len(runner.evaluators) == 2
         runner.run()
     assert {"state_dict.pt", "latest.pt", "spaces_config.pkl"} <= {path.name for path in tmp_path.iterdir()}
     assert runner.trainer.model_selection.n_updates == 2
+
+
+def test_two_runs_with_the_same_seeds_write_the_same_weights(tmp_path, monkeypatch):
+    data = record_files(tmp_path / "data")
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        runner, cfg = configured(f"runner.dataset.dir_or_file={data}")
+        with StatsContext():
+            runner.setup(cfg)
+            runner.run()
+        found.append(weights(runner.trainer))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("split", "is_whole"), [("auto", False), ("steps", False), ("episodes", True)])
+def test_validation_data_are_single_steps_or_whole_episodes_as_configured(tmp_path, monkeypatch, split, is_whole):
+    monkeypatch.chdir(tmp_path)
+    data = record_files(tmp_path / "data")
+    runner, cfg = configured(f"runner.dataset.dir_or_file={data}", f"algorithm.validation_split={split}")
+    parts = []
+    monkeypatch.setattr(
+        "maze.train.trainers.imitation.bc_runners.StepBatches",
+        lambda part, *args, **kwargs: parts.append(part) or StepBatches(part, *args, **kwargs),
+    )
+    with StatsContext():
+        runner.setup(cfg)
+        runner.close()
+    episodes = [
+        {
+            number
+            for number, steps in enumerate(part.dataset.trajectory_references)
+            for index in part.indices
+            if index in steps
+        }
+        for part in parts
+    ]
+    assert sum(len(part.indices) for part in parts) == len(parts[0].dataset)
+    assert episodes[0].isdisjoint(episodes[1]) == is_whole
+
+
+def test_the_runner_refuses_data_of_another_environment_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = record_files(tmp_path / "data", n_episodes=1, env_id="MountainCar-v0")
+    runner, cfg = configured(f"runner.dataset.dir_or_file={data}")
+    with (
+        StatsContext(),
+        pytest.raises(ConfigError, match=r"runner\.dataset: observation of sub-step 0, step 0: expected `observation`"),
+    ):
+        runner.setup(cfg)
+    assert not (tmp_path / "state_dict.pt").exists()
 
 
 def test_missing_data_is_an_error_that_says_how_to_get_it(tmp_path, monkeypatch):

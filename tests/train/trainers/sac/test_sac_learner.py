@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from maze.core.agent import dense_networks
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_learner import SACLearner
@@ -161,3 +163,54 @@ def test_distributions_without_gradients_through_actions_are_refused_by_head():
     model = build_model(random_walk_env(), distributions=beta)
     with pytest.raises(ConfigError, match=r"Action head `push`.*SquashedGaussian"):
         SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+
+
+def structured_learner(critic="", **config):
+    return SACLearner(build_model(two_step_env(), critic), SACAlgorithmConfig(**config), [CHOOSE, CUT], seed=0)
+
+
+def structured_batch(n=8):
+    generator = torch.Generator().manual_seed(0)
+    return TransitionBatch(
+        actors=[CHOOSE, CUT],
+        observations=[
+            {"time": torch.rand(n, 1, generator=generator)},
+            {"choice": torch.rand(n, 2, generator=generator)},
+        ],
+        actions=[{"item": torch.arange(n) % 2}, {"where": torch.rand(n, 2, generator=generator)}],
+        rewards=torch.rand(n, 2, generator=generator),
+        next_observations=[
+            {"time": torch.rand(n, 1, generator=generator)},
+            {"choice": torch.rand(n, 2, generator=generator)},
+        ],
+        terminated=torch.arange(n) == 3,
+        n_substeps=torch.where(torch.arange(n) == 5, 1, 2),
+        has_next_step=torch.arange(n) != 3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (flat_learner, flat_batch()),
+        (structured_learner, structured_batch()),
+        (lambda **config: structured_learner("Shared", **config), structured_batch()),
+    ],
+    ids=["flat", "a critic for each sub-step", "shared critic"],
+)
+def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, batch):
+    config = {"lr": 0.01, "tau": 0.1, "max_grad_norm": 1.0}
+    fast = make(**config)
+    terms = [[value.item() for _, _, value in fast.update(batch)] for _ in range(5)]
+    with monkeypatch.context() as patched:
+        patched.setattr(dense_networks, "dense_networks", lambda networks: None)
+        patched.delattr(SquashedGaussianProbabilityDistribution, "rsample_with_log_prob")
+        plain = make(**config)
+        expected = [[value.item() for _, _, value in plain.update(batch)] for _ in range(5)]
+    for ours, theirs in zip(terms, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    for ours, theirs in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for key, pair in fast.critic.target_networks.items():
+        for ours, theirs in zip(pair.parameters(), plain.critic.target_networks[key].parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

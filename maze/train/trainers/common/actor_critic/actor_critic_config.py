@@ -71,17 +71,23 @@ class ActorCriticConfig(AlgorithmConfig):
     optimizer_eps: float = field(default=1e-5, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
 
+    kl_to_initial_coef: float = field(default=0.0, kw_only=True)
+    """Weight of KL(policy || initial policy): keeps a training that starts from a good policy close to it."""
+
+    kl_to_initial_decay: float = field(default=1.0, kw_only=True)
+    """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("epoch_length", "n_rollout_steps"):
             self.require_integer(name, minimum=1)
         for name in ("patience", "critic_burn_in_epochs"):
             self.require_integer(name, minimum=0)
-        for name in ("lr", "optimizer_eps"):
-            self.require_number(name, 0.0, above=True)
-        for name in ("gamma", "gae_lambda"):
+        self.require_number("lr", 0.0)  # 0 shows how good the initial policy is
+        self.require_number("optimizer_eps", 0.0, above=True)
+        for name in ("gamma", "gae_lambda", "kl_to_initial_decay"):
             self.require_number(name, 0.0, 1.0)
-        for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
+        for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm", "kl_to_initial_coef"):
             self.require_number(name, 0.0)
         if self.value_clip_range is not None:
             self.require_number("value_clip_range", 0.0, above=True)

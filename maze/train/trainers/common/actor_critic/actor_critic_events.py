@@ -56,6 +56,11 @@ class ActorCriticEvents(ABC):
         """KL divergence between the policy that sampled the rollout and the current one (PPO)."""
 
     @define_epoch_stats(np.mean)
+    @define_stats_grouping("substep_key")
+    def policy_kl_to_initial(self, substep_key: SubstepKey, value: float) -> None:
+        """KL divergence of the current policy from the one that the training started from, where it is penalised."""
+
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("critic_id")
     def critic_value(self, critic_id: SubstepKey, value: float) -> None:
         """Mean value predicted by a critic."""

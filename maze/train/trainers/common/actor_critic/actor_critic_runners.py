@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
@@ -13,22 +12,18 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.training_runner import TrainingRunner
+from maze.train.trainers.common.resumption import CHECKPOINT_FILE
+from maze.train.trainers.common.training_runner import TrainingRunner, default_concurrency
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-MIN_CONCURRENCY = 8
-"""Number of training environments where neither the user nor the number of CPU cores asks for more."""
-
-CHECKPOINT_FILE = "latest.pt"
 
 
 @dataclass
@@ -38,32 +33,38 @@ class ACRunner(TrainingRunner, ABC):
     :param trainer_class: The trainer, such as ``maze.train.trainers.ppo.ppo_trainer.PPO``.
     :param concurrency: Number of training environments; 0: one for each CPU core, but at least eight.
     :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
+    :param eval_repeats: Number of episodes per evaluation; ``None``: ``algorithm.rollout_evaluator.n_episodes``.
+    :param critic_burn_in_epochs: Number of epochs at the start in which the critic learns alone; ``None``:
+        ``algorithm.critic_burn_in_epochs``.
     """
 
     trainer_class: str | type[ActorCritic] = ""
     concurrency: int = 0
     eval_concurrency: int = 0
+    eval_repeats: int | None = None
+    critic_burn_in_epochs: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._envs: list[StructuredVectorEnv] = []
-        for name in ("concurrency", "eval_concurrency"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ConfigError(f"runner.{name}: expected an integer of at least 0, got {value!r}.")
+        for name in ("concurrency", "eval_concurrency", "eval_repeats", "critic_burn_in_epochs"):
+            value, minimum = getattr(self, name), 1 if name == "eval_repeats" else 0
+            if value is None and name in ("eval_repeats", "critic_burn_in_epochs"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise ConfigError(f"runner.{name}: expected an integer of at least {minimum}, got {value!r}.")
 
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         assert self.env_factory is not None
         trainer_class = self._trainer_type()
-        config = trainer_class.config_class.from_config(cfg.algorithm)
+        config = self._algorithm_config(trainer_class, cfg.algorithm)
         model = self._build_model(config.device)
         model_selection = BestModelSelection(
             dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval
         )
         try:
-            train_env = self._vector_env(self.concurrency or _default_concurrency(), "train")
+            train_env = self._training_env(self.concurrency or default_concurrency())
             evaluator = self._build_evaluator(getattr(config, "rollout_evaluator", None), model_selection)
             self._trainer = trainer_class(
                 algorithm_config=config,
@@ -79,20 +80,6 @@ class ACRunner(TrainingRunner, ABC):
             self.close()
             raise
 
-    @override(TrainingRunner)
-    def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
-        try:
-            super().run(n_epochs=n_epochs, **train_kwargs)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Closes all environments and their worker processes."""
-        for env in self._envs:
-            env.close()
-        self._envs.clear()
-
     @abstractmethod
     def create_distributed_env(
         self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
@@ -103,6 +90,13 @@ class ACRunner(TrainingRunner, ABC):
         :param concurrency: Number of environments.
         :param logging_prefix: Where their statistics are logged.
         """
+
+    def _algorithm_config(self, trainer_class: type[ActorCritic], algorithm: Any) -> ActorCriticConfig:
+        """The algorithm's configuration, in which the runner's own values take precedence."""
+        config = trainer_class.config_class.from_config(algorithm)
+        if self.critic_burn_in_epochs is not None:
+            config = replace(config, critic_burn_in_epochs=self.critic_burn_in_epochs)
+        return config
 
     def _trainer_type(self) -> type[ActorCritic]:
         if not self.trainer_class:
@@ -122,21 +116,20 @@ class ACRunner(TrainingRunner, ABC):
         return TorchActorCritic(policy=policy, critic=critic, device=device)
 
     def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
-        if config is None or isinstance(config, Evaluator):
-            return config
-        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
-        concurrency = self.eval_concurrency or max(1, min(n_episodes, _default_concurrency()))
-        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
-            config, eval_env=self._vector_env(concurrency, "eval"), model_selection=model_selection
-        )
+        if self.eval_repeats is not None:
+            if not isinstance(config, Mapping):
+                raise ConfigError(
+                    "runner.eval_repeats: there is no evaluator configured that could play so many episodes; configure "
+                    "`algorithm.rollout_evaluator`, or leave `runner.eval_repeats` empty."
+                )
+            config = {**config, "n_episodes": self.eval_repeats}
+        return self._rollout_evaluator(config, model_selection, self.create_distributed_env, self.eval_concurrency)
 
-    def _vector_env(self, concurrency: int, logging_prefix: str) -> StructuredVectorEnv:
+    def _training_env(self, concurrency: int) -> StructuredVectorEnv:
         assert self.env_factory is not None
-        # Evaluation learns no statistics: rewards of different epochs stay comparable.
-        factory = FrozenEnvFactory(self.env_factory) if logging_prefix == "eval" else self.env_factory
-        env = self.create_distributed_env(factory, concurrency, logging_prefix)
-        self._envs.append(env)
-        env.seed([self.maze_seeding.generate_env_instance_seed() for _ in range(concurrency)])
+        env = self.create_distributed_env(self.env_factory, concurrency, "train")
+        self._closing.append(env.close)
+        env.seed(self._env_seeds(concurrency))
         return env
 
 
@@ -160,7 +153,3 @@ class ACLocalRunner(ACRunner):
         self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
     ) -> SubprocVectorEnv:
         return SubprocVectorEnv([env_factory] * concurrency, logging_prefix=logging_prefix)
-
-
-def _default_concurrency() -> int:
-    return max(MIN_CONCURRENCY, os.cpu_count() or 1)

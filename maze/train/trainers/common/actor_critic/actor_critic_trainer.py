@@ -1,14 +1,13 @@
-"""What A2C and PPO have in common: the life cycle of a training, and one update after another."""
+"""What A2C, PPO and IMPALA have in common: what an update consists of."""
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
-from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.utils.checkpoint import load_into, load_state, save_state
+from maze.core.utils.checkpoint import load_into
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents, SubstepKey
@@ -31,8 +29,9 @@ from maze.train.trainers.common.actor_critic.non_finite import describe_non_fini
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.actor_critic.update_stats import UpdateStats
 from maze.train.trainers.common.actor_critic.valuation import value_rollout
-from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.trainers.common.progress import TrainingProgress
+from maze.train.trainers.common.epoch_trainer import EpochTrainer, new_episodes
+from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
+from maze.train.trainers.common.plain_state import from_plain, to_plain
 from maze.train.trainers.common.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 
-STATE_FORMAT = "maze_training_state"
-"""Key that tells the state of a training from plain weights; its value is the version of the format."""
-
 
 @dataclass
 class Losses:
@@ -60,7 +56,7 @@ class Losses:
     """Event of :class:`ActorCriticEvents`, sub-step or critic, and value of each term and of further statistics."""
 
 
-class ActorCritic(Trainer, ABC):
+class ActorCritic(EpochTrainer, ABC):
     """Base of the actor-critic trainers.
 
     Subclasses say what the policy's loss is and how a rollout is used for optimization.
@@ -88,7 +84,13 @@ class ActorCritic(Trainer, ABC):
         checkpoint_file: str | Path | None = None,
     ) -> None:
         self.config = self.config_class.from_config(algorithm_config)
-        super().__init__(self.config, model)
+        super().__init__(
+            self.config,
+            model,
+            evaluator=evaluator,
+            model_selection=model_selection,
+            checkpoint_file=checkpoint_file,
+        )
         self.model: TorchActorCritic = model
         if not isinstance(model.critic, TorchStateCritic):
             raise ConfigError(
@@ -96,11 +98,6 @@ class ActorCritic(Trainer, ABC):
             )
         self._critic: TorchStateCritic = model.critic
         self.rollout_generator = _vectorized(rollout_generator)
-        self.evaluator = evaluator
-        self.model_selection = model_selection
-        if model_selection is not None and getattr(evaluator, "model_selection", model_selection) is None:
-            evaluator.model_selection = model_selection  # type: ignore[union-attr]  # has the attribute
-        self.checkpoint_file = Path(checkpoint_file) if checkpoint_file is not None else None
 
         try:
             model.to(resolve_device(self.config.device))
@@ -111,16 +108,9 @@ class ActorCritic(Trainer, ABC):
         )
         self.generator = torch.Generator()
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-        self.epoch = 0
-        """Number of completed epochs."""
-        self.update = 0
-        """Number of completed updates of the current epoch."""
-        self._first_epoch = 0
-        """Number of epochs completed before the current call of :meth:`train`."""
-        self._is_finished = False
-        """Whether the last training came to its end."""
-        self._evaluated_epoch: int | None = None
         self._columns: RolloutColumns | None = None
+        self._initial_policy: InitialPolicy | None = None
+        """What the training started from, where the policy has to stay close to it."""
         self._stats = UpdateStats()
         aggregator = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._events = aggregator.create_event_topic(ActorCriticEvents)
@@ -157,102 +147,45 @@ class ActorCritic(Trainer, ABC):
                 "`algorithm.n_epochs`, or use `constant`."
             )
         self.optimizer.tie()
-        if self._is_finished:
-            self._first_epoch, self._is_finished = self.epoch, False
-        progress = TrainingProgress(n_epochs, self.config.epoch_length, self._steps_per_update())
-        with InterruptGuard(_announce_interrupt) as interrupt:
-            try:
-                while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
-                    self._evaluate_if_due(progress)
-                    if self._has_stopped_improving():
-                        print(f"-> early stopping: {self.config.patience} evaluations without improvement.", flush=True)
-                        break
-                    self._run_epoch(n_epochs, progress, interrupt)
-                self._evaluate_if_due(progress)
-            finally:
-                progress.close()
-        increment_log_step()
-        self._is_finished = True
-        self._save_checkpoint()
+        if self.config.kl_to_initial_coef and self._initial_policy is None:
+            self._initial_policy = InitialPolicy(self.model.policy)
+        self._train_epochs(n_epochs)
 
-    def _run_epoch(self, n_epochs: int, progress: TrainingProgress, interrupt: InterruptGuard) -> None:
-        self._stop_if_requested(interrupt)
-        first = self._first_epoch
-        progress.start_epoch(self.epoch - first)
-        while self.update < self.config.epoch_length:
-            done = (self.epoch - first + self.update / self.config.epoch_length) / max(n_epochs, 1)
-            self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, done)
-            self._update()
-            self.update += 1
-            progress.update_done()
-            self._stop_if_requested(interrupt)
-        self.epoch, self.update = self.epoch + 1, 0
-        progress.before_output()
-        self._write_epoch_stats()
-        increment_log_step()
-        self._stats.add("time_epoch", progress.epoch_done(self.epoch, self.epoch - first))
-        self._save_checkpoint()
+    @override(EpochTrainer)
+    def _before_update(self, share_done: float) -> None:
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, share_done)
 
-    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
-        """Evaluates the current policy.
-
-        :param deterministic: Take the most probable actions; ``None`` leaves it to the evaluator.
-        :param repeats: How often.
-        """
-        if self.evaluator is None:
-            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
-        configured = getattr(self.evaluator, "deterministic", None)
-        try:
-            if deterministic is not None and configured is not None:
-                self.evaluator.deterministic = deterministic  # type: ignore[attr-defined]  # has the attribute
-            for _ in range(repeats):
-                self.evaluator.evaluate(self.model.policy)
-        finally:
-            if configured is not None:
-                self.evaluator.deterministic = configured  # type: ignore[attr-defined]  # has the attribute
-
-    def _evaluate_if_due(self, progress: TrainingProgress) -> None:
-        """Evaluates once between two epochs; not while the critic learns alone and the policy stays what it is."""
-        is_new = self._evaluated_epoch != self.epoch and self.update == 0
-        if not is_new or 0 < self.epoch <= self.config.critic_burn_in_epochs:
-            return
-        self._evaluated_epoch = self.epoch
-        progress.before_output()
-        if self.evaluator is not None:
-            self.evaluate()
-        elif self.model_selection is not None and self.epoch > 0:
-            self.model_selection.update(self._mean_training_reward())
-
-    def _mean_training_reward(self) -> float:
-        try:
-            value = self.rollout_generator.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
-        except KeyError:  # no episode ended in this epoch
-            return math.nan
-        assert isinstance(value, int | float)
-        return float(value)
-
-    def _has_stopped_improving(self) -> bool:
-        patience, selection = self.config.patience, self.model_selection
-        return patience > 0 and selection is not None and selection.last_improvement >= patience
-
-    def _stop_if_requested(self, interrupt: InterruptGuard) -> None:
-        """After a signal, ends the training with everything saved."""
-        if interrupt.signum is None:
-            return
-        self._save_checkpoint()
-        increment_log_step()
-        saved = f" Its state is saved in `{self.checkpoint_file}`." if self.checkpoint_file is not None else ""
-        raise TrainingInterrupted(
-            interrupt.signum, f"Training was interrupted in epoch {self.epoch + 1} after update {self.update}.{saved}"
-        )
-
+    @override(EpochTrainer)
     def _write_epoch_stats(self) -> None:
         self._stats.publish(self._events)
         self._events_aggregator.reduce()
         self.rollout_generator.env.write_epoch_stats()
 
+    @override(EpochTrainer)
+    def _epoch_done(self, seconds: float) -> None:
+        self._stats.add("time_epoch", seconds)
+
+    @override(EpochTrainer)
+    def _steps_per_update(self) -> int:
+        return self.config.n_rollout_steps * int(self.rollout_generator.env.n_envs)
+
+    @override(EpochTrainer)
+    def _training_statistics(self) -> LogStatsAggregator:
+        statistics: LogStatsAggregator = self.rollout_generator.env.epoch_stats
+        return statistics
+
+    @override(EpochTrainer)
+    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+        return {"updates": self._events_aggregator, "episodes": self._training_statistics()}
+
+    @property
+    @override(EpochTrainer)
+    def _policy(self) -> TorchPolicy:
+        return self.model.policy
+
     # -- one update ------------------------------------------------------------------------------------
 
+    @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
         try:
@@ -291,11 +224,16 @@ class ActorCritic(Trainer, ABC):
                 loss, extra = self._policy_loss(log_probs[index], part.old_log_probs[index], advantage)
                 terms += [("policy_loss", key, loss), ("policy_entropy", key, output.entropy.mean())]
                 terms += [(event, key, value) for event, value in extra.items()]
+                if self._initial_policy is not None and not self._critic_learns_alone:
+                    observation = part.record.observations[index]
+                    kl = self._initial_policy.divergence(output.prob_dist, observation, output.actor_id)
+                    terms.append(("policy_kl_to_initial", key, kl.mean()))
             terms += self._value_terms(part, critic_output.values, part.n_rows / batch.n_rows)
         weights = {
             "policy_loss": self.config.policy_loss_coef,
             "policy_entropy": -self.config.entropy_coef,
             "critic_value_loss": self.config.value_loss_coef,
+            "policy_kl_to_initial": self._kl_to_initial_coef,
         }
         if self._critic_learns_alone:
             weights = {"critic_value_loss": self.config.value_loss_coef}
@@ -343,8 +281,11 @@ class ActorCritic(Trainer, ABC):
     def _critic_learns_alone(self) -> bool:
         return self.epoch < self.config.critic_burn_in_epochs
 
-    def _steps_per_update(self) -> int:
-        return self.config.n_rollout_steps * int(self.rollout_generator.env.n_envs)
+    @property
+    def _kl_to_initial_coef(self) -> float:
+        config = self.config
+        n_learning_epochs = self.epoch - config.critic_burn_in_epochs
+        return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
 
     def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
         directory = self.checkpoint_file.parent if self.checkpoint_file is not None else Path()
@@ -354,62 +295,42 @@ class ActorCritic(Trainer, ABC):
 
     # -- state -----------------------------------------------------------------------------------------
 
-    @override(Trainer)
-    def state_dict(self) -> dict[str, Any]:
-        return self.model.state_dict()
+    _keys_of_version_1: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Loads weights; those of a policy alone leave the critic as it is.
+        super().load_state_dict(state_dict, origin)
+        self._initial_policy = None
 
-        :param state_dict: Weights as :meth:`state_dict` gives them.
-        :param origin: Where they come from, for error messages.
-        """
-        is_policy_alone = set(state_dict) == set(self.model.policy.state_dict())
-        load_into(self.model.policy if is_policy_alone else self.model, state_dict, origin)
-        self._evaluated_epoch = None
-
-    @override(Trainer)
-    def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        state = load_state(file_path)
-        origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
-        if STATE_FORMAT in state:
-            self.load_training_state(state, origin)
-        else:
-            self.load_state_dict(state, origin)
-
-    def training_state(self) -> dict[str, Any]:
-        """All that the training itself consists of: weights, optimizer, random generators, progress, best model."""
+    @override(EpochTrainer)
+    def _own_state(self) -> dict[str, Any]:
+        env = self.rollout_generator.env
         return {
-            STATE_FORMAT: 1,
-            "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "epoch": self.epoch,
-            "update": self.update,
-            "first_epoch": self._first_epoch,
-            "is_finished": self._is_finished,
-            "evaluated_epoch": self._evaluated_epoch,
             "generator": self.generator.get_state(),
             "policy_generators": self.model.policy.rng_state(),
-            "wrapper_statistics": self.rollout_generator.env.wrapper_statistics(),
-            "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
+            "environments": to_plain(env.episodes_state()),
+            "wrapper_statistics": env.wrapper_statistics(),
+            "update_statistics": self._stats.state(),
+            "initial_policy": None if self._initial_policy is None else self._initial_policy.policy.state_dict(),
         }
 
-    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
-        """Continues from a state that :meth:`training_state` returned; environments start new episodes."""
-        load_into(self.model, state["model"], origin)
+    @override(EpochTrainer)
+    def _load_own_state(self, state: Mapping[str, Any], origin: str | Path) -> list[str]:
         self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.update = state["epoch"], state["update"]
-        self._first_epoch, self._is_finished = state["first_epoch"], state["is_finished"]
-        self._evaluated_epoch = state["evaluated_epoch"]
         self.generator.set_state(state["generator"])
         self.model.policy.set_rng_state(state["policy_generators"])
-        self.rollout_generator.env.load_wrapper_statistics(state.get("wrapper_statistics", []))
-        if self.model_selection is not None and state["model_selection"] is not None:
-            self.model_selection.load_state_dict(state["model_selection"])
-
-    def _save_checkpoint(self) -> None:
-        if self.checkpoint_file is not None:
-            save_state(self.checkpoint_file, self.training_state())
+        self._stats.load_state(state.get("update_statistics", ()))
+        self._initial_policy = None
+        if state.get("initial_policy") is not None:
+            self._initial_policy = InitialPolicy(self.model.policy)
+            load_into(self._initial_policy.policy, state["initial_policy"], origin)
+        env = self.rollout_generator.env
+        problems: list[str] = []
+        if "environments" in state:
+            problems = new_episodes(env.load_episodes_state(from_plain(state["environments"])))
+        env.load_wrapper_statistics(state.get("wrapper_statistics", []))
+        self.rollout_generator.reset()
+        return problems
 
     @property
     def _policy_networks(self) -> list[Any]:
@@ -429,9 +350,3 @@ def _vectorized(generator: RolloutGenerator | DistributedActors) -> Any:
         return generator
     env: Any = generator.env
     return RolloutGenerator(SequentialVectorEnv([lambda: env], logging_prefix="train"))
-
-
-def _announce_interrupt(signal_name: str) -> None:
-    print(
-        f"{signal_name}: ending after the current update; interrupt again to stop at once.", file=sys.stderr, flush=True
-    )

@@ -17,6 +17,7 @@ def actor_stream_gae(
     step_complete: np.ndarray,
     gamma: float,
     gae_lambda: float,
+    actor_done: np.ndarray | None = None,
 ) -> np.ndarray:
     """Generalized advantage estimation along the decisions of each actor, however irregularly it acts.
 
@@ -31,13 +32,15 @@ def actor_stream_gae(
     :param terminated: ``[n_ticks, n_envs]``, the episode ended by itself.
     :param truncated: ``[n_ticks, n_envs]``, the episode was cut off.
     :param step_complete: ``[n_ticks, n_envs]``, the tick completed an environment step, which is what is discounted.
-    :return: Advantages ``[n_ticks, n_envs]``.
+    :param actor_done: ``[n_ticks, n_envs]``, the actor left for good: nothing follows for it.
+    :return: Advantages ``[n_ticks, n_envs]``; zero where :func:`has_known_reward` says no.
     """
     n_ticks, n_envs = rewards.shape
     advantages = np.empty_like(values)
     environments = np.arange(n_envs)
     following_value = last_values.astype(values.dtype, copy=True)
     following_advantage = np.zeros_like(following_value)
+    is_known = has_known_reward(step_complete)
     for tick in reversed(range(n_ticks)):
         done = terminated[tick] | truncated[tick]
         following_advantage[done] = 0.0
@@ -48,8 +51,20 @@ def actor_stream_gae(
         following_value *= discount
         following_advantage *= discount
         acting = (environments, actors[tick])
+        if actor_done is not None:
+            left = (environments[actor_done[tick]], actors[tick][actor_done[tick]])
+            following_value[left] = following_advantage[left] = 0.0
         delta = rewards[tick] + following_value[acting] - values[tick]
-        advantages[tick] = delta + gae_lambda * following_advantage[acting]
+        advantages[tick] = np.where(is_known[tick], delta + gae_lambda * following_advantage[acting], 0.0)
         following_value[acting] = values[tick]
         following_advantage[acting] = advantages[tick]
     return advantages
+
+
+def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
+    """Where actors have been told their rewards, which is when a step is completed: not in one that is under way still.
+
+    :param step_complete: ``[n_ticks, n_envs]``, the tick completed an environment step.
+    """
+    known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
+    return known

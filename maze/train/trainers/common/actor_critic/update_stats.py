@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,14 @@ class UpdateStats:
         """
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
         self._values.setdefault(_Row(event, group), []).append(tensor)
+
+    def state(self) -> list[tuple[str, SubstepKey | None, Tensor]]:
+        """The values collected so far."""
+        return [(row.event, row.group, torch.stack(values)) for row, values in self._values.items()]
+
+    def load_state(self, state: Iterable[tuple[str, SubstepKey | None, Tensor]]) -> None:
+        """Continues from a state that :meth:`state` returned."""
+        self._values = {_Row(event, group): list(values.unbind()) for event, group, values in state}
 
     def publish(self, events: ActorCriticEvents) -> None:
         """Fires the mean of each event and group, and starts over; this is the only place that waits for the device."""

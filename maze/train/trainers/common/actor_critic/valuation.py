@@ -16,12 +16,13 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.trainers.common.actor_critic.actor_streams import actor_stream_gae
+from maze.train.trainers.common.actor_critic.actor_streams import actor_stream_gae, has_known_reward
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.rollout.rollout_columns import RolloutColumns, SubstepColumns
+    from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.core.rollout.substep_columns import SubstepColumns
 
 Place = tuple[int, int]
 """(time, environment)"""
@@ -99,8 +100,10 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
         group.old_log_probs = policy_output.joint_log_probs_for_actions(group.record.actions)
         group.values = critic_output.detached_values[0]
         values[group.place] = group.values.cpu().numpy()
+    is_known: np.ndarray | None = None
     if columns.actor_rewards is not None and isinstance(model.critic, TorchStepStateCritic):
         advantages = _advantages_of_actors(model, columns, values, gamma, gae_lambda)
+        is_known = has_known_reward(columns.step_complete)
     else:
         ends = bootstrap(model, columns)
         advantages = structured_gae(
@@ -116,15 +119,17 @@ def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: fl
     parts = []
     for group in groups:
         advantage = torch.from_numpy(advantages[group.place]).to(model.device)
-        parts.append(
-            AlignedSubsteps(
-                record=group.record,
-                advantages=[advantage],
-                old_log_probs=group.old_log_probs,
-                targets=[advantage + group.values],
-                old_values=[group.values],
-            )
+        part = AlignedSubsteps(
+            record=group.record,
+            advantages=[advantage],
+            old_log_probs=group.old_log_probs,
+            targets=[advantage + group.values],
+            old_values=[group.values],
         )
+        if is_known is not None and not is_known[group.place].all():
+            part = part.rows(torch.from_numpy(np.flatnonzero(is_known[group.place])).to(model.device))
+        if part.n_rows:
+            parts.append(part)
     return RolloutBatch(parts, max(1, int(columns.step_complete.sum())))
 
 
@@ -238,6 +243,7 @@ def _advantages_of_actors(
         step_complete=columns.step_complete,
         gamma=gamma,
         gae_lambda=gae_lambda,
+        actor_done=columns.actor_done,
     )
 
 

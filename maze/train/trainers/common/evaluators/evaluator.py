@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -15,3 +16,14 @@ class Evaluator(ABC):
     @abstractmethod
     def evaluate(self, policy: TorchPolicy) -> None:
         """Evaluates the policy as it is; results go into statistics and, where there is one, a model selection."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next evaluations depend on besides the policy, in numbers and arrays."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continues from a state that :meth:`state_dict` returned.
+
+        :return: What could not be continued.
+        """
+        return []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -24,3 +25,15 @@ class MultiEvaluator(Evaluator):
     def evaluate(self, policy: TorchPolicy) -> None:
         for evaluator in self.evaluators:
             evaluator.evaluate(policy)
+
+    @override(Evaluator)
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluators": [evaluator.state_dict() for evaluator in self.evaluators]}
+
+    @override(Evaluator)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        states = state_dict.get("evaluators", [])
+        if len(states) != len(self.evaluators):
+            return [f"there were {len(states)} evaluators, now there are {len(self.evaluators)}"]
+        pairs = zip(self.evaluators, states, strict=True)
+        return [problem for evaluator, state in pairs for problem in evaluator.load_state_dict(state)]

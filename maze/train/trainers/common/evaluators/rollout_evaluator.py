@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
+from maze.train.trainers.common.plain_state import statistics_from_plain, statistics_to_plain
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -27,15 +29,19 @@ Rows = dict[str, np.ndarray]
 
 
 class RolloutEvaluator(Evaluator):
-    """Rolls a policy out for a number of episodes and reports their mean reward.
+    """Rolls a policy out for a number of episodes and reports their mean reward, or another statistic or KPI.
 
     Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
     come from, would favour short episodes.
 
     :param eval_env: Vector environment, or one environment with statistics (``LogStatsWrapper``).
     :param n_episodes: Number of episodes.
-    :param model_selection: Told about the mean reward; ``None``: nobody is.
+    :param model_selection: Told about the mean reward (or the objective); ``None``: nobody is.
     :param deterministic: Take the most probable actions instead of drawing them.
+    :param objective: Statistic or KPI that the best model is chosen by, such as ``kpi/waste``; ``None``: the mean
+        reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
+    :param maximize: Whether more of it is better.
+    :param constraints: What has to hold for the best model, such as ``invalid_cut <= 0``.
     """
 
     def __init__(
@@ -44,6 +50,10 @@ class RolloutEvaluator(Evaluator):
         n_episodes: int,
         model_selection: ModelSelectionBase | None,
         deterministic: bool = False,
+        *,
+        objective: str | None = None,
+        maximize: bool = True,
+        constraints: Sequence[str] = (),
     ) -> None:
         if n_episodes < 1:
             raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
@@ -51,6 +61,7 @@ class RolloutEvaluator(Evaluator):
         self.n_episodes = n_episodes
         self.model_selection = model_selection
         self.deterministic = deterministic
+        self.criterion = SelectionCriterion(objective, maximize, constraints)
 
     @override(Evaluator)
     def evaluate(self, policy: TorchPolicy) -> None:
@@ -65,7 +76,23 @@ class RolloutEvaluator(Evaluator):
         if not np.isfinite(reward):
             logger.warning("The mean reward of the evaluation is %s.", reward)
         if self.model_selection is not None:
-            self.model_selection.update(reward)
+            tell(self.model_selection, self.criterion, self.eval_env.get_stats(LogStatsLevel.EPOCH).last_stats)
+
+    @override(Evaluator)
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"statistics": statistics_to_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH))}
+        if isinstance(self.eval_env, StructuredVectorEnv):
+            state["environments"] = self.eval_env.episodes_state(with_running=False)
+        return state
+
+    @override(Evaluator)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        statistics_from_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH), state_dict.get("statistics", ()))
+        states = state_dict.get("environments")
+        if states is None or not isinstance(self.eval_env, StructuredVectorEnv):
+            return ["evaluation episodes may not be those that would have followed: their seeds are not known"]
+        problems = self.eval_env.load_episodes_state(states)
+        return [f"evaluation environment {index} starts anew: {problem}" for index, problem in problems.items()]
 
     def episodes_per_env(self, n_envs: int) -> np.ndarray:
         """How many episodes each environment contributes, as evenly as possible."""

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 class BestModelSelection(ModelSelectionBase):
     """Writes the model whenever its evaluation is at least as good as all before, and keeps a copy of these weights.
 
+    Where there are constraints, an evaluation that fulfils them is better than any that does not; as long as none does,
+    the one that comes nearest is the best.
+
     :param dump_file: Where to write the best model's weights; ``None`` keeps them in memory only.
     :param model: The model that is trained; ``None`` only keeps track of the best evaluation.
     :param dump_interval: Additionally write the current weights after every so many evaluations, next to
@@ -46,6 +49,8 @@ class BestModelSelection(ModelSelectionBase):
         self.dump_interval = dump_interval
         self.verbose = verbose
         self.best_reward = -math.inf
+        self.best_violation = math.inf
+        """How far the best evaluation is from fulfilling the constraints; 0: it does."""
         self.last_improvement = 0
         """Number of evaluations since the best one."""
         self.n_updates = 0
@@ -53,16 +58,25 @@ class BestModelSelection(ModelSelectionBase):
 
     @override(ModelSelectionBase)
     def update(self, reward: float) -> None:
+        self.update_constrained(reward, 0.0)
+
+    @override(ModelSelectionBase)
+    def update_constrained(self, reward: float, violation: float) -> None:
         self.n_updates += 1
         self.last_improvement += 1
-        if math.isnan(reward):
-            logger.warning("The evaluation's mean reward is NaN; this model is not considered for the best one.")
-        elif reward > self.best_reward:
-            print(f"-> new overall best model {reward:.5f}!")
-            self.best_reward = float(reward)
+        rank, best_rank = (-violation, reward), (-self.best_violation, self.best_reward)
+        if not math.isfinite(reward):
+            shown = "NaN" if math.isnan(reward) else f"{reward}"
+            logger.warning("The evaluation's score is %s; this model is not considered for the best one.", shown)
+        elif not math.isfinite(violation):
+            logger.warning("A constraint cannot be checked; this model is not considered for the best one.")
+        elif rank > best_rank:
+            broken = f" (constraints are broken by {violation:.5g})" if violation else ""
+            print(f"-> new overall best model {reward:.5f}!{broken}")
+            self.best_reward, self.best_violation = float(reward), float(violation)
             self.last_improvement = 0
             self._keep_current_model()
-        elif reward == self.best_reward:
+        elif rank == best_rank:
             # Where evaluations reach a ceiling, the model that was trained for longer is the more robust one. This is
             # no improvement: patience goes on counting.
             self._keep_current_model()
@@ -81,6 +95,7 @@ class BestModelSelection(ModelSelectionBase):
         """Everything needed to continue the selection."""
         return {
             "best_reward": self.best_reward,
+            "best_violation": self.best_violation,
             "last_improvement": self.last_improvement,
             "n_updates": self.n_updates,
             "best_weights": self._best_weights,
@@ -89,9 +104,13 @@ class BestModelSelection(ModelSelectionBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues the selection that :meth:`state_dict` was taken from."""
         self.best_reward = state_dict["best_reward"]
+        # states of earlier releases know no constraints
+        self.best_violation = state_dict.get("best_violation", 0.0 if self.best_reward > -math.inf else math.inf)
         self.last_improvement = state_dict["last_improvement"]
         self.n_updates = state_dict["n_updates"]
         self._best_weights = state_dict["best_weights"]
+        if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
+            save_state(self.dump_file, self._best_weights)  # the directory of a run that goes on with another one
 
     def _keep_current_model(self) -> None:
         if self.model is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 
@@ -14,3 +15,11 @@ class ModelSelectionBase(ABC):
 
         :param reward: Mean reward of the evaluation; more is better.
         """
+
+    def update_constrained(self, reward: float, violation: float) -> None:
+        """Takes notice of an evaluation that had constraints to fulfil.
+
+        :param reward: Score of the evaluation; more is better.
+        :param violation: How far it is from fulfilling them; 0: it does.
+        """
+        self.update(reward if violation == 0 else -math.inf)

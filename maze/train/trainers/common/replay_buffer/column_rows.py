@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,18 @@ class RolloutRows:
     def reset(self) -> None:
         """Drops steps that are under way: the environments are going to be reset."""
         self._steps = [_Step() for _ in self._steps]
+
+    def state(self) -> list[dict[str, Any]]:
+        """The steps that are under way, by environment."""
+        return [dict(vars(step)) for step in self._steps]
+
+    def load_state(self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = ()) -> None:
+        """Continues from a state that :meth:`state` returned.
+
+        :param state: The state.
+        :param new_episodes: Environments that begin new episodes instead.
+        """
+        self._steps = [_Step() if index in new_episodes else _Step(**step) for index, step in enumerate(state)]
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         """The rows of a rollout.

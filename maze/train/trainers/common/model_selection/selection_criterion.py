@@ -1,0 +1,215 @@
+"""What makes one evaluation better than another: a statistic or KPI, subject to limits on others."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey
+from maze.core.log_stats.stats_format import event_names, scalar_value
+
+if TYPE_CHECKING:
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+
+logger = logging.getLogger(__name__)
+
+MEAN_REWARD = "BaseEnvEvents/reward/mean"
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+_CONSTRAINT = re.compile(r"^\s*(?P<name>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<bound>\S+)\s*$")
+_SMALLEST_VIOLATION = 1e-9
+_N_SHOWN = 20
+
+
+class Judgement(NamedTuple):
+    """How good an evaluation is."""
+
+    score: float
+    """More is better; NaN: it cannot be the best."""
+    violation: float
+    """0: all constraints hold; the more, the farther from that."""
+
+
+class Constraint(NamedTuple):
+    """A limit on a statistic."""
+
+    text: str
+    name: str
+    sign: str
+    bound: float
+
+    @classmethod
+    def parse(cls, text: Any) -> Constraint:
+        """Reads ``<statistic> <=, >=, <, > or == <number>``."""
+        match = _CONSTRAINT.match(text) if isinstance(text, str) else None
+        bound = _number(match["bound"]) if match else None
+        if match is None or bound is None:
+            raise ConfigError(
+                f"constraints: cannot read {text!r}. Expected a statistic or KPI, a comparison and a number, for "
+                "instance 'kpi/waste <= 0.1'."
+            )
+        return cls(" ".join(text.split()), match["name"], match["sign"], bound)
+
+    def violation(self, value: float) -> float:
+        """How far a value is from what is allowed, relative to the bound; 0: it is allowed."""
+        if _COMPARISONS[self.sign](value, self.bound):
+            return 0.0
+        if math.isnan(value):
+            return math.inf
+        return max(abs(value - self.bound), _SMALLEST_VIOLATION) / max(1.0, abs(self.bound))
+
+
+class SelectionCriterion:
+    """Judges evaluations by their epoch statistics.
+
+    A statistic is named as TensorBoard shows it, with or without the prefix and the interface
+    (``eval_BaseEnvEvents/kpi/mean/waste``, ``kpi/mean/waste``). The mean, or an event's only statistic, needs no name
+    of its own (``kpi/waste``, ``invalid_cut``).
+
+    :param objective: The statistic that counts; ``None``: the mean reward.
+    :param maximize: Whether more of it is better.
+    :param constraints: What has to hold, such as ``kpi/waste <= 0.1``. Events that have never occurred count as 0.
+    """
+
+    def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
+        if not isinstance(maximize, bool):
+            raise ConfigError(f"maximize: expected true or false, got {maximize!r}.")
+        if isinstance(constraints, str) or not all(isinstance(text, str) for text in constraints):
+            raise ConfigError(f"constraints: expected a list of texts such as 'kpi/waste <= 0.1', got {constraints!r}.")
+        self.objective = MEAN_REWARD if objective is None else objective
+        self.maximize = maximize
+        self.constraints = [Constraint.parse(text) for text in constraints]
+        self._announced: set[str] = set()
+
+    def judge(self, stats: LogStats) -> Judgement:
+        """The score of an evaluation, and how far it is from fulfilling the constraints."""
+        value = find_statistic(stats, self.objective)
+        if value is None:
+            raise ConfigError(
+                f"objective: the evaluation has no statistic or KPI {self.objective!r}."
+                f"{_suggestion(stats, self.objective)} An event that does not occur in every evaluation makes no "
+                "objective; a KPI that counts it does."
+            )
+        violation = sum(
+            constraint.violation(self._constrained_value(stats, constraint)) for constraint in self.constraints
+        )
+        return Judgement(value if self.maximize else -value, violation)
+
+    def _constrained_value(self, stats: LogStats, constraint: Constraint) -> float:
+        value = find_statistic(stats, constraint.name)
+        if value is not None:
+            return value
+        if _closest(stats, constraint.name) is not None:
+            raise ConfigError(
+                f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {constraint.name!r}."
+                f"{_suggestion(stats, constraint.name)}"
+            )
+        if constraint.text not in self._announced:
+            self._announced.add(constraint.text)
+            logger.warning(
+                "Constraint %r: the evaluation has no such statistic or KPI; taken for an event that did not occur, "
+                "which counts as 0.%s",
+                constraint.text,
+                _suggestion(stats, constraint.name),
+            )
+        return 0.0
+
+
+def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: LogStats) -> None:
+    """Tells a model selection about an evaluation.
+
+    :param selection: The model selection.
+    :param criterion: What judges the evaluation.
+    :param stats: The evaluation's epoch statistics.
+    """
+    score, violation = criterion.judge(stats)
+    if criterion.constraints:
+        selection.update_constrained(score, violation)
+    else:
+        selection.update(score)
+
+
+def find_statistic(stats: LogStats, name: str) -> float | None:
+    """The value of the statistic with this name; ``None``: there is none.
+
+    :param stats: Statistics of one level.
+    :param name: See :class:`SelectionCriterion`.
+    """
+    wanted = _tokens(name)
+    numbers = [(key, number) for key, value in stats.items() if (number := scalar_value(value)) is not None]
+    exact = [(key, number) for key, number in numbers if wanted in _spellings(key)]
+    found = exact or [(key, number) for key, number in numbers if wanted in _spellings_without_output(key)]
+    if len(found) > 1:
+        raise ConfigError(
+            f"{name!r} may mean any of {', '.join(_full_name(key) for key, _ in found)}; name one of them."
+        )
+    return found[0][1] if found else None
+
+
+def _spellings(key: LogStatsKey) -> list[tuple[str, ...]]:
+    interface, method = event_names(key.event)
+    group = [str(part) for part in key.group or ()]
+    bodies = [[method, *([key.output_name] if key.output_name is not None else []), *group]]
+    if key.output_name == "mean":
+        bodies.append([method, *group])
+    return [_tokens("/".join(parts)) for body in bodies for parts in (body, [interface, *body])]
+
+
+def _spellings_without_output(key: LogStatsKey) -> list[tuple[str, ...]]:
+    interface, method = event_names(key.event)
+    body = [method, *(str(part) for part in key.group or ())]
+    return [_tokens("/".join(parts)) for parts in (body, [interface, *body])]
+
+
+def _full_name(key: LogStatsKey) -> str:
+    return "/".join(_spellings(key)[1])
+
+
+def _tokens(name: str) -> tuple[str, ...]:
+    tokens = tuple(re.split(r"[\s/.]+", name.strip()))
+    first = tokens[0].removeprefix("eval_")
+    return tokens[1:] if first == "eval" else (first, *tokens[1:])
+
+
+def _names(stats: LogStats) -> list[str]:
+    return sorted({_full_name(key) for key, value in stats.items() if scalar_value(value) is not None})
+
+
+def _closest(stats: LogStats, name: str) -> str | None:
+    wanted = "/".join(_tokens(name))
+    spellings: dict[str, LogStatsKey] = {}
+    for spell in (_spellings, _spellings_without_output):
+        for key, value in stats.items():
+            if scalar_value(value) is not None:
+                for spelling in spell(key):
+                    spellings.setdefault("/".join(spelling), key)
+    close = get_close_matches(wanted, spellings, n=1, cutoff=0.8)
+    return _full_name(spellings[close[0]]) if close else None
+
+
+def _suggestion(stats: LogStats, name: str) -> str:
+    names = _names(stats)
+    close = _closest(stats, name)
+    meant = f" Did you mean {close!r}?" if close else ""
+    more = f" and {len(names) - _N_SHOWN} more" if len(names) > _N_SHOWN else ""
+    return f"{meant} Known: {', '.join(names[:_N_SHOWN]) or 'none'}{more}."
+
+
+def _number(text: str) -> float | None:
+    try:
+        value: Any = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else float(value)

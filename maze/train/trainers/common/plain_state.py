@@ -1,0 +1,91 @@
+"""States as tensors and plain values, which load without running code of the file."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from maze.core.log_stats.log_stats import LogStatsAggregator
+from maze.core.log_stats.stats_plan import PassedThrough
+
+logger = logging.getLogger(__name__)
+
+_ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
+
+
+def to_plain(value: Any) -> Any:
+    """Replaces what only NumPy and Maze know, at any depth.
+
+    :raises TypeError: Something else than numbers, texts, arrays, tensors and containers of them.
+    """
+    plain: Any = value
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
+        plain = {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: torch.from_numpy(np.array(value))}
+    elif type(value) is PassedThrough:
+        plain = {_PASSED: [to_plain(item) for item in value]}
+    elif isinstance(value, Mapping):
+        plain = {to_plain(key): to_plain(item) for key, item in value.items()}
+    elif isinstance(value, tuple):
+        plain = tuple(to_plain(item) for item in value)
+    elif isinstance(value, list):
+        plain = [to_plain(item) for item in value]
+    elif not (value is None or isinstance(value, torch.Tensor) or type(value) in (bool, int, float, str, bytes)):
+        raise TypeError(f"a {type(value).__name__} cannot be saved")
+    return plain
+
+
+def from_plain(value: Any) -> Any:
+    """What :func:`to_plain` was given; named tuples come back as tuples."""
+    if isinstance(value, dict):
+        if len(value) == 1:
+            ((kind, content),) = value.items()
+            if kind == _ARRAY:
+                return content.numpy()
+            if kind == _SCALAR:
+                return content.numpy()[()]
+            if kind == _PASSED:
+                return PassedThrough(from_plain(content))
+        return {key: from_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(from_plain(item) for item in value)
+    return value
+
+
+def statistics_to_plain(aggregator: LogStatsAggregator) -> list[Any]:
+    """What an aggregator has collected, as far as it can be saved."""
+    rows = []
+    for row in aggregator.state():
+        try:
+            rows.append(to_plain(row))
+        except TypeError as error:  # noqa: PERF203 - rows fail one by one
+            logger.warning("Values of the statistic %s are missing in the checkpoint: %s.", row["event"][1], error)
+    return rows
+
+
+def statistics_from_plain(aggregator: LogStatsAggregator, rows: Iterable[Any]) -> None:
+    """Has an aggregator continue from what :func:`statistics_to_plain` gave."""
+    aggregator.load_state(from_plain(list(rows)))
+
+
+def global_generators_state() -> dict[str, Any]:
+    """State of the global generators of Python, NumPy and torch, which user code may draw from."""
+    return {
+        "python": random.getstate(),
+        "numpy": to_plain(np.random.get_state()),  # noqa: NPY002 (the global generator is the point)
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # type: ignore[no-untyped-call]
+    }
+
+
+def set_global_generators_state(state: Mapping[str, Any]) -> None:
+    """Continues from a state of :func:`global_generators_state`."""
+    random.setstate(state["python"])
+    np.random.set_state(from_plain(state["numpy"]))  # noqa: NPY002 (the global generator is the point)
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

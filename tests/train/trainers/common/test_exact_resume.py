@@ -1,0 +1,400 @@
+"""A training that was stopped and resumed equals the one that never stopped, bit for bit, for every trainer."""
+
+import copy
+import functools
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
+from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.utils.checkpoint import load_state, save_state
+from maze.core.utils.factory import Factory
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.runner import Runner
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.epoch_trainer import STATE_FORMAT
+from maze.train.trainers.common.interrupt import TrainingInterrupted
+from maze.train.trainers.common.plain_state import from_plain
+
+NORMALIZATION = (
+    "maze.core.wrappers.return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper",
+    {"gamma": 0.9, "epsilon": 1e-6},
+)
+ACTOR_CRITIC = (
+    *("critic=flatten_concat_shared", "algorithm.n_rollout_steps=12", "algorithm.epoch_length=2"),
+    *("algorithm.rollout_evaluator.n_episodes=2", "algorithm.rollout_evaluator.deterministic=false"),
+)
+SAC = (
+    *("critic=flatten_concat_state_action", "algorithm.epoch_length=8", "algorithm.n_rollout_steps=2"),
+    *("algorithm.rollout_evaluator.n_episodes=2", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2"),
+    *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.lr=0.01"),
+)
+TRAININGS = {
+    "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
+    "ppo": ("algorithm=ppo", *ACTOR_CRITIC, "runner.concurrency=2", "algorithm.batch_size=8"),
+    "ppo-processes": ("algorithm=ppo", *ACTOR_CRITIC, "runner=local", "runner.concurrency=2", "algorithm.batch_size=8"),
+    "impala": ("algorithm=impala", *ACTOR_CRITIC, "algorithm.num_actors=3", "algorithm.actors_batch_size=2"),
+    "sac": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20"),
+    "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
+    "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
+    "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
+}
+LEARNS_ALONE = ("bc", "es")
+N_EPOCHS = 4
+
+
+@functools.cache
+def composed(name):
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=["env.name=CartPole-v1", "model=flatten_concat", *TRAININGS[name]])
+    for cell in ("seeding.env_base_seed", "seeding.agent_base_seed"):
+        OmegaConf.update(cfg, cell, 11)
+    if "eval_concurrency" in cfg.runner:
+        cfg.runner.eval_concurrency = 2
+    if name not in LEARNS_ALONE:
+        OmegaConf.update(cfg, "wrappers", {NORMALIZATION[0]: NORMALIZATION[1]}, force_add=True)
+    return cfg
+
+
+@functools.cache
+def demonstrations():
+    env = GymMazeEnv("CartPole-v1")
+    env.seed(1)
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    generator = RolloutGenerator(env, terminate_on_done=True, record_next_observations=True)
+    return InMemoryDataset([generator.rollout(policy, None) for _ in range(3)])
+
+
+class Recorder(LogStatsWriter):
+    """Writes down all statistics that do not tell how long something took."""
+
+    def __init__(self):
+        self.rows = []
+
+    def write(self, path, step, stats):
+        for key, value in stats.items():
+            if "time" not in key.event.__name__:
+                row = (step, path, key.event.__qualname__, key.output_name, key.group)
+                self.rows.append((*row, comparable(value)))
+
+
+def comparable(value):
+    """The same for equal numbers of equal types only."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {key: comparable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [comparable(item) for item in value]
+    return "nan" if isinstance(value, float) and math.isnan(value) else (type(value).__name__, value)
+
+
+class Run:
+    """A run in a directory of its own, as the command line makes it."""
+
+    def __init__(self, name, directory, n_epochs=N_EPOCHS, prepare=None, **overrides):
+        directory.mkdir()
+        cfg = copy.deepcopy(composed(name))
+        cfg.algorithm.n_epochs = n_epochs
+        for key, value in overrides.items():
+            OmegaConf.update(cfg, key.replace("__", "."), value)
+        self.recorder, self.interrupted = Recorder(), False
+        previous = Path.cwd()
+        os.chdir(directory)
+        try:
+            with StatsContext():
+                self.runner = Factory(Runner).instantiate(cfg.runner)
+                if name == "bc":
+                    self.runner.dataset = demonstrations()
+                if name == "sacfd":
+                    self.runner.initial_demonstration_trajectories = demonstrations()
+                self.runner.setup(cfg)
+                register_log_stats_writer(self.recorder)
+                if prepare is not None:
+                    prepare(self.runner.trainer)
+                try:
+                    self.runner.run()
+                except (TrainingInterrupted, Killed):
+                    self.interrupted = True
+                self.state = load_state("latest.pt")
+        finally:
+            if hasattr(self, "runner"):
+                self.runner.close()
+            os.chdir(previous)
+
+    @property
+    def result(self):
+        """All that the training consists of, apart from seconds."""
+        left_out = ("log_step", "update_statistics", "statistics")
+        return {key: comparable(value) for key, value in self.state.items() if key not in left_out}
+
+
+class Killed(BaseException):
+    """Ends a process without giving it time for anything."""
+
+
+def signal_after(n_updates):
+    def prepare(trainer):
+        update, n_done = trainer._update, iter(range(1, 1000))
+
+        def counted():
+            update()
+            if next(n_done) == n_updates:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        trainer._update = counted
+
+    return prepare
+
+
+def killed_after_saving(n_saved):
+    def prepare(trainer):
+        save, n_done = trainer._save_checkpoint, iter(range(1, 1000))
+
+        def counted(*args, **kwargs):
+            save(*args, **kwargs)
+            if next(n_done) == n_saved:
+                raise Killed
+
+        trainer._save_checkpoint = counted
+
+    return prepare
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return functools.cache(lambda name: Run(name, tmp_path_factory.mktemp(name) / "run"))
+
+
+def differing(one, other):
+    return [key for key in one if one[key] != other[key]]
+
+
+def check(expected, first, resumed):
+    assert differing(expected.result, resumed.result) == []
+    assert first.recorder.rows + resumed.recorder.rows == expected.recorder.rows
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_for_two_epochs_and_then_for_two_more_equals_one_of_four(name, tmp_path, uninterrupted, caplog):
+    first = Run(name, tmp_path / "first", n_epochs=2)
+    resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    assert "not continued exactly" not in caplog.text
+    check(uninterrupted(name), first, resumed)
+
+
+N_UPDATES = {"sac": 19, "sacfd": 19, "bc": 4, "es": 3}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one(name, tmp_path, uninterrupted, caplog):
+    first = Run(name, tmp_path / "first", prepare=signal_after(N_UPDATES.get(name, 5)))
+    assert first.interrupted
+    resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    assert "not continued exactly" not in caplog.text
+    check(uninterrupted(name), first, resumed)
+
+
+@pytest.mark.parametrize("name", ["ppo", "sac", "bc"])
+def test_a_killed_training_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
+    Run(name, tmp_path / "first", prepare=killed_after_saving(3))
+    resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    expected = uninterrupted(name)
+    assert differing(expected.result, resumed.result) == []
+    rows = resumed.recorder.rows
+    assert rows == expected.recorder.rows[-len(rows) :]
+    assert rows[0][0] > 1  # log steps go on
+
+
+def test_resuming_twice_is_as_good_as_once(tmp_path, uninterrupted):
+    Run("ppo", tmp_path / "0", prepare=signal_after(1))
+    for index in range(1, 4):
+        prepare = signal_after(2) if index < 3 else None
+        run = Run("ppo", tmp_path / f"{index}", prepare=prepare, input_dir=str(tmp_path / f"{index - 1}"), resume=True)
+    assert differing(uninterrupted("ppo").result, run.result) == []
+
+
+def test_environments_in_processes_can_be_resumed_in_this_one(tmp_path, uninterrupted):
+    Run("ppo-processes", tmp_path / "first", prepare=signal_after(3))
+    resumed = Run("ppo", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    assert differing(uninterrupted("ppo").result, resumed.result) == []
+    assert differing(uninterrupted("ppo").result, uninterrupted("ppo-processes").result) == []
+
+
+def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
+    Run("es", tmp_path / "first", prepare=signal_after(2))
+    overrides = {"seeding__env_base_seed": None, "seeding__agent_base_seed": None}
+    second = tmp_path / "second"
+    resumed = Run("es", second, n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **overrides)
+    assert resumed.state["seeds"] == {"env_base_seed": 11, "agent_base_seed": 11}
+    assert (second / "state_dict.pt").is_file()
+    with pytest.raises(ConfigError, match=r"seeding.env_base_seed: the training in .* has the seed 11, found 12"):
+        Run("es", tmp_path / "third", input_dir=str(second), resume=True, seeding__env_base_seed=12)
+
+
+def test_a_buffer_too_large_for_every_epoch_is_named_as_lost(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("maze.train.trainers.sac.sac_trainer.ALWAYS_SAVED_BYTES", 10)
+    Run("sac", tmp_path / "first", prepare=killed_after_saving(2))
+    resumed = Run("sac", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    assert resumed.state["epoch"] == N_EPOCHS
+    assert "the replay buffer was too large to be saved with every epoch" in caplog.text
+
+
+@pytest.mark.slow
+def test_actors_in_processes_go_on_with_new_episodes_and_say_so(tmp_path, caplog):
+    local = {"runner___target_": "maze.train.trainers.impala.impala_runners.ImpalaLocalRunner"}
+    first = Run("impala", tmp_path / "first", n_epochs=1, **local)
+    resumed = Run("impala", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **local)
+    assert "begin new episodes (actors in processes of their own are ahead of the training" in caplog.text
+    assert resumed.state["epoch"] == 2
+    assert resumed.state["environments"]["n_starts"] == first.state["environments"]["n_starts"] + 1
+
+
+# -- without resume ---------------------------------------------------------------------------------
+
+
+def test_without_resume_only_weights_are_taken_over(tmp_path):
+    first = Run("ppo", tmp_path / "first", n_epochs=1)
+    best = load_state(tmp_path / "first" / "state_dict.pt")
+    initial = []
+
+    def look(trainer):
+        initial.append(copy.deepcopy(trainer.model.state_dict()))
+
+    second = Run("a2c", tmp_path / "second", 1, look, input_dir=str(tmp_path / "first"), algorithm__lr=0.1)
+    assert comparable(initial[0]) == comparable(best)
+    assert second.state["epoch"] == 1
+    assert first.state["epoch"] == 1
+
+
+def test_a_run_without_an_evaluated_model_still_has_weights_to_start_from(tmp_path):
+    first = Run("ppo", tmp_path / "first", n_epochs=1)
+    (tmp_path / "first" / "state_dict.pt").unlink()
+    initial = []
+    directory = str(tmp_path / "first")
+    Run("ppo", tmp_path / "second", 1, lambda trainer: initial.append(trainer.epoch), input_dir=directory)
+    assert initial == [0]
+    assert first.state["epoch"] == 1
+
+
+# -- errors -----------------------------------------------------------------------------------------
+
+
+def refused(tmp_path, name="ppo", **overrides):
+    with pytest.raises((ConfigError, CheckpointError)) as caught:
+        Run(name, tmp_path / "refused", resume=True, **overrides)
+    assert isinstance(caught.value, ConfigError)
+    return str(caught.value)
+
+
+def test_resuming_needs_a_directory(tmp_path):
+    message = refused(tmp_path)
+    assert message.startswith("resume: ")
+    assert "no input_dir is given" in message
+    assert "input_dir=outputs" in message
+
+
+def test_resuming_needs_the_directory_to_exist(tmp_path):
+    assert refused(tmp_path, input_dir=str(tmp_path / "nowhere")).startswith("input_dir: ")
+
+
+def test_resuming_needs_the_state_of_a_training(tmp_path):
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    save_state(earlier / "state_dict.pt", {"policies": {}})
+    message = refused(tmp_path, input_dir=str(earlier))
+    assert "expected latest.pt in" in message
+    assert "found state_dict.pt" in message
+
+
+def test_weights_named_like_the_state_of_a_training_are_told_from_it(tmp_path):
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    save_state(earlier / "latest.pt", {"policies": {}})
+    assert "found weights alone" in refused(tmp_path, input_dir=str(earlier))
+
+
+def test_another_algorithm_cannot_resume(tmp_path):
+    Run("ppo", tmp_path / "earlier", n_epochs=1)
+    message = refused(tmp_path, "a2c", input_dir=str(tmp_path / "earlier"))
+    assert message.startswith("algorithm: ")
+    assert "is the state of a training with PPO, but A2C is configured" in message
+
+
+def test_another_model_cannot_resume(tmp_path):
+    Run("ppo", tmp_path / "earlier", n_epochs=1)
+    cfg = composed("ppo")
+    key = next(key for key in ("model.policy.networks", "model.policy.hidden_units") if OmegaConf.select(cfg, key))
+    message = refused(tmp_path, input_dir=str(tmp_path / "earlier"), **{key.replace(".", "__"): other_size(cfg, key)})
+    assert message.startswith("model: ")
+    assert "does not fit the model" in message
+    assert "leave out `resume=true`" in message
+
+
+def other_size(cfg, key):
+    value = OmegaConf.to_container(OmegaConf.select(cfg, key))
+
+    def changed(node):
+        if isinstance(node, dict):
+            return {k: [5] if k == "hidden_units" else changed(v) for k, v in node.items()}
+        return [changed(item) for item in node] if isinstance(node, list) else node
+
+    return changed(value)
+
+
+def test_resume_is_yes_or_no(tmp_path):
+    with pytest.raises(ConfigError, match=r"resume: expected true or false, got 'latest'"):
+        Run("ppo", tmp_path / "refused", resume="latest", input_dir=str(tmp_path))
+
+
+# -- numbers that are not finite --------------------------------------------------------------------
+
+
+def test_the_file_that_is_left_by_a_number_that_is_not_finite_brings_the_environments_back(tmp_path):
+    def break_loss(trainer):
+        loss = trainer._policy_loss
+        trainer._policy_loss = lambda *args: (loss(*args)[0] * math.nan, {})
+
+    with pytest.raises(NonFiniteError):
+        Run("a2c", tmp_path / "broken", prepare=break_loss)
+    (file,) = (tmp_path / "broken").glob("non_finite_*.pt")
+    environments = load_state(file)["training_state"]["environments"]
+    env = SequentialVectorEnv([functools.partial(GymMazeEnv, "CartPole-v1")] * 2)
+    assert env.load_episodes_state(from_plain([{**state, "statistics": []} for state in environments])) == {}
+    assert all(len(state["sequence"]["__array__"]) == 12 for state in environments)
+
+
+# -- earlier releases -------------------------------------------------------------------------------
+
+
+def test_a_state_of_an_earlier_release_is_continued_as_far_as_it_goes(tmp_path, caplog):
+    first = Run("ppo", tmp_path / "first", n_epochs=1)
+    keys = ("model", "optimizer", "epoch", "update", "first_epoch", "is_finished", "evaluated_epoch", "generator")
+    keys += ("policy_generators", "wrapper_statistics", "model_selection")
+    old = {key: first.state[key] for key in keys}
+    save_state(tmp_path / "first" / "latest.pt", {**old, STATE_FORMAT: 1})
+    resumed = Run("ppo", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True)
+    assert resumed.state["epoch"] == 2
+    assert "an earlier release wrote it (version 1 of the format" in caplog.text
+    assert "environments begin new episodes" in caplog.text
+
+
+def test_a_state_of_a_later_release_names_the_versions(tmp_path):
+    first = Run("ppo", tmp_path / "first", n_epochs=1)
+    save_state(tmp_path / "first" / "latest.pt", {**first.state, STATE_FORMAT: 99})
+    message = refused(tmp_path, input_dir=str(tmp_path / "first"))
+    assert "has version 99" in message
