@@ -16,7 +16,7 @@ from maze.distributions.utils import box_logits_shape, require_space, split_box_
 
 MIN_LOG_STD = -20.0
 MAX_LOG_STD = 20.0
-_HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
+HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
@@ -54,7 +54,7 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         standardised = (actions - self.mean) / self.std
-        return self._joint(-0.5 * standardised.square() - self.log_std - _HALF_LOG_2_PI)
+        return self._joint(-0.5 * standardised.square() - self.log_std - HALF_LOG_2_PI)
 
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
@@ -67,12 +67,17 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         """Draws actions with gradients with respect to the logits (reparameterisation)."""
+        return self.rsample_with_log_prob(generator)[0]
+
+    def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and their log-probabilities, which need not find out what noise made the actions."""
         noise = torch.empty_like(self.mean).normal_(generator=generator)
-        return self.mean + self.std * noise
+        log_density = torch.sub(-HALF_LOG_2_PI - 0.5 * noise.square(), self.log_std)
+        return torch.addcmul(self.mean, self.std, noise), self._joint(log_density)
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
-        return self._joint(self.log_std + (0.5 + _HALF_LOG_2_PI))
+        return self._joint(self.log_std + (0.5 + HALF_LOG_2_PI))
 
     @override(TorchProbabilityDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:

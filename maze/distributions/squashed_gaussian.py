@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch.autograd.function import once_differentiable
 from torch.distributions import Normal
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.gaussian import HALF_LOG_2_PI, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.distributions.utils import atanh, box_logits_shape, require_bounds, require_space, space_bounds, tensor_clamp
+from maze.distributions.utils import atanh, box_logits_shape, require_bounds, require_space, space_bounds
 
+MAX_LOG_STD_BEFORE_SQUASHING = 2.0
 _N_QUADRATURE_NODES = 64
 
 
@@ -26,6 +29,37 @@ def _quadrature() -> tuple[torch.Tensor, torch.Tensor]:
     """Nodes and weights with which ``sum(weights * f(nodes))`` is the mean of f under a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_N_QUADRATURE_NODES)
     return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2.0 * math.pi))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Bounds of a box as tensors, made once for all distributions on it."""
+
+    low: torch.Tensor
+    high: torch.Tensor
+    half_width: torch.Tensor
+    log_half_width: torch.Tensor
+    log_volume: float
+    """Logarithm of the product of all half widths."""
+
+
+def _scale_of(action_space: spaces.Box, like: torch.Tensor) -> _Scale:
+    low, high = action_space.low, action_space.high
+    return _scale(low.tobytes(), high.tobytes(), low.dtype.str, low.shape, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+def _scale(
+    low: bytes, high: bytes, space_dtype: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> _Scale:
+    lower, upper = (np.frombuffer(bound, space_dtype).reshape(shape) for bound in (low, high))
+    box: spaces.Box = spaces.Box(lower, upper, dtype=np.dtype(space_dtype).type)
+    require_bounds(box, SquashedGaussianProbabilityDistribution)
+    with torch.inference_mode(False):  # whoever comes first, others may want gradients
+        lowest, highest = space_bounds(box, torch.empty(0, dtype=dtype, device=device))
+        half_width = 0.5 * (highest - lowest)
+        log_half_width = half_width.log()
+        return _Scale(lowest, highest, half_width, log_half_width, float(log_half_width.double().sum()))
 
 
 def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -48,11 +82,23 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
 
     def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:
         super().__init__(None, action_space)
-        require_bounds(action_space, type(self))
-        self.normal = _NormalBeforeSquashing(logits, action_space, temperature)
-        self.low, self.high = space_bounds(action_space, logits)
-        self._half_width = 0.5 * (self.high - self.low)
+        self._scale = _scale_of(action_space, logits)
+        self._logits = logits
+        self._temperature = temperature
+        self._normal: _NormalBeforeSquashing | None = None
+        self.low, self.high = self._scale.low, self._scale.high
         self._last_sample: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def normal(self) -> DiagonalGaussianProbabilityDistribution:
+        """The distribution before squashing."""
+        if self._normal is not None:
+            return self._normal
+        assert isinstance(self.action_space, spaces.Box)
+        normal = _NormalBeforeSquashing(self._logits, self.action_space, self._temperature)
+        if torch.is_grad_enabled() or not self._logits.requires_grad:  # else others need one with gradients
+            self._normal = normal
+        return normal
 
     @override(TorchProbabilityDistribution)
     def _build_dist(self) -> Normal:
@@ -71,9 +117,11 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         if self._last_sample is not None and actions is self._last_sample[0]:
             unsquashed = self._last_sample[1]  # exact also where tanh has saturated
         else:
-            unsquashed = atanh((actions - self.low) / self._half_width - 1.0)
-        log_jacobian = _log_derivative_of_tanh(unsquashed) + self._half_width.log()
-        return self.normal.log_prob(unsquashed) - self._joint(log_jacobian)
+            unsquashed = atanh((actions - self.low) / self._scale.half_width - 1.0)
+        return self.normal.log_prob(unsquashed) - self._log_jacobian(unsquashed)
+
+    def _log_jacobian(self, unsquashed: torch.Tensor) -> torch.Tensor:
+        return self._joint(_log_derivative_of_tanh(unsquashed) + self._scale.log_half_width)
 
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
@@ -91,15 +139,25 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         self._last_sample = (actions, unsquashed)
         return actions
 
+    def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and their log-probabilities, as one operation (without second derivatives)."""
+        n_components = self._logits.shape[-1] // 2
+        shape = (*self._logits.shape[:-1], n_components)
+        noise = self._logits.new_empty(shape).normal_(generator=generator)
+        n_event_dims = max(1, self._n_event_dims)
+        actions, log_probs = _Draw.apply(self._logits, noise, self._scale, self._temperature, n_event_dims)  # type: ignore[no-untyped-call]  # torch's
+        return (actions if self._n_event_dims else actions.squeeze(-1)), log_probs
+
     def _squash(self, unsquashed: torch.Tensor) -> torch.Tensor:
-        return tensor_clamp(self.low + (torch.tanh(unsquashed) + 1.0) * self._half_width, self.low, self.high)
+        scaled = torch.addcmul(self.low, torch.tanh(unsquashed) + 1.0, self._scale.half_width)
+        return torch.clamp(scaled, self.low, self.high)
 
     @override(TorchProbabilityDistribution)
     def entropy(self) -> torch.Tensor:
         nodes, weights = (tensor.to(self.normal.mean) for tensor in _quadrature())
         points = self.normal.mean.unsqueeze(-1) + self.normal.std.unsqueeze(-1) * nodes
         mean_log_derivative = (_log_derivative_of_tanh(points) * weights).sum(-1)
-        return self.normal.entropy() + self._joint(mean_log_derivative + self._half_width.log())
+        return self.normal.entropy() + self._joint(mean_log_derivative + self._scale.log_half_width)
 
     @override(TorchProbabilityDistribution)
     def kl(self, other: TorchProbabilityDistribution[Any]) -> torch.Tensor:
@@ -107,5 +165,39 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         return self.normal.kl(other.normal)
 
 
+class _Draw(torch.autograd.Function):
+    """Actions and log-probabilities from logits and standard normal noise."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, noise: torch.Tensor, scale: _Scale, temperature: float, n_event_dims: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, raw = logits.chunk(2, dim=-1)
+        log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD_BEFORE_SQUASHING)
+        if temperature != 1.0:
+            log_std = log_std + 0.5 * math.log(temperature)
+        deviation = log_std.exp() * noise
+        unsquashed = mean + deviation
+        squashed = torch.tanh(unsquashed)
+        actions = torch.addcmul(scale.low, squashed + 1.0, scale.half_width).clamp_(scale.low, scale.high)
+        negative = log_std.add_(noise.square(), alpha=0.5).add_(_log_derivative_of_tanh(unsquashed))
+        n_components = math.prod(noise.shape[noise.dim() - n_event_dims :])
+        log_probs = -negative.flatten(-n_event_dims).sum(-1) - (n_components * HALF_LOG_2_PI + scale.log_volume)
+        ctx.save_for_backward(raw, deviation, squashed)
+        ctx.half_width, ctx.n_event_dims = scale.half_width, n_event_dims
+        return actions, log_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_actions: torch.Tensor, of_log_probs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        raw, deviation, squashed = ctx.saved_tensors
+        of_log_probs = of_log_probs.reshape(of_log_probs.shape + (1,) * ctx.n_event_dims)
+        # d action / d unsquashed = half width * (1 - tanh^2); d log-probability / d unsquashed = 2 * tanh
+        of_mean = of_actions * ctx.half_width * (1.0 - squashed.square()) + 2.0 * of_log_probs * squashed
+        is_inside = (raw >= MIN_LOG_STD) & (raw <= MAX_LOG_STD_BEFORE_SQUASHING)
+        of_log_std = (of_mean * deviation - of_log_probs) * is_inside
+        return torch.cat([of_mean, of_log_std], dim=-1), None, None, None, None
+
+
 class _NormalBeforeSquashing(DiagonalGaussianProbabilityDistribution):
-    max_log_std = 2.0
+    max_log_std = MAX_LOG_STD_BEFORE_SQUASHING

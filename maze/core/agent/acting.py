@@ -17,6 +17,10 @@ from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.gaussian import MAX_LOG_STD, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.squashed_gaussian import (
+    MAX_LOG_STD_BEFORE_SQUASHING,
+    SquashedGaussianProbabilityDistribution,
+)
 from maze.distributions.utils import require_valid_rows, sample_with
 
 if TYPE_CHECKING:
@@ -163,6 +167,8 @@ def _sampler_for(
         return _Bernoulli(rng)
     if distribution is DiagonalGaussianProbabilityDistribution:
         return _Gaussian(rng, space)
+    if distribution is SquashedGaussianProbabilityDistribution and isinstance(space, spaces.Box):
+        return _SquashedGaussian(rng, space)
     return _DistributionObject(head, mapper, torch_generator)
 
 
@@ -231,6 +237,33 @@ class _Gaussian:
             std = np.exp(np.clip(logits[..., n_components:], MIN_LOG_STD, MAX_LOG_STD))
             actions = mean + std * self._rng.standard_normal(mean.shape, dtype=np.float32)
         return actions.reshape(len(logits), *self._shape).astype(self._dtype)  # a copy: logits are a reused buffer
+
+
+class _SquashedGaussian:
+    def __init__(self, rng: np.random.Generator, space: spaces.Box) -> None:
+        self._rng = rng
+        self._shape = space.shape
+        self._dtype = space.dtype
+        self._low, self._high = space.low, space.high
+        self._start = space.low.astype(np.float32)
+        self._half_width = np.float32(0.5) * (space.high.astype(np.float32) - self._start)
+
+    def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
+        n_components = logits.shape[-1] // 2
+        unsquashed = logits[..., :n_components]
+        if not deterministic:
+            log_std = np.minimum(logits[..., n_components:], MAX_LOG_STD_BEFORE_SQUASHING)
+            std = np.exp(np.maximum(log_std, MIN_LOG_STD, out=log_std), out=log_std)
+            std *= self._rng.standard_normal(std.shape, dtype=np.float32)
+            unsquashed = np.add(std, unsquashed, out=std)
+        squashed = np.tanh(unsquashed).reshape(len(logits), *self._shape)
+        squashed += 1.0
+        squashed *= self._half_width
+        squashed += self._start
+        actions: np.ndarray = squashed.astype(self._dtype, copy=False)
+        np.minimum(actions, self._high, out=actions)  # rounding can lead outside
+        np.maximum(actions, self._low, out=actions)
+        return actions
 
 
 class _DistributionObject:

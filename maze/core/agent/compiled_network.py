@@ -51,7 +51,7 @@ class CompiledNetwork:
 
 def compile_network(network: nn.Module) -> CompiledNetwork | None:
     """The compiled network, or ``None`` where only torch can compute it faithfully."""
-    if not _has_own_program(type(network)):
+    if not has_own_method(type(network), "numpy_program"):
         return None
     for module in network.modules():
         if module._forward_hooks or module._forward_pre_hooks:
@@ -63,10 +63,14 @@ def compile_network(network: nn.Module) -> CompiledNetwork | None:
     return None if program is None else CompiledNetwork(network, program)
 
 
-def _has_own_program(network_type: type[Any]) -> bool:
-    """Whether ``numpy_program`` belongs to the very ``forward`` in use, not to one that a subclass has replaced."""
+def has_own_method(network_type: type[Any], name: str) -> bool:
+    """Whether a method that describes ``forward`` belongs to the very one in use, not to one that a subclass replaced.
+
+    :param network_type: Class of a network.
+    :param name: Name of the method.
+    """
     for base in network_type.__mro__:
-        if "numpy_program" in vars(base):
+        if name in vars(base):
             return True
         if "forward" in vars(base):
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,7 +168,16 @@ class TorchPolicy(TorchModel, Policy):
         :param actor_id: Who acts.
         :param temperature: Below 1 sharpens the distributions, above 1 flattens them.
         """
-        network = self.network_for(actor_id)
+        return self.substep_output_by(self.network_for(actor_id), observation, actor_id, temperature)
+
+    def substep_output_by(
+        self,
+        network: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]],
+        observation: ObservationType,
+        actor_id: ActorID | None = None,
+        temperature: float = 1.0,
+    ) -> PolicySubStepOutput:
+        """The same by any function that computes what the actor's network does."""
         try:
             outputs = network(as_float_tensors(observation, self._device))
         except EnvironmentContractError as error:

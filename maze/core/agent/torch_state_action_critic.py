@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.action_encoding import encode_action
+from maze.core.agent.dense_networks import JointEvaluation
 from maze.core.agent.networks import (
     as_float_tensors,
     check_network_weights,
@@ -32,9 +34,10 @@ from maze.core.agent.networks import (
     unknown_key_error,
 )
 from maze.core.agent.state_action_critic import StateActionCritic
+from maze.core.agent.state_action_values import expected_soft_value, merged_action_space, q_values_key
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError
 from maze.perception.perception_utils import flatten_spaces
 
 STATE_GROUP = "critics"
@@ -82,6 +85,8 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         self.action_spaces_dict = action_spaces_dict
         self.networks: dict[Any, nn.ModuleList] = {key: nn.ModuleList([first[key], second[key]]) for key in first}
         self.target_networks: dict[Any, nn.ModuleList] = {}
+        self._evaluations: dict[nn.ModuleList, JointEvaluation] = {}
+        self._learns_parameters = True
         self._reset_targets()
         self.to(self._device)
 
@@ -158,6 +163,15 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
             for target_buffer, buffer in zip(targets.buffers(), pair.buffers(), strict=True):
                 target_buffer.copy_(buffer)
 
+    @contextmanager
+    def gradients_of_actions_alone(self) -> Iterator[None]:
+        """Within, values are computed whose gradients are asked for the actions, and not for the parameters."""
+        self._learns_parameters = False
+        try:
+            yield
+        finally:
+            self._learns_parameters = True
+
     def re_init_networks(self) -> None:
         """Draws new weights for all networks; the targets equal them afterwards."""
         for pair in self.networks.values():
@@ -184,6 +198,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     @override(TorchModel)
     def to(self, device: str) -> None:
         self._device = resolve_device(device)
+        self._evaluations.clear()
         for pair in [*self.networks.values(), *self.target_networks.values()]:
             pair.to(self._device)
 
@@ -197,7 +212,12 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         load_network_weights(self.networks, state_dict, STATE_GROUP)
         load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what only refers to the networks of this very object."""
+        return {**self.__dict__, "_evaluations": {}}
+
     def _reset_targets(self) -> None:
+        self._evaluations.clear()
         self.target_networks = {key: copy.deepcopy(pair) for key, pair in self.networks.items()}
         for pair in self.target_networks.values():
             pair.eval()
@@ -239,17 +259,22 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
             batch_shape = tensor.shape[: tensor.dim() - len(space.shape or ())]
             inputs[head] = encode_action(space, tensor, dtype)
         assert batch_shape is not None, "an action space with heads"
-        return [self._joint_value(network, inputs, batch_shape, key) for network in pair]
+        return [self._joint_value(outputs, batch_shape, key) for outputs in self._outputs(pair, inputs)]
 
-    def _joint_value(self, network: nn.Module, inputs: TensorDict, batch_shape: torch.Size, key: Any) -> torch.Tensor:
-        outputs = network(inputs)
+    def _outputs(self, pair: nn.ModuleList, inputs: TensorDict) -> list[TensorDict]:
+        evaluation = self._evaluations.get(pair)
+        if evaluation is None:
+            evaluation = self._evaluations[pair] = JointEvaluation(list(pair))
+        return evaluation(inputs, self._learns_parameters)
+
+    def _joint_value(self, outputs: TensorDict, batch_shape: torch.Size, key: Any) -> torch.Tensor:
         value = outputs.get("q_value")
         if value is None:
             raise ConfigError(f"critic.networks[{key!r}] returned {sorted(map(str, outputs))}, expected `q_value`.")
         if value.shape == (*batch_shape, 1):
-            return value.squeeze(-1)  # type: ignore[no-any-return]  # networks are untyped
+            return value.squeeze(-1)
         if value.shape == batch_shape:
-            return value  # type: ignore[no-any-return]  # networks are untyped
+            return value
         raise ConfigError(
             f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
             f"{tuple(batch_shape)}; expected {(*batch_shape, 1)}, one value for each state-action pair."
@@ -257,7 +282,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
 
     def _values_of_all_actions(self, pair: nn.ModuleList, observation: TensorDict, key: Any) -> list[TensorDict]:
         inputs = as_float_tensors(observation, self._device)
-        return [self._head_values(network(inputs), key) for network in pair]
+        return [self._head_values(outputs, key) for outputs in self._outputs(pair, inputs)]
 
     def _head_values(self, outputs: TensorDict, key: Any) -> TensorDict:
         values: TensorDict = {}
@@ -390,51 +415,6 @@ class TorchStepStateActionCritic(TorchStateActionCritic):
     @override(TorchStateActionCritic)
     def num_critics(self) -> int:
         return len(self.networks)
-
-
-def q_values_key(head: str) -> str:
-    """Under which key a network returns the values of all actions of a discrete head."""
-    return f"{head}_q_values"
-
-
-def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces.Dict:
-    """The action heads of all sub-steps.
-
-    :raises ConfigError: Two sub-steps have a head of the same name, of which a shared critic would see only one.
-    """
-    heads: dict[str, spaces.Space[Any]] = {}
-    for step_key, space in action_spaces_dict.items():
-        for head, subspace in space.spaces.items():
-            if head in heads:
-                raise ConfigError(
-                    f"model.critic: a shared state-action critic judges the actions of all sub-steps together, but "
-                    f"`{head}` of sub-step {step_key!r} is an action head of an earlier sub-step as well. Rename it in "
-                    "the action conversion, or use maze.perception.models.critics.StateActionCriticComposer."
-                )
-            heads[head] = subspace
-    return spaces.Dict(heads)
-
-
-def expected_soft_value(
-    q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
-) -> torch.Tensor:
-    """Expectation of ``Q - alpha * log p`` over a categorical policy.
-
-    :param q_values: ``[..., n_actions]``
-    :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
-    :param alpha: Entropy coefficient.
-    :param where: Names critic and action head in messages.
-    :raises EnvironmentContractError: A row has no valid action.
-    """
-    masked = logits <= torch.finfo(logits.dtype).min
-    if bool(masked.all(-1).any()):
-        row = masked.all(-1).nonzero()[0].tolist()
-        raise EnvironmentContractError(
-            f"{where}: no valid action is left at index {row} of the batch. The action mask must allow at least one."
-        )
-    log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
-    probs = torch.softmax(logits, dim=-1).masked_fill(masked, 0.0)
-    return (probs * (q_values - alpha * log_probs)).sum(-1)
 
 
 def _with_new_weights(network: nn.Module) -> nn.Module:
