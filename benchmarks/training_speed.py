@@ -1,8 +1,9 @@
 """PPO and A2C: environment steps per second beside stable-baselines3 and beside the floor, in one run.
 
-All contenders do the same work: 8 CartPole-v1 environments in process, separate two-layer 64-unit tanh networks, Adam,
-one torch thread. PPO: 128 steps, minibatches of 256, 4 epochs. A2C: 100 steps, one update per rollout. Maze runs with
-its default statistics switched on and written (to a JSON-lines file), stable-baselines3 with its default monitor.
+All contenders do the same work: 8 environments in process (CartPole-v1, or another), separate two-layer 64-unit tanh
+networks, Adam, one torch thread. PPO: 128 steps, minibatches of 256, 4 epochs. A2C: 100 steps, one update per rollout.
+Maze runs with its default statistics switched on and written (to a JSON-lines file), stable-baselines3 with its
+default monitor.
 
 The *floor* is what cannot be left out: environment steps, batched forward passes, drawing actions and optimiser
 updates, timed alone, nothing stored, computed or logged in between. Its share that a contender reaches says how much
@@ -12,6 +13,7 @@ Rounds alternate between the contenders; medians and the median of the per-round
 depend on the machine and its load, the ratios much less.
 
     python benchmarks/training_speed.py            # both algorithms
+    python benchmarks/training_speed.py --env LunarLander-v3 --algorithm ppo
     python benchmarks/training_speed.py --quick    # fewer, shorter rounds
     python benchmarks/training_speed.py --json out.json
 """
@@ -22,10 +24,11 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -35,7 +38,6 @@ import torch
 from torch import Tensor, nn
 
 N_ENVS = 8
-ENV_ID = "CartPole-v1"
 GAMMA, GAE_LAMBDA, LEARNING_RATE = 0.99, 0.95, 3e-4
 
 
@@ -47,6 +49,19 @@ class Work:
     n_steps: int
     batch_size: int
     n_optimization_epochs: int
+    env_id: str = "CartPole-v1"
+    """Observations are vectors, actions discrete."""
+    n_observed: int = 4
+    n_actions: int = 2
+
+    def on(self, env_id: str) -> Work:
+        """The same work with another environment."""
+        env = gym.make(env_id)
+        observation_space, action_space = env.observation_space, env.action_space
+        env.close()
+        if not isinstance(action_space, gym.spaces.Discrete) or len(observation_space.shape or ()) != 1:
+            raise SystemExit(f"--env {env_id}: expected observations that are vectors and discrete actions.")
+        return replace(self, env_id=env_id, n_observed=observation_space.shape[0], n_actions=int(action_space.n))
 
     @property
     def env_steps(self) -> int:
@@ -66,13 +81,15 @@ Contender = Callable[[int], float]
 """Runs a number of updates, returns the seconds they took."""
 
 
-def networks() -> tuple[nn.Sequential, nn.Sequential]:
+def networks(work: Work) -> tuple[nn.Sequential, nn.Sequential]:
     """Policy and value network, as all contenders have them."""
 
     def trunk(n_out: int) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n_out))
+        return nn.Sequential(
+            nn.Linear(work.n_observed, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, n_out)
+        )
 
-    return trunk(2), trunk(1)
+    return trunk(work.n_actions), trunk(1)
 
 
 def surrogate_loss(work: Work, policy: nn.Module, critic: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -91,16 +108,16 @@ def surrogate_loss(work: Work, policy: nn.Module, critic: nn.Module, batch: dict
 
 def floor(work: Work) -> Contender:
     """Environment steps, forward passes, sampling and optimiser updates alone."""
-    envs = [gym.make(ENV_ID) for _ in range(N_ENVS)]
-    policy, critic = networks()
+    envs = [gym.make(work.env_id) for _ in range(N_ENVS)]
+    policy, critic = networks(work)
     optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], lr=LEARNING_RATE)
-    observation = torch.zeros(N_ENVS, 4)
-    all_observations = torch.zeros(work.env_steps, 4)
+    observation = torch.zeros(N_ENVS, work.n_observed)
+    all_observations = torch.zeros(work.env_steps, work.n_observed)
     n = work.batch_size
     batch = {
-        "observation": torch.randn(n, 4),
-        "action": torch.randint(0, 2, (n,)),
-        "log_prob": torch.full((n,), -0.69),
+        "observation": torch.randn(n, work.n_observed),
+        "action": torch.randint(0, work.n_actions, (n,)),
+        "log_prob": torch.full((n,), -math.log(work.n_actions)),
         "advantage": torch.randn(n),
         "return": torch.randn(n),
     }
@@ -131,11 +148,11 @@ def floor(work: Work) -> Contender:
 
 def by_hand(work: Work) -> Contender:
     """A minimal, correct training loop without statistics, evaluation or checkpoints."""
-    envs = [gym.make(ENV_ID) for _ in range(N_ENVS)]
-    policy, critic = networks()
+    envs = [gym.make(work.env_id) for _ in range(N_ENVS)]
+    policy, critic = networks(work)
     optimizer = torch.optim.Adam([*policy.parameters(), *critic.parameters()], lr=LEARNING_RATE)
     n_steps = work.n_steps
-    observations = np.zeros((n_steps + 1, N_ENVS, 4), np.float32)
+    observations = np.zeros((n_steps + 1, N_ENVS, work.n_observed), np.float32)
     actions = np.zeros((n_steps, N_ENVS), np.int64)
     rewards = np.zeros((n_steps, N_ENVS), np.float32)
     terminated = np.zeros((n_steps, N_ENVS), bool)
@@ -178,7 +195,7 @@ def by_hand(work: Work) -> Contender:
             advantages[t] = last
         flat = torch.from_numpy(advantages).flatten()
         return {
-            "observation": obs[:-1].reshape(-1, 4),
+            "observation": obs[:-1].reshape(-1, work.n_observed),
             "action": acts.flatten(),
             "log_prob": log_prob.flatten().clone(),
             "advantage": (flat - flat.mean()) / (flat.std() + 1e-8),
@@ -205,7 +222,7 @@ def stable_baselines3(work: Work) -> Contender:
     from stable_baselines3 import A2C, PPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    env = make_vec_env(ENV_ID, n_envs=N_ENVS, seed=0)
+    env = make_vec_env(work.env_id, n_envs=N_ENVS, seed=0)
     common = {
         "n_steps": work.n_steps,
         "learning_rate": LEARNING_RATE,
@@ -248,11 +265,13 @@ def maze(work: Work) -> Contender:
     from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
     from maze.train.trainers.ppo.ppo_trainer import PPO
 
-    envs = SequentialVectorEnv([lambda: GymMazeEnv(ENV_ID) for _ in range(N_ENVS)], logging_prefix="train")
+    envs = SequentialVectorEnv([lambda: GymMazeEnv(work.env_id) for _ in range(N_ENVS)], logging_prefix="train")
     envs.seed(list(range(N_ENVS)))
-    obs_shapes = {"observation": (4,)}
+    obs_shapes = {"observation": (work.n_observed,)}
     policy = TorchPolicy(
-        networks={0: FlattenConcatPolicyNet(obs_shapes, {"action": (2,)}, hidden_units=[64, 64], non_lin=nn.Tanh)},
+        networks={
+            0: FlattenConcatPolicyNet(obs_shapes, {"action": (work.n_actions,)}, hidden_units=[64, 64], non_lin=nn.Tanh)
+        },
         distribution_mapper=DistributionMapper(envs.action_space, {}),
         device="cpu",
     )
@@ -325,7 +344,9 @@ def report(work: Work, rates: dict[str, list[float]]) -> dict[str, float]:
     def ratio(name: str, base: str) -> float:
         return median(a / b for a, b in zip(rates[name], rates[base], strict=True))
 
-    print(f"\n{work.algorithm.upper()}: {N_ENVS} {ENV_ID}, {work.n_steps} steps, {work.n_minibatches} updates each")
+    print(
+        f"\n{work.algorithm.upper()}: {N_ENVS} {work.env_id}, {work.n_steps} steps, {work.n_minibatches} updates each"
+    )
     print(f"{'':<20}{'env steps/s':>14}{'share of floor':>16}{'x stable-baselines3':>22}")
     for name, of_contender in rates.items():
         line = f"{name:<20}{median(of_contender):>14,.0f}{ratio(name, 'floor'):>16.2f}"
@@ -342,6 +363,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithm", choices=[*WORK, "all"], default="all")
+    parser.add_argument("--env", metavar="ID", help="environment; default: CartPole-v1")
     parser.add_argument("--quick", action="store_true", help="3 rounds of 8 updates instead of 7 of 20")
     parser.add_argument("--json", type=Path, help="write the ratios and rates here")
     arguments = parser.parse_args()
@@ -351,8 +373,9 @@ def main() -> None:
     result = {}
     for name, work in WORK.items():
         if arguments.algorithm in (name, "all"):
-            rates = measure(work, n_rounds, n_updates)
-            result[name] = {**report(work, rates), "env_steps_per_second": rates}
+            of_env = work.on(arguments.env) if arguments.env else work
+            rates = measure(of_env, n_rounds, n_updates)
+            result[name] = {**report(of_env, rates), "env_steps_per_second": rates}
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2))
 
