@@ -255,6 +255,9 @@ def test_tensorboard_files_hold_documented_sections_histograms_texts_and_figures
         ("train_Events/odd/group", 1): 1.0,
         ("eval_BaseEnvEvents/reward/mean", 2): 21.5,
         ("eval_BaseEnvEvents/kpi/max/usage", 2): 0.25,
+        # the step that is not over yet counts when it is
+        ("Results/best_reward", 1): 21.5,
+        ("Results/final_reward", 1): 21.5,
     }
     values = {v.tag: v for e in read_event_file(event_file(tmp_path)).events for v in e.summary.value if e.step < 2}
     histogram = values["train_DiscreteActionEvents/action/substep_0/action"].histo

@@ -23,6 +23,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.truncation import is_truncated
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
@@ -113,6 +114,7 @@ class Case:
 
 
 CASES = [
+    Case(ActionRecordingWrapper),
     Case(DictActionWrapper, base=with_dict_actions, is_around_gym=True),
     Case(DictObservationWrapper, base=with_dict_observations, is_around_gym=True),
     Case(DiscretizeActionsWrapper, {"discretization_config": {"force": {"num_actions": [3, 5]}}}),
@@ -155,6 +157,11 @@ CASES = [
     Case(TrajectoryRecordingWrapper),
 ]
 every_wrapper = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some wrappers write files
 
 
 def test_the_contract_covers_every_wrapper_of_the_package():
