@@ -50,7 +50,7 @@ TARGETS = {
             "lunar_lander_continuous_sac",
             "LunarLanderContinuous-v3",
             mean_return=200.0,
-            max_env_steps=420_000,
+            max_env_steps=350_000,
             n_seeds=3,
         ),
         Target("cartpole_es", "CartPole-v1", mean_return=500.0, max_env_steps=600_000, n_seeds=3),
