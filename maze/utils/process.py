@@ -13,6 +13,15 @@ from maze.core.errors import WorkerError
 from maze.utils.exception_report import ExceptionReport
 
 
+def leave_signals_to_parent() -> None:
+    """In a worker process: signals often reach the whole group, and the parent decides what they mean.
+
+    It may want to finish an update first, for which it needs its workers. It ends them by ``kill``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 class Process(multiprocessing.Process):
     """Runs a function in a process of its own and brings back its result or exception.
 

@@ -26,6 +26,7 @@ from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, Rol
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.targets import locate
+from maze.utils.process import leave_signals_to_parent
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
@@ -276,10 +277,9 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
 
 
 def _work(index: int, payload: Any, sender: Connection) -> None:
+    leave_signals_to_parent()
     if index > 0:
         warnings.simplefilter("ignore")  # the first worker says it for all of them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
@@ -298,10 +298,10 @@ def _close(workers: list[_Worker]) -> None:
     """Ends all workers, whatever state they are in."""
     for worker in workers:
         if not worker.is_done:
-            worker.process.terminate()
+            worker.process.kill()
     for worker in workers:
         worker.process.join(CLOSE_TIMEOUT)
-        if worker.process.is_alive():
+        if worker.process.is_alive():  # its work is done, but something keeps it
             worker.process.kill()
             worker.process.join()
         worker.connection.close()

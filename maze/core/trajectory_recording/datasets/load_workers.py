@@ -19,6 +19,7 @@ import cloudpickle
 from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.utils.exception_report import ExceptionReport
+from maze.utils.process import leave_signals_to_parent
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that a worker gets to leave."""
@@ -114,7 +115,7 @@ def _start(context: Any, index: int, share: Sequence[Any], run: Callable[..., No
 
 
 def _work(payload: bytes, sender: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    leave_signals_to_parent()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
@@ -137,7 +138,7 @@ def _close(workers: Sequence[_Worker]) -> None:
     """Ends all workers, whatever state they are in."""
     for worker in workers:
         if worker.n_done < len(worker.sources):
-            worker.process.terminate()
+            worker.process.kill()
     for worker in workers:
         worker.process.join(CLOSE_TIMEOUT)
         if worker.process.is_alive():

@@ -275,15 +275,11 @@ def _without_main_module() -> Iterator[None]:
 
 
 def _end_workers(workers: list[Worker]) -> None:
-    """End processes: ask, then terminate, then kill. Returns within five seconds."""
+    """End processes: ask, then kill. Returns within five seconds."""
     for worker in workers:
         with suppress(*_GONE):
             worker.channel.send(messages.CLOSE)
     _wait(workers, _CLOSE_SECONDS)
-    for worker in workers:
-        if worker.process.is_alive():
-            worker.process.terminate()
-    _wait(workers, 1.0)
     for worker in workers:
         if worker.process.is_alive():
             worker.process.kill()
