@@ -85,6 +85,17 @@ def test_a_worker_killed_from_outside_between_two_calls_is_named():
     assert_all_gone(env)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_workers_to_their_parent(signum):
+    env = failing_env(partial(counting_env, LONG))
+    env.reset()
+    for worker in env._pool.workers:
+        os.kill(worker.process.pid, signum)
+    env.step(MOVES)
+    env.close()
+    assert_all_gone(env)
+
+
 def test_a_hanging_worker_is_named_when_the_time_is_up():
     env = failing_env(faulty("hang", 2), timeout=1.0)
     error, seconds = step_until_it_fails(env)
