@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,6 +23,21 @@ def leave_signals_to_parent() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def become_worker() -> None:
+    """In a worker process that serves one job: signals are its parent's, it ends with it, and torch gets one thread."""
+    leave_signals_to_parent()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class Process(multiprocessing.Process):

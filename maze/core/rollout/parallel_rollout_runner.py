@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -26,7 +25,7 @@ from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, Rol
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.targets import locate
-from maze.utils.process import leave_signals_to_parent
+from maze.utils.process import become_worker
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
@@ -277,21 +276,11 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
 
 
 def _work(index: int, payload: Any, sender: Connection) -> None:
-    leave_signals_to_parent()
+    become_worker()
     if index > 0:
         warnings.simplefilter("ignore")  # the first worker says it for all of them
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
     arguments = cloudpickle.loads(payload) if isinstance(payload, bytes) else payload
     ParallelRolloutWorker.run(reporting_queue=_PipeQueue(sender), **arguments)
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _close(workers: list[_Worker]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ import cloudpickle
 from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.utils.exception_report import ExceptionReport
-from maze.utils.process import leave_signals_to_parent
+from maze.utils.process import become_worker
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that a worker gets to leave."""
@@ -115,23 +114,13 @@ def _start(context: Any, index: int, share: Sequence[Any], run: Callable[..., No
 
 
 def _work(payload: bytes, sender: Connection) -> None:
-    leave_signals_to_parent()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
+    become_worker()
     try:
         run, (env_factory, share, processor, reader, safe_types) = cloudpickle.loads(payload)
         register_safe_types(*safe_types)
         run(env_factory, share, _Pipe(sender), processor, reader)
     except Exception as error:
         sender.send_bytes(cloudpickle.dumps((False, ExceptionReport(error))))
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _close(workers: Sequence[_Worker]) -> None:
