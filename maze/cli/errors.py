@@ -105,7 +105,10 @@ def _unknown_key(cause: Any) -> str:
         close = closest(wrong, siblings)
         meant = f" Did you mean {prefix + close!r}?" if close else ""
         hint = meant + suggestion("", siblings, "Known here")
-    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
+    addition = f"+{full_key}=<value>"
+    if "." in wrong:  # the path of a class: on the command line its dots would lead into nested keys
+        addition = f"'+{prefix.removesuffix('.')}={{{wrong}:{{<argument>:<value>}}}}'"
+    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write {addition}."
 
 
 def _paths_ending_in(node: Any, name: str) -> list[str]:

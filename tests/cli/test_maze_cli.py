@@ -84,6 +84,10 @@ USAGE_ERRORS = [
         ["-cn", "conf_train", "algorithm=ppo", "algorithm.lrr=1"],
         "algorithm.lrr: unknown key. Did you mean 'algorithm.lr'?",
     ),
+    (
+        ["-cn", "conf_train", "wrappers={maze.some.Wrapper:{scale:2}}"],
+        "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write '+wrappers={maze.some.W",
+    ),
     (["-cn", "conf_train", "algorithm=ppo", "lr=1"], "lr: unknown key. Did you mean 'algorithm.lr'?"),
     (["-cn", "conf_train", "runner.n_epochs=1"], "Did you mean 'algorithm.n_epochs'?"),
     (["runner.n_episode=1"], "Did you mean 'runner.n_episodes'?"),

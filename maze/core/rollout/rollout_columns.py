@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,26 @@ class FinalObservationEntry(NamedTuple):
     env_index: int
     actor_id: ActorID
     observation: Row
+
+
+class Seeding(NamedTuple):
+    """Where the random numbers of an environment come from.
+
+    :param seed: What it was seeded with.
+    :param n_ticks_since: How many ticks ago.
+    """
+
+    seed: int
+    n_ticks_since: int
+
+
+class _NonFiniteNumber(NamedTuple):
+    """A number that is NaN or infinite, and where it stands."""
+
+    name: str
+    tick: int
+    env_index: int
+    value: Any
 
 
 class RolloutColumns:
@@ -317,22 +337,33 @@ class RolloutColumns:
                 for key, value in entry.observation.items():
                     next_observation[key][env_index] = value
 
-    def check_finite(self) -> None:
-        """Raise :class:`NonFiniteError` naming the first number in the rollout that is NaN or infinite, if any."""
+    def check_finite(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
+        """Look for numbers that are NaN or infinite.
+
+        :param seeding_at: Knows which seed something in the rollout followed from: gets index of the environment and
+            number of ticks from there to the end of the rollout.
+        :raises NonFiniteError: Names the first one, its environment and seed, step, sub-step and key.
+        """
+        found = next(self._non_finite_numbers(), None)
+        if found is not None:
+            seeding = None if seeding_at is None else seeding_at(found.env_index, self.n_ticks - found.tick)
+            raise NonFiniteError(self._place(found, seeding))
+
+    def _non_finite_numbers(self) -> Iterator[_NonFiniteNumber]:
         for name, array in (("reward", self.rewards), ("actor reward", self.actor_rewards)):
             if array is not None and not np.isfinite(array).all():
-                tick, env_index = np.argwhere(~np.isfinite(array))[0]
-                raise NonFiniteError(self._place(name, int(tick), int(env_index), array[tick, env_index]))
+                tick, env_index = np.argwhere(~np.isfinite(array))[0][:2].tolist()
+                yield _NonFiniteNumber(name, tick, env_index, array[tick, env_index])
         for columns in self.substeps.values():
-            self._check_columns("observation", columns, columns.observations)
-            self._check_columns("logits of action", columns, columns.logits or {})
+            yield from self._non_finite_in("observation", columns, columns.observations)
+            yield from self._non_finite_in("logits of action", columns, columns.logits or {})
         for entry in self.final_observations:
             for key, value in entry.observation.items():
                 if not np.isfinite(value).all():
                     name = f"final observation `{key}` (sub-step {entry.actor_id.step_key!r})"
-                    raise NonFiniteError(self._place(name, entry.tick, entry.env_index, value[~np.isfinite(value)][0]))
+                    yield _NonFiniteNumber(name, entry.tick, entry.env_index, value[~np.isfinite(value)][0])
 
-    def _check_columns(self, name: str, columns: SubstepColumns, arrays: Row) -> None:
+    def _non_finite_in(self, name: str, columns: SubstepColumns, arrays: Row) -> Iterator[_NonFiniteNumber]:
         for key, array in arrays.items():
             if array.dtype.kind != "f" or np.isfinite(array).all():
                 continue
@@ -341,19 +372,22 @@ class RolloutColumns:
                 if self._is_used(columns, row, env_index):
                     tick = int(columns.ticks[row]) if row < columns.n_rows else self.n_ticks
                     where = f"{name} `{key}` (sub-step {columns.step_key!r}, index {rest})"
-                    raise NonFiniteError(self._place(where, tick, env_index, array[tuple(place)]))
+                    yield _NonFiniteNumber(where, tick, env_index, array[tuple(place)])
 
     def _is_used(self, columns: SubstepColumns, row: int, env_index: int) -> bool:
         if row < columns.n_rows:
             return columns.valid is None or bool(columns.valid[row, env_index])
         return self.last_actor_ids[env_index].step_key == columns.step_key
 
-    def _place(self, name: str, tick: int, env_index: int, value: Any) -> str:
+    def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
+        tick, env_index = found.tick, found.env_index
         at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
         step = int(self.step_complete[: min(tick, self.n_ticks), env_index].sum())
+        seeded = "" if seeding is None else f", {seeding.n_ticks_since} ticks after it was seeded with {seeding.seed}"
         return (
-            f"environment {env_index}, {at} of the rollout (its environment step {step}): {name} is {value}. "
-            "Training stops before any parameter changes; look at what the environment and its wrappers compute there."
+            f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded}): {found.name} is "
+            f"{found.value}. Training stops before any parameter changes; look at what the environment and "
+            "its wrappers compute there."
         )
 
 

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import NonFiniteError
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, Seeding, substeps_per_step
 
 OBSERVATION = spaces.Dict(
     {"image": spaces.Box(0, 255, (2, 2), np.uint8), "vector": spaces.Box(-1, 1, (3,), np.float32)}
@@ -59,6 +59,20 @@ def test_the_first_number_that_is_not_finite_is_named(place, expected, value):
     place(columns)[2, 1, ...][()] = value
     with pytest.raises(NonFiniteError, match=expected.replace("nan", "(nan|inf)")):
         columns.check_finite()
+
+
+def test_the_seed_it_followed_from_is_named_where_somebody_knows_it():
+    columns = filled()
+    columns.rewards[2, 1] = np.nan
+    asked = []
+
+    def seeding_at(env_index, ticks_ago):
+        asked.append((env_index, ticks_ago))
+        return Seeding(1234, 56)
+
+    with pytest.raises(NonFiniteError, match=r"environment 1, tick 2 .*56 ticks after it was seeded with 1234\)"):
+        columns.check_finite(seeding_at)
+    assert asked == [(1, columns.n_ticks - 2)]
 
 
 def test_the_observation_after_the_rollout_and_final_observations_are_checked_too():

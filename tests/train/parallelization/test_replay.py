@@ -302,3 +302,44 @@ def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
     other = SequentialVectorEnv([partial(two_step_env, 10_000)])
     assert "more than 300 steps" in other.load_episodes_state([state])[0]
     assert begun(other)["choose"]["time"][0] == 0
+
+
+@pytest.mark.parametrize("ticks_ago", [1, 4, 20])
+@pytest.mark.parametrize("kind", [SequentialVectorEnv, partial(SubprocVectorEnv, start_method="fork")])
+@pytest.mark.parametrize("name", ["continuous", "gymnasium"])
+def test_the_seed_of_an_earlier_tick_leads_there_again(name, kind, ticks_ago, reseed_often):
+    env = kind([FACTORIES[name]] * 3)
+    env.seed([1, 2, 3])
+    out, rng = begun(env), np.random.default_rng(3)
+    actions, rewards = [], []
+    for _ in range(40):
+        actions.append(sampled_actions(env, rng))
+        env.step(actions[-1], out=out)
+        rewards.append(env.rewards.copy())
+    seedings = [env.seeding_at(index, ticks_ago) for index in range(3)]
+    env.close()
+    tick = 40 - ticks_ago
+    for index, (seed, n_ticks_since) in enumerate(seedings):
+        again = FACTORIES[name]()
+        again.seed(seed)
+        again.reset()
+        for taken in actions[tick - n_ticks_since : tick + 1]:
+            _, reward, done, _ = again.step({key: column[index] for key, column in taken[0].items()})
+            if done:
+                again.reset()
+        assert reward == rewards[tick][index]
+
+
+def test_the_seed_is_known_in_an_environment_that_was_brought_back(reseed_often):
+    original = SequentialVectorEnv([random_walk_env] * 2)
+    original.seed([1, 2])
+    play(original, begun(original), np.random.default_rng(3), 30)
+    other = SequentialVectorEnv([random_walk_env] * 2)
+    continued(other, original.episodes_state())
+    assert [other.seeding_at(index, 1) for index in range(2)] == [original.seeding_at(index, 1) for index in range(2)]
+
+
+def test_nothing_is_said_of_seeds_where_there_are_none():
+    env = SequentialVectorEnv([random_walk_env])
+    play(env, begun(env), np.random.default_rng(3), 5)
+    assert env.seeding_at(0, 1) is None

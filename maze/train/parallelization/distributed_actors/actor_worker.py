@@ -93,7 +93,7 @@ class _Actor(LogStatsConsumer):
             self._loaded_version = self._version
         self._generator.collect(self._policy, self._columns)
         self._n_tickets -= 1
-        check_finite(self._columns, self._index)
+        check_finite(self._columns, self._index, self._env)
         self._env.clear_epoch_stats()  # they are kept by the learner
         packet = tuple(RolloutPacket.of(self._columns))
         states = self._env.wrapper_statistics()

@@ -75,7 +75,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group = self._groups[self._turn]
             self._turn = (self._turn + 1) % len(self._groups)
             group.generator.collect(self.worker_policy, group.columns)
-            group.columns.check_finite()
+            group.columns.check_finite(group.env.seeding_at)
             self.replay_buffer.add_rows(group.rows.convert(group.columns, self.replay_buffer.n_rows_added))
             n_collected += group.columns.n_envs
         return 0.0, 0.0, 0.0

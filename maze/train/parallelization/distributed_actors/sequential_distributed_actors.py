@@ -23,6 +23,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 
 class SequentialDistributedActors(DistributedActors):
@@ -104,7 +105,7 @@ class SequentialDistributedActors(DistributedActors):
                 self._columns.append(generator.allocate(self.n_rollout_steps, policy))
             columns = generator.collect(policy, self._columns[position])
             generator.env.clear_epoch_stats()  # collected by all actors together
-            check_finite(columns, self._next_actor)
+            check_finite(columns, self._next_actor, generator.env)
             packets.append(RolloutPacket.of(columns))
             self._next_actor = (self._next_actor + 1) % self.n_actors
         seconds = time.perf_counter() - start
@@ -155,9 +156,9 @@ class SequentialDistributedActors(DistributedActors):
         return problems
 
 
-def check_finite(columns: RolloutColumns, actor: int) -> None:
+def check_finite(columns: RolloutColumns, actor: int, env: StructuredVectorEnv) -> None:
     """Raises an error naming the actor and the place of the first number of its rollout that is not finite."""
     try:
-        columns.check_finite()
+        columns.check_finite(env.seeding_at)
     except NonFiniteError as error:
         raise NonFiniteError(f"Actor {actor}, {error}") from error

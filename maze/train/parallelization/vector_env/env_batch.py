@@ -37,6 +37,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
+    from maze.core.rollout.rollout_columns import Seeding
 
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
@@ -144,6 +145,10 @@ class EnvBatch:
         if self.is_flat and not self._n_checks_left:
             return self._step_flat(actions, out)
         return self._step_structured(actions, out)
+
+    def seeding_at(self, index: int, ticks_ago: int) -> Seeding | None:
+        """The seed that a recent tick of an environment followed from, see :meth:`ReplayLog.seeding_at`."""
+        return self._log.seeding_at(index, ticks_ago)
 
     def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
         """Where the environments are, each to be brought back there by :meth:`load_episodes_state`.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.env.structured_env import StepKeyType
+from maze.core.rollout.rollout_columns import Seeding
 
 RESEED_AFTER = 1000
 """An environment is seeded anew when an episode begins so many ticks after its last seeding."""
@@ -62,6 +63,8 @@ class ReplayLog:
         self.statistics: list[list[dict[str, float]]] = [[] for _ in range(n_envs)]
         """What the wrappers of each had learned when it was seeded."""
         self._starts = [0] * n_envs
+        self._seedings: list[list[tuple[int, int]]] = [[] for _ in range(n_envs)]
+        """With what each was seeded, and after how many ticks: one entry for every thousand of them."""
         self._earlier: list[EpisodeState | None] = [None] * n_envs
         self._ticks: list[Tick] = []
         self._first_tick = 0
@@ -74,6 +77,7 @@ class ReplayLog:
             int(seed) if isinstance(seed, int | np.integer) and not isinstance(seed, bool) else None for seed in seeds
         ]
         self.n_seedings = [0] * len(self.seeds)
+        self._seedings = [[] for _ in self.seeds]
         self._is_recording = any(seed is not None for seed in self.seeds)
 
     def append(self, tick: Tick) -> None:
@@ -100,7 +104,22 @@ class ReplayLog:
         oldest = max(0, min(self._starts))
         if oldest - self._first_tick >= _MIN_DROPPED:
             self._drop_before(oldest)
-        return derived_seed(seed, number)
+        derived = derived_seed(seed, number)
+        self._seedings[index].append((derived, self._n_ticks))
+        return derived
+
+    def seeding_at(self, index: int, ticks_ago: int) -> Seeding | None:
+        """The seed that a recent tick of an environment followed from.
+
+        :param index: The environment.
+        :param ticks_ago: 1 means the latest tick, 0 what follows it.
+        :return: ``None`` where the environment was not seeded with an integer.
+        """
+        tick = self._n_ticks - ticks_ago
+        for seed, first_tick in reversed(self._seedings[index]):
+            if first_tick <= tick:
+                return Seeding(seed, tick - first_tick)
+        return None
 
     def state(self, index: int) -> EpisodeState:
         """Where an environment is, without digest."""
@@ -123,6 +142,8 @@ class ReplayLog:
         self.statistics[index] = state["statistics"]
         self._earlier[index] = state
         self._starts[index] = -len(state["sequence"])
+        seed = derived_seed(state["seed"], state["n_seedings"] - 1)
+        self._seedings[index] = [(seed, self._starts[index])]
 
     def adopt_seed(self, index: int, state: EpisodeState) -> None:
         """Goes on with the seeds of a state; the episode is another one."""

@@ -23,6 +23,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
+    from maze.core.rollout.rollout_columns import Seeding
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 
@@ -107,6 +108,10 @@ class SequentialVectorEnv(StructuredVectorEnv):
         if states:
             for env, state in zip(self.envs, states_for(states, self.n_envs), strict=True):
                 load_statistics_states(env, state)
+
+    @override(StructuredVectorEnv)
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        return self._batch.seeding_at(env_index, ticks_ago)
 
     @override(StructuredVectorEnv)
     def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:

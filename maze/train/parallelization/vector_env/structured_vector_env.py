@@ -20,6 +20,7 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
+    from maze.core.rollout.rollout_columns import Seeding
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
     from maze.train.parallelization.vector_env.space_arrays import Arrays
 
@@ -207,6 +208,15 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """
         if states:
             raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
+
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        """The seed that a recent tick of an environment followed from, to find it again.
+
+        :param env_index: The environment.
+        :param ticks_ago: 1 means the latest tick, 0 what follows it.
+        :return: ``None`` where that is not known.
+        """
+        return None
 
     def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
         """Where the environments are, in numbers and arrays; it can be continued here or in another vector environment.

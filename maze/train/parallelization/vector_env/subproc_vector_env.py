@@ -11,6 +11,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
+from maze.core.rollout.rollout_columns import Seeding
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays
@@ -155,6 +156,11 @@ class SubprocVectorEnv(StructuredVectorEnv):
         if states:
             by_env = states_for(states, self.n_envs)
             self._pool.call_each("load_wrapper_statistics", [by_env[worker.rows] for worker in self._pool.workers])
+
+    @override(StructuredVectorEnv)
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        answers = self._pool.call("seeding_at", (env_index, ticks_ago))
+        return next((Seeding(*answer) for answer in answers if answer is not None), None)
 
     @override(StructuredVectorEnv)
     def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:

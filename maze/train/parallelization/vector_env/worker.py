@@ -164,6 +164,14 @@ class _Worker(LogStatsConsumer):
         for env, state in zip(self._batch.envs, states, strict=True):
             load_statistics_states(env, state)
 
+    def _call_seeding_at(self, place: tuple[int, int]) -> tuple[int, int] | None:
+        env_index, ticks_ago = place
+        index = env_index - self._batch.first_index
+        if not 0 <= index < len(self._batch.envs):
+            return None
+        seeding = self._batch.seeding_at(index, ticks_ago)
+        return None if seeding is None else (seeding.seed, seeding.n_ticks_since)
+
     def _call_episodes_state(self, with_running: bool) -> list[Any]:
         return self._batch.episodes_state(with_running)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, increment_log_step
 from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
@@ -116,6 +117,10 @@ class EpochTrainer(Trainer, ABC):
         """Statistics of the current epoch, by names of their own."""
         return {}
 
+    def _latest_data(self) -> dict[str, Any]:
+        """What the latest update learned from, where its state does not hold it; tensors and plain values."""
+        return {}
+
     def _training_statistics(self) -> LogStatsAggregator | None:
         """Statistics of the training's episodes."""
         return None
@@ -177,7 +182,10 @@ class EpochTrainer(Trainer, ABC):
         self._begin_epoch()
         while self.update < n_updates:
             self._before_update((self.epoch - first + self.update / n_updates) / max(n_epochs, 1))
-            self._update()
+            try:
+                self._update()
+            except NonFiniteError as error:
+                raise self._with_reproduction_file(error) from error
             self.update += 1
             progress.update_done()
             if interrupt.requested:
@@ -250,6 +258,18 @@ class EpochTrainer(Trainer, ABC):
         if self.update in (0, self._n_updates_per_epoch()):
             where = f"after epoch {self.epoch + bool(self.update)}"
         raise TrainingInterrupted(interrupt.signum, f"Training was interrupted {where}.{saved}")
+
+    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
+        """The error with its place in the training, and a file beside the checkpoints that shows it again."""
+        where = ""
+        if self.checkpoint_file is not None:
+            file = self.checkpoint_file.parent / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
+            where = f" The state before that (weights, random states, data) is in `{file}`."
+            try:
+                save_state(file, {"training_state": self.training_state(), **self._latest_data()})
+            except CheckpointError as failure:
+                where = f" No file to reproduce it was written: {failure}"
+        return NonFiniteError(f"Epoch {self.epoch + 1}, {self.update_name} {self.update + 1}: {error}{where}")
 
     # -- state -----------------------------------------------------------------------------------------
 

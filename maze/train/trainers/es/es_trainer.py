@@ -17,6 +17,7 @@ from maze.core.utils.factory import Factory
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters
@@ -116,7 +117,7 @@ class ESTrainer(EpochTrainer):
         descent = self.config.l2_penalty * parameters - gradient
         if not np.isfinite(descent).all():
             raise NonFiniteError(
-                f"Update {self.epoch + 1}: the estimated gradient is not finite; the step was not taken. Lower "
+                "the estimated gradient is not finite; the step was not taken. Lower "
                 "`algorithm.noise_stddev` or the optimizer's step size."
             )
         self._progress.steps_per_update = n_steps
@@ -163,12 +164,8 @@ class ESTrainer(EpochTrainer):
     def _check_finite(self, returns: list[float], noise_indices: list[int]) -> None:
         for position, episode_return in enumerate(returns):
             if not math.isfinite(episode_return):
-                sign = "subtracted" if position % 2 else "added"
-                raise NonFiniteError(
-                    f"Update {self.epoch + 1}: an episode's return is {episode_return}, so one of its rewards was not "
-                    f"finite; no step was taken. It was played with perturbation {noise_indices[position // 2]} of the "
-                    f"noise table {sign}."
-                )
+                episode = Episode(position, noise_indices[position // 2], -1 if position % 2 else 1, None)
+                raise NonFiniteError(f"the return of {episode} is {episode_return}; no step was taken.")
 
     def _report_evaluation(self) -> None:
         if not self._eval_returns:

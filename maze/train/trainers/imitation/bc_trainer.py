@@ -143,9 +143,8 @@ class BCTrainer(EpochTrainer):
         norms = [compute_gradient_norm(self.policy.network_for(actor).parameters()) for actor in actor_ids]
         if not (math.isfinite(loss_value) and all(map(math.isfinite, norms))):
             raise NonFiniteError(
-                f"Epoch {self.epoch + 1}, minibatch {self.update + 1}: the loss is {loss_value}, gradient "
-                f"norms are {norms}; the step was not taken. Look for non-finite values in the data, or lower "
-                "the learning rate (algorithm.optimizer.lr)."
+                f"the loss is {loss_value}, gradient norms are {norms}; the step was not taken. Look for "
+                "non-finite values in the data, or lower the learning rate (algorithm.optimizer.lr)."
             )
         self.optimizer.step()
         for actor, norm in zip(actor_ids, norms, strict=True):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from maze.core.annotations import override
-from maze.core.errors import NonFiniteError
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
@@ -87,18 +86,15 @@ class IMPALA(ActorCritic):
     def _update(self) -> None:
         """Takes a batch from the actors, learns from it and hands out the new policy."""
         start = time.perf_counter()
-        try:
-            batch = self.rollout_generator.collect_batch()
-            self._columns = batch.columns
-            collected = time.perf_counter()
-            self.model.train()
-            valued = vtrace_rollout(self.model, batch.columns, self._options)
-            asked = time.perf_counter()
-            losses = self._losses(valued)
-            computed = time.perf_counter()
-            self._gradient_step(losses)
-        except NonFiniteError as error:
-            raise self._with_reproduction_file(error) from error
+        batch = self.rollout_generator.collect_batch()
+        self._columns = batch.columns
+        collected = time.perf_counter()
+        self.model.train()
+        valued = vtrace_rollout(self.model, batch.columns, self._options)
+        asked = time.perf_counter()
+        losses = self._losses(valued)
+        computed = time.perf_counter()
+        self._gradient_step(losses)
         self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
         done = time.perf_counter()
 

@@ -166,7 +166,7 @@ class SACRunner(TrainingRunner, ABC):
             while missing > 0:
                 columns = generator.allocate(min(missing, _STEPS_AT_A_TIME))
                 generator.collect(policy, columns)
-                columns.check_finite()
+                columns.check_finite(env.seeding_at)
                 converted = rows.convert(columns, replay_buffer.n_rows_added)
                 replay_buffer.add_rows(converted)
                 missing -= len(converted)

@@ -12,9 +12,9 @@ from torch import nn
 
 from maze.core.agent.torch_model import resolve_device
 from maze.core.annotations import override
-from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
-from maze.core.utils.checkpoint import load_into, save_state
+from maze.core.utils.checkpoint import load_into
 from maze.train.trainers.common.epoch_trainer import EpochTrainer, new_episodes
 from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
 from maze.train.trainers.common.plain_state import from_plain, to_plain
@@ -137,17 +137,14 @@ class SAC(EpochTrainer):
         learner, stats = self.learner, self._stats
         learner.seconds_of_losses = learner.seconds_of_gradients = 0.0
         sampling = 0.0
-        try:
-            start = time.perf_counter()
-            self._collect()
-            collected = time.perf_counter()
-            for _ in range(self.config.num_batches_per_iter):
-                drawing = time.perf_counter()
-                batch = self.actors.sample_transitions(self.model.device)
-                sampling += time.perf_counter() - drawing
-                stats.add_terms(learner.update(batch, self._critic_learns_alone, self._kl_to_initial_coef))
-        except NonFiniteError as error:
-            raise self._with_reproduction_file(error) from error
+        start = time.perf_counter()
+        self._collect()
+        collected = time.perf_counter()
+        for _ in range(self.config.num_batches_per_iter):
+            drawing = time.perf_counter()
+            batch = self.actors.sample_transitions(self.model.device)
+            sampling += time.perf_counter() - drawing
+            stats.add_terms(learner.update(batch, self._critic_learns_alone, self._kl_to_initial_coef))
         stats.add_time("time_learner_rollout", collected - start - self._dequeuing)
         stats.add_time("time_dequeuing_actors", self._dequeuing)
         stats.add_time("time_sampling_from_buffer", sampling)
@@ -174,16 +171,6 @@ class SAC(EpochTrainer):
         config = self.config
         n_learning_epochs = self.epoch - config.critic_burn_in_epochs
         return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
-
-    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
-        directory = self.checkpoint_file.parent if self.checkpoint_file is not None else Path()
-        file = directory / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
-        where = f" Weights, replay buffer and random states are in `{file}`."
-        try:
-            save_state(file, {"training_state": self.training_state()})
-        except CheckpointError as failure:
-            where = f" No file to reproduce it was written: {failure}"
-        return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
 
     # -- state -----------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import ConfigError, WorkerError
+from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer, with_stats
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
@@ -268,3 +269,50 @@ def test_statistics_of_an_environment_do_not_pile_up():
         player.advance()
     env.write_epoch_stats()
     assert env.epoch_stats.last_stats == {}
+
+
+class Faulty(ObservationWrapper):
+    """Something becomes NaN in environment step 5 of each episode that it lasts to."""
+
+    def __init__(self, env, what):
+        super().__init__(env)
+        self.what = what
+        self.n_steps = 0
+
+    def reset(self):
+        self.n_steps = 0
+        return self.env.reset()
+
+    def step(self, action):
+        observation, reward, done, info = self.env.step(action)
+        self.n_steps += 1
+        if self.what == "observation" and self.n_steps == 5:
+            observation = {key: value * np.float32("nan") for key, value in observation.items()}
+        if self.what == "reward" and self.n_steps == 6:
+            reward = float("nan")
+        return observation, reward, done, info
+
+    def observation(self, observation):
+        return observation
+
+
+def faulty_cartpole(what):
+    return Faulty.wrap(cartpole(), what=what)
+
+
+@pytest.mark.parametrize("how", ["together", "one by one", "subproc"])
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_a_number_that_is_not_finite_names_its_episode_and_step(what, how):
+    make_env = partial(faulty_cartpole, what)
+    policy = build_policy(make_env())
+    if how == "subproc":
+        rollouts = ESSubprocDistributedRollouts(make_env, 1, 0, NOISE, [3], 7, start_method="fork", n_eval_rollouts=0)
+    else:
+        rollouts = ESDummyDistributedRollouts(make_env(), 0, NOISE, 7, env_factory=make_env, env_seed=3)
+        if how == "one by one":
+            rollouts._player = SingleEpisodePlayer(rollouts.env, policy, NOISE)
+    seeds = EpisodeSeeds(NOISE, 7, 3)
+    episode = rf"perturbation {seeds.noise_index(0, 0)} of the noise table added, seeded with {seeds.env_seed(0, 0, 0)}"
+    with pytest.raises(NonFiniteError, match=rf"{episode}, environment step 5: .*{what} .* is nan"):
+        played(rollouts, policy, 3)
+    rollouts.close()

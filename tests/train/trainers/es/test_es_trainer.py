@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_module
 
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.runner import Runner
@@ -131,12 +132,16 @@ def test_equal_returns_leave_all_but_the_penalty():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_return_that_is_not_finite_stops_training_before_the_step(value):
-    trainer = build_trainer()
+def test_a_return_that_is_not_finite_stops_training_before_the_step(tmp_path, value):
+    trainer = build_trainer(checkpoint_file=tmp_path / "latest.pt")
     before = get_flat_parameters(trainer.policy)
-    with pytest.raises(NonFiniteError, match=r"Update 1: an episode's return is (nan|inf).* 1 of .* subtracted"):
+    with pytest.raises(NonFiniteError, match=r"Epoch 1, update 1: the return .* 1 of .* subtracted is (nan|inf)"):
         trainer.train(Scripted([(1.0, 2.0), (3.0, value)]), n_epochs=1)
+    (file,) = tmp_path.glob("non_finite_*.pt")
     assert torch.equal(get_flat_parameters(trainer.policy), before)
+    again = build_trainer()
+    again.load_training_state(load_state(file)["training_state"])
+    assert torch.equal(get_flat_parameters(again.policy), before)
 
 
 class Collect(LogStatsWriter):

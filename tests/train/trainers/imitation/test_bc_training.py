@@ -211,6 +211,7 @@ def test_what_was_reached_before_a_number_that_is_not_finite_is_kept(tmp_path):
     with pytest.raises(NonFiniteError, match="Epoch 2, minibatch 1: the loss is nan"):
         trainer.train(evaluator, n_epochs=1)
     again = build_trainer(dataset=dataset)
+    assert len(list(tmp_path.glob("non_finite_*.pt"))) == 1
     for file in ("latest.pt", "state_dict.pt"):
         again.load_state(tmp_path / file)
         assert torch.equal(weights(again), kept)

@@ -25,7 +25,7 @@ from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCri
 from maze.train.trainers.common.actor_critic.flat_adam import FlatAdam
 from maze.train.trainers.common.actor_critic.losses import normalize_advantage, value_loss
 from maze.train.trainers.common.actor_critic.lr_schedule import scheduled_lr
-from maze.train.trainers.common.actor_critic.non_finite import describe_non_finite, write_reproduction_file
+from maze.train.trainers.common.actor_critic.non_finite import columns_as_tensors, describe_non_finite
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.actor_critic.update_stats import UpdateStats
 from maze.train.trainers.common.actor_critic.valuation import value_rollout
@@ -188,15 +188,12 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
-        try:
-            start = time.perf_counter()
-            columns = self._collect()
-            collected = time.perf_counter()
-            batch = value_rollout(self.model, columns, self.config.gamma, self.config.gae_lambda)
-            self.model.train()
-            self._optimize(batch)
-        except NonFiniteError as error:
-            raise self._with_reproduction_file(error) from error
+        start = time.perf_counter()
+        columns = self._collect()
+        collected = time.perf_counter()
+        batch = value_rollout(self.model, columns, self.config.gamma, self.config.gae_lambda)
+        self.model.train()
+        self._optimize(batch)
         self._stats.add("time_rollout", collected - start)
         self._stats.add("time_update", time.perf_counter() - collected)
         self._stats.add("learning_rate", self.optimizer.lr)
@@ -207,7 +204,7 @@ class ActorCritic(EpochTrainer, ABC):
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check_finite()
+        self._columns.check_finite(self.rollout_generator.env.seeding_at)
         return self._columns
 
     def _losses(self, batch: RolloutBatch) -> Losses:
@@ -287,11 +284,9 @@ class ActorCritic(EpochTrainer, ABC):
         n_learning_epochs = self.epoch - config.critic_burn_in_epochs
         return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
 
-    def _with_reproduction_file(self, error: NonFiniteError) -> NonFiniteError:
-        directory = self.checkpoint_file.parent if self.checkpoint_file is not None else Path()
-        file = write_reproduction_file(directory, self.training_state(), self._columns)
-        where = f" Weights, rollout and random states are in `{file}`." if file is not None else ""
-        return NonFiniteError(f"Epoch {self.epoch + 1}, update {self.update + 1}: {error}{where}")
+    @override(EpochTrainer)
+    def _latest_data(self) -> dict[str, Any]:
+        return {} if self._columns is None else {"rollout": columns_as_tensors(self._columns)}
 
     # -- state -----------------------------------------------------------------------------------------
 

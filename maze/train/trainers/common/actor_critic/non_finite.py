@@ -1,27 +1,20 @@
-"""Saying which number was not finite, and a file to reproduce it."""
+"""Saying which number was not finite, and what it takes to reproduce it."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.errors import CheckpointError
-from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.actor_critic.actor_critic_events import SubstepKey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from maze.core.rollout.rollout_columns import RolloutColumns
-
-logger = logging.getLogger(__name__)
 
 
 def describe_non_finite(terms: list[tuple[str, SubstepKey, Tensor]], norms: dict[Any, Tensor]) -> str:
@@ -39,28 +32,8 @@ def describe_non_finite(terms: list[tuple[str, SubstepKey, Tensor]], norms: dict
     return f"the sum of the terms of the loss is not finite; {explained}"
 
 
-def write_reproduction_file(
-    directory: Path, training_state: Mapping[str, Any], columns: RolloutColumns | None
-) -> Path | None:
-    """Writes state and rollout next to the checkpoints, where that is possible.
-
-    :param directory: Where to write.
-    :param training_state: Weights, random generators and progress before the step that was not taken.
-    :param columns: The latest rollout.
-    :return: The file; ``None`` if it could not be written.
-    """
-    file = directory / f"non_finite_{time.strftime('%Y-%m-%d_%H-%M-%S')}.pt"
-    try:
-        save_state(file, {"training_state": dict(training_state), "rollout": _rollout(columns)})
-    except CheckpointError as error:
-        logger.warning("No reproduction file was written: %s", error)
-        return None
-    return file
-
-
-def _rollout(columns: RolloutColumns | None) -> dict[str, Any]:
-    if columns is None:
-        return {}
+def columns_as_tensors(columns: RolloutColumns) -> dict[str, Any]:
+    """A rollout in a form that files hold without pickled objects."""
     substeps = {
         key: {
             "observations": _tensors(substep.observations),

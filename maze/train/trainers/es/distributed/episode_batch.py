@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
@@ -19,6 +21,7 @@ from maze.train.trainers.es.es_utils import set_flat_parameters
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.structured_env import ActorID, StepKeyType
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 MAX_ENVS = 64
@@ -108,30 +111,39 @@ class SingleEpisodePlayer(EpisodePlayer):
             if episode.env_seed is not None:
                 self._env.seed(episode.env_seed)
                 self.policy.seed(episode.env_seed)
-            return play_episode(self._env, self.policy, self._max_steps)
+            return play_episode(self._env, self.policy, self._max_steps, episode)
         finally:
             set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
 
-def play_episode(env: Any, policy: Any, max_steps: int | None) -> Outcome:
+def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode) -> Outcome:
     """Plays one episode with the policy as it is.
 
     :param env: An environment with statistics.
     :param policy: The policy.
     :param max_steps: Cut off after this number of environment steps; ``None``: never.
+    :param episode: Which episode it is, for messages.
+    :raises NonFiniteError: A reward or observation is NaN or infinite.
     """
+    float_keys = _float_keys(env.observation_spaces_dict)
     needs_state, needs_env = policy.needs_state(), policy.needs_env()
     observation, done = env.reset(), False
     episode_return, n_steps = 0.0, 0
     while not done and n_steps != max_steps:
+        actor_id = env.actor_id()
+        for key in float_keys[actor_id.step_key]:
+            if not np.isfinite(observation[key]).all():
+                raise _non_finite(episode, n_steps, _observation_name(key, actor_id), observation[key])
         action = policy.compute_action(
             observation,
             maze_state=env.get_maze_state() if needs_state else None,
             env=env if needs_env else None,
-            actor_id=env.actor_id(),
+            actor_id=actor_id,
             deterministic=True,
         )
         observation, reward, done, _ = env.step(action)
+        if not abs(reward) < math.inf:
+            raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
         episode_return += float(reward)
         n_steps += bool(done or env.context.is_step_complete)
     return Outcome(_published_stats(env), episode_return, n_steps)
@@ -150,7 +162,7 @@ class _Slot:
         self.context = self.env.context
         self.actor_id = self.env.actor_id
         self.is_flat = is_flat_env(self.env)
-        self.episode = Episode(0, None, 0, None)
+        self.episode = Episode.unperturbed()
         self.actor: Any = None
         self.episode_return = 0.0
         self.n_steps = 0
@@ -184,6 +196,7 @@ class EpisodeBatch(EpisodePlayer):
         self._population = Population(policy, n_slots)
         self._specs = array_specs(first.env.observation_spaces_dict, "observation")
         self._observations = zeros(first.env.observation_spaces_dict, (n_slots,), "observation")
+        self._float_keys = _float_keys(first.env.observation_spaces_dict)
 
     @property
     def n_free(self) -> int:  # type: ignore[override]
@@ -224,6 +237,9 @@ class EpisodeBatch(EpisodePlayer):
         for row, (slot, action) in enumerate(zip(self._slots, self._actions(), strict=False)):
             self.current_env = row
             observation, reward, done, _ = slot.step(action)
+            if not abs(reward) < math.inf:
+                name = f"the reward of sub-step {slot.actor.step_key!r}"
+                raise _non_finite(slot.episode, slot.n_steps, name, reward)
             slot.episode_return += reward
             if slot.is_flat:
                 slot.n_steps += 1
@@ -249,14 +265,26 @@ class EpisodeBatch(EpisodePlayer):
         first = actors[0]
         if self._slots[0].is_flat or actors.count(first) == n_active:
             observations = {key: column[:n_active] for key, column in self._observations[first[0]].items()}
+            self._check_finite(observations, first, range(n_active))
             return _split(self._population.act(first, observations, slice(0, n_active)))
         actions: list[Any] = [None] * n_active
         for actor in dict.fromkeys(actors):
             rows = np.flatnonzero([other == actor for other in actors])
             observations = {key: column[rows] for key, column in self._observations[actor[0]].items()}
+            self._check_finite(observations, actor, rows)
             for row, action in zip(rows, _split(self._population.act(actor, observations, rows)), strict=True):
                 actions[row] = action
         return actions
+
+    def _check_finite(
+        self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int] | np.ndarray
+    ) -> None:
+        for key in self._float_keys[actor.step_key]:
+            column = observations[key]
+            if not np.isfinite(column).all():
+                position = int(np.argwhere(~np.isfinite(column))[0][0])
+                slot = self._slots[rows[position]]
+                raise _non_finite(slot.episode, slot.n_steps, _observation_name(key, actor), column[position])
 
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Takes the outcome of an episode, and moves the last active one to its place."""
@@ -271,6 +299,26 @@ class EpisodeBatch(EpisodePlayer):
             for column in self._observations[moved.actor[0]].values():
                 column[row] = column[last]
         return slot.episode, outcome
+
+
+def _float_keys(observation_spaces_dict: Mapping[StepKeyType, Any]) -> dict[StepKeyType, list[str]]:
+    """Keys of observations that could be NaN or infinite, by sub-step."""
+    return {
+        step_key: [key for key, subspace in space.items() if subspace.dtype is not None and subspace.dtype.kind == "f"]
+        for step_key, space in observation_spaces_dict.items()
+    }
+
+
+def _observation_name(key: str, actor_id: ActorID) -> str:
+    return f"observation `{key}` of sub-step {actor_id.step_key!r}"
+
+
+def _non_finite(episode: Episode, n_steps: int, name: str, value: Any) -> NonFiniteError:
+    number = np.ravel(value)[~np.isfinite(np.ravel(value))][0]
+    return NonFiniteError(
+        f"{episode}, environment step {n_steps}: {name} is {number}. Training stops before any parameter changes; look "
+        "at what the environment and its wrappers compute there."
+    )
 
 
 def with_stats(env: Any) -> Any:

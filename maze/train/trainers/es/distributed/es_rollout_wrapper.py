@@ -11,6 +11,7 @@ from maze.core.annotations import override
 from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
 from maze.train.trainers.es.distributed.episode_batch import play_episode, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
+from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
 
         :param policy: The policy.
         """
-        play_episode(self, policy, self.max_steps)
+        play_episode(self, policy, self.max_steps, Episode.unperturbed())
 
     def generate_evaluation(self, policy: Any) -> ESRolloutResult:
         """Plays an episode with the policy as it is."""
         result = ESRolloutResult(is_eval=True)
-        result.add_episode(*play_episode(self, policy, self.max_steps))
+        result.add_episode(*play_episode(self, policy, self.max_steps, Episode.unperturbed()))
         return result
 
     def generate_training(self, policy: Any, noise_stddev: float) -> ESRolloutResult:
@@ -78,7 +79,7 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         try:
             for sign in (1, -1):
                 set_flat_parameters(policy, parameters + sign * noise)
-                result.add_episode(*play_episode(self, policy, self.max_steps))
+                result.add_episode(*play_episode(self, policy, self.max_steps, Episode(0, index, sign, None)))
         finally:
             set_flat_parameters(policy, parameters)
         return result

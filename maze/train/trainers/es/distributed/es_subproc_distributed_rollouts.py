@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
@@ -179,7 +179,12 @@ class ESWorkerPool(WorkerPool):
             worker = self._worker_of[fd]
             if fd != worker.channel.fd:
                 self._fail_dead(worker, "rollout")
-            its_update, finished = self._receive(worker, "rollout")
+            try:
+                its_update, finished = self._receive(worker, "rollout")
+            except WorkerError as error:
+                if isinstance(error.__cause__, NonFiniteError):  # says itself which episode it was
+                    raise NonFiniteError(str(error.__cause__)) from error
+                raise
             for episode, stats, *rest in finished:
                 # of dropped episodes as well: later statistics refer to keys that came with them
                 decoded = self._decoders[worker.index].decode(stats)

@@ -28,6 +28,19 @@ class Episode(NamedTuple):
     env_seed: int | None
     """Seed of the environment; ``None``: it goes on with its generator as it is."""
 
+    @staticmethod
+    def unperturbed(number: int = 0, env_seed: int | None = None) -> Episode:
+        """An episode of the policy itself."""
+        return Episode(number, None, 0, env_seed)
+
+    def __str__(self) -> str:
+        """Which episode it is, in messages."""
+        seeded = "" if self.env_seed is None else f", seeded with {self.env_seed}"
+        if self.noise_index is None:
+            return f"an episode of the policy itself{seeded}"
+        sign = "added" if self.sign > 0 else "subtracted"
+        return f"an episode with perturbation {self.noise_index} of the noise table {sign}{seeded}"
+
 
 class Outcome(NamedTuple):
     """What came of an episode."""
@@ -114,7 +127,7 @@ class RolloutSchedule:
         number = self._next_evaluation
         self._next_evaluation += 1
         self.n_in_flight += 1
-        return Episode(number, None, 0, self._seeds.env_seed(self._update, _EVALUATION, number))
+        return Episode.unperturbed(number, self._seeds.env_seed(self._update, _EVALUATION, number))
 
     def next_training(self) -> Episode:
         """Hands out an episode of a perturbed policy, whether or not one is needed."""
