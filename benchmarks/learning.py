@@ -45,7 +45,9 @@ TARGETS = {
         Target("acrobot_ppo", "Acrobot-v1", mean_return=-100.0, max_env_steps=300_000, n_seeds=3),
         Target("lunar_lander_ppo", "LunarLander-v3", mean_return=200.0, max_env_steps=1_000_000, n_seeds=3),
         Target("pendulum_sac", "Pendulum-v1", mean_return=-200.0, max_env_steps=20_000, n_seeds=3),
-        Target("lunar_lander_sac", "LunarLander-v3", mean_return=200.0, max_env_steps=400_000, n_seeds=3, first_seed=1),
+        Target(
+            "lunar_lander_sac", "LunarLander-v3", mean_return=200.0, max_env_steps=400_000, n_seeds=3, first_seed=10
+        ),
         Target(
             "lunar_lander_continuous_sac",
             "LunarLanderContinuous-v3",
