@@ -25,7 +25,8 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
-from maze.core.rollout.rollout_runner import RolloutRunner, whole_number
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
 from maze.core.wrappers.monitoring_tap import base_maze_env

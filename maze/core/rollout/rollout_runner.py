@@ -17,6 +17,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.rollout.rendering import StepRenderer
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
@@ -178,13 +179,6 @@ class RolloutRunner(Runner, ABC):
             (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
             for _ in range(self.n_episodes)
         ]
-
-
-def whole_number(key: str, value: Any, at_least: int) -> int:
-    """Checks a count that comes from a configuration."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
-    return value
 
 
 def _build_env(config: Any) -> MazeEnv[Any]:

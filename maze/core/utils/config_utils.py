@@ -39,6 +39,18 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     return config
 
 
+def whole_number(key: str, value: Any, at_least: int) -> int:
+    """Checks a count that comes from a configuration.
+
+    :param key: Where it stands there.
+    :param value: The count.
+    :param at_least: The smallest one allowed.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
+    return value
+
+
 def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Lists as mappings from their indices; mappings unchanged. Sub-steps may be configured either way."""
     if isinstance(list_or_dict, Mapping):

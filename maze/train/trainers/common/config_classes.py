@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -53,9 +54,7 @@ class AlgorithmConfig(ABC):
 
     def require_integer(self, name: str, minimum: int) -> None:
         """Raises a ``ConfigError`` unless the field is an integer of at least ``minimum``."""
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ConfigError(f"algorithm.{name}: expected an integer of at least {minimum}, got {value!r}.")
+        whole_number(f"algorithm.{name}", getattr(self, name), minimum)
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import load_state
@@ -218,6 +219,24 @@ class TrainingRunner(Runner):
             eval_env=self._evaluation_env(create, concurrency, n_episodes),
             model_selection=model_selection,
         )
+
+    def _build_actor_critic(self, algorithm: str, device: str, critic_of: str = "state") -> TorchActorCritic:
+        """Policy and critic as configured, the policy with a seed of its own.
+
+        :param algorithm: Who needs them.
+        :param device: Where they go.
+        :param critic_of: What the critic values: ``state`` or ``state-action``.
+        """
+        policy, critic = self.model_composer.policy, self.model_composer.critic
+        if policy is None or critic is None:
+            missing = "policy" if policy is None else "critic"
+            example = "flatten_concat_shared" if critic_of == "state" else "flatten_concat_state_action"
+            raise ConfigError(
+                f"model.{missing}: {algorithm} needs a model with a policy and a {critic_of} critic, but no {missing} "
+                f"is configured. Choose one, for instance with `model=flatten_concat` and `critic={example}`."
+            )
+        policy.seed(self.maze_seeding.generate_agent_instance_seed())
+        return TorchActorCritic(policy=policy, critic=critic, device=device)
 
     def _env_seeds(self, n_seeds: int) -> list[int]:
         return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_seeds)]

@@ -12,6 +12,7 @@ from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -50,9 +51,7 @@ class ESMasterRunner(TrainingRunner, ABC):
         super().__post_init__()
         self._model_selection: BestModelSelection | None = None
         for name, minimum in (("shared_noise_table_size", 1), ("n_eval_rollouts", 0), ("concurrency", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise ConfigError(f"runner.{name}: expected an integer of at least {minimum}, got {value!r}.")
+            whole_number(f"runner.{name}", getattr(self, name), minimum)
 
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
@@ -39,16 +38,14 @@ class ImpalaRunner(TrainingRunner, ABC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        value: Any = self.eval_concurrency
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
+        whole_number("runner.eval_concurrency", self.eval_concurrency, at_least=0)
 
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         assert self.env_factory is not None
         config = ImpalaAlgorithmConfig.from_config(cfg.algorithm)
-        model = self._build_model(config.device)
+        model = self._build_actor_critic("IMPALA", config.device)
         model_selection = BestModelSelection(
             dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval
         )
@@ -116,17 +113,6 @@ class ImpalaRunner(TrainingRunner, ABC):
         :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
         :param agent_instance_seeds: A seed for the policy of each actor.
         """
-
-    def _build_model(self, device: str) -> TorchActorCritic:
-        policy, critic = self.model_composer.policy, self.model_composer.critic
-        missing = [name for name, part in (("policy", policy), ("critic", critic)) if part is None]
-        if policy is None or critic is None:
-            raise ConfigError(
-                f"model.{missing[0]}: IMPALA needs a model with a policy and a state critic, but no {missing[0]} is "
-                "configured. Choose one, for instance with `model=flatten_concat` and `critic=flatten_concat_shared`."
-            )
-        policy.seed(self.maze_seeding.generate_agent_instance_seed())
-        return TorchActorCritic(policy=policy, critic=critic, device=device)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
@@ -60,21 +61,18 @@ class SACRunner(TrainingRunner, ABC):
     @override(TrainingRunner)
     def __post_init__(self) -> None:
         super().__post_init__()
-        value: Any = self.eval_concurrency
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"runner.eval_concurrency: expected an integer of at least 0, got {value!r}.")
+        whole_number("runner.eval_concurrency", self.eval_concurrency, at_least=0)
 
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         assert self.env_factory is not None
         config = SACAlgorithmConfig.from_config(cfg.algorithm)
-        model = self._build_model(config.device)
+        model = self._build_actor_critic("SAC", config.device, critic_of="state-action")
         selection = BestModelSelection(self.state_dict_dump_file, model, dump_interval=self.dump_interval)
         replay_buffer = UniformReplayBuffer(
             config.replay_buffer_size, seed=self.maze_seeding.generate_agent_instance_seed()
         )
-        seeding = self.maze_seeding
         try:
             actors = self.create_distributed_rollout_workers(
                 env_factory=self.env_factory,
@@ -84,7 +82,7 @@ class SACRunner(TrainingRunner, ABC):
                 batch_size=config.batch_size,
                 rollouts_per_iteration=config.rollouts_per_iteration,
                 split_rollouts_into_transitions=config.split_rollouts_into_transitions,
-                env_instance_seeds=[seeding.generate_env_instance_seed() for _ in range(config.num_actors)],
+                env_instance_seeds=self._env_seeds(config.num_actors),
                 replay_buffer=replay_buffer,
             )
             self._closing.append(actors.stop)
@@ -92,7 +90,7 @@ class SACRunner(TrainingRunner, ABC):
             evaluator = self._rollout_evaluator(
                 config.rollout_evaluator, selection, self.create_distributed_eval_env, self.eval_concurrency
             )
-            trainer_seed = seeding.generate_agent_instance_seed()
+            trainer_seed = self.maze_seeding.generate_agent_instance_seed()
             self._trainer = SAC(
                 config, model, actors, selection, evaluator, seed=trainer_seed, checkpoint_file=CHECKPOINT_FILE
             )
@@ -198,20 +196,6 @@ class SACRunner(TrainingRunner, ABC):
         replay_buffer: BaseReplayBuffer,
     ) -> BaseDistributedWorkersWithBuffer:
         """Builds what collects rollouts; the arguments are those of ``BaseDistributedWorkersWithBuffer``."""
-
-    def _build_model(self, device: str) -> TorchActorCritic:
-        policy, critic = self.model_composer.policy, self.model_composer.critic
-        for name, part in (("policy", policy), ("critic", critic)):
-            if part is None:
-                raise ConfigError(
-                    f"model.{name}: SAC needs a model with a policy and a state-action critic, but no {name} is "
-                    "configured. Choose one, for instance with `model=flatten_concat` and "
-                    "`critic=flatten_concat_state_action`."
-                )
-        assert policy is not None
-        assert critic is not None
-        policy.seed(self.maze_seeding.generate_agent_instance_seed())
-        return TorchActorCritic(policy=policy, critic=critic, device=device)
 
 
 @dataclass

@@ -208,5 +208,5 @@ def test_episodes_to_evaluate_need_an_evaluator(start):
 
 @pytest.mark.parametrize(("name", "value"), [("eval_repeats", 0), ("critic_burn_in_epochs", -1)])
 def test_invalid_runner_values_are_refused_by_name(name, value):
-    with pytest.raises(ConfigError, match=rf"runner\.{name}: expected an integer of at least"):
+    with pytest.raises(ConfigError, match=rf"runner\.{name}: expected a whole number of at least"):
         ACDevRunner(trainer_class=PPO, **{name: value})

@@ -78,7 +78,7 @@ def test_configuration_is_built_from_a_composed_mapping(config_class):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"n_epochs": -1}, "algorithm.n_epochs: expected an integer of at least 0, got -1"),
+        ({"n_epochs": -1}, "algorithm.n_epochs: expected a whole number of at least 0, got -1"),
         ({"n_epochs": 1.5}, "algorithm.n_epochs"),
         ({"n_epochs": True}, "algorithm.n_epochs"),
         ({"epoch_length": 0}, "algorithm.epoch_length"),

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -50,8 +50,7 @@ class ACRunner(TrainingRunner, ABC):
             value, minimum = getattr(self, name), 1 if name == "eval_repeats" else 0
             if value is None and name in ("eval_repeats", "critic_burn_in_epochs"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise ConfigError(f"runner.{name}: expected an integer of at least {minimum}, got {value!r}.")
+            whole_number(f"runner.{name}", value, minimum)
 
     @override(TrainingRunner)
     def setup(self, cfg: DictConfig) -> None:
@@ -59,7 +58,7 @@ class ACRunner(TrainingRunner, ABC):
         assert self.env_factory is not None
         trainer_class = self._trainer_type()
         config = self._algorithm_config(trainer_class, cfg.algorithm)
-        model = self._build_model(config.device)
+        model = self._build_actor_critic(trainer_class.__name__, config.device)
         model_selection = BestModelSelection(
             dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval
         )
@@ -102,18 +101,6 @@ class ACRunner(TrainingRunner, ABC):
         if not self.trainer_class:
             raise ConfigError("runner.trainer_class: expected the path of a trainer, such as `...ppo_trainer.PPO`.")
         return Factory(ActorCritic).type_from_name(self.trainer_class)  # type: ignore[type-abstract]  # a subclass
-
-    def _build_model(self, device: str) -> TorchActorCritic:
-        policy, critic = self.model_composer.policy, self.model_composer.critic
-        missing = [name for name, part in (("policy", policy), ("critic", critic)) if part is None]
-        if policy is None or critic is None:
-            raise ConfigError(
-                f"model.{missing[0]}: {self._trainer_type().__name__} needs a model with a policy and a state critic, "
-                f"but no {missing[0]} is configured. Choose one, for instance with `model=flatten_concat` and "
-                "`critic=flatten_concat_shared`."
-            )
-        policy.seed(self.maze_seeding.generate_agent_instance_seed())
-        return TorchActorCritic(policy=policy, critic=critic, device=device)
 
     def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
         if self.eval_repeats is not None:
