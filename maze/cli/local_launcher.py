@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.core.errors import WorkerError
 from maze.utils.exception_report import ExceptionReport
+from maze.utils.fork_server import preload
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ def _context(preload_torch: bool) -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *([TRAINING_MODULE] if preload_torch else [])])
+    preload(context, [__name__, *([TRAINING_MODULE] if preload_torch else [])])
     return context
 
 

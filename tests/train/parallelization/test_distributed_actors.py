@@ -21,6 +21,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -34,6 +35,9 @@ from maze.train.parallelization.distributed_actors.subproc_distributed_actors im
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
 from tests.train.parallelization.toy_envs import (
+    Observe,
+    PassOn,
+    RandomWalkCoreEnv,
     coming_and_going_env,
     counting_env,
     hierarchical_env,
@@ -259,7 +263,7 @@ def test_actors_take_over_a_policy_that_was_handed_out():
             parameter.zero_()
         policy.networks[0].layers["move"].bias[3] = 100.0
     actors.broadcast_updated_policy(policy.state_dict())
-    assert actors.broadcast.policy_version() == 1
+    assert actors._tickets.version == 1
     lags = [actors.collect_batch().policy_lags for _ in range(3)]
     assert lags[0] in ([1, 1], [0, 1], [1, 0], [0, 0])
     assert lags[2] == [0, 0]
@@ -330,6 +334,49 @@ def test_a_failing_actor_becomes_one_error_at_once(fault, expected):
         raise error
     assert seconds < 5.0
     actors.stop()
+
+
+def collect_slowly(actors: SubprocDistributedActors) -> None:
+    for _ in range(5):
+        actors.collect_batch()
+        time.sleep(0.5)  # after the first batch the actors have failed, and there are rollouts that nobody has read
+        actors.broadcast_updated_policy(actors.policy.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error_type", "expected"),
+    [
+        ("raise", EnvWorkerError, "raised ValueError: the simulator lost its marbles"),
+        ("nan", NonFiniteError, r"Actor \d, environment 0.*reward is nan"),
+    ],
+)
+def test_an_actor_that_fails_while_the_learner_is_busy_is_heard(fault, error_type, expected):
+    actors = faulty(fault)
+    with pytest.raises(error_type, match=expected):
+        collect_slowly(actors)
+    actors.stop()
+
+
+class WideCoreEnv(RandomWalkCoreEnv):
+    def get_maze_state(self):
+        return {"position": np.full(30_000, self.position[0], np.float32)}
+
+
+def wide_env():
+    observation = gym.spaces.Dict({"position": gym.spaces.Box(-np.inf, np.inf, (30_000,), np.float32)})
+    action = gym.spaces.Dict({"push": gym.spaces.Box(-1, 1, (3,), np.float32)})
+    return MazeEnv(WideCoreEnv(), {0: PassOn(action)}, {0: Observe(observation)})
+
+
+def test_actors_go_on_and_end_at_once_while_nobody_takes_their_large_rollouts():
+    actors = subproc(wide_env, n_actors=1, batch_size=1, queue_out_of_sync_factor=3.0)
+    actors.collect_batch()
+    time.sleep(1.0)  # long enough for all rollouts that may wait; each is larger than a pipe holds
+    (worker,) = actors._pool.workers
+    start = time.monotonic()
+    actors.stop()
+    assert time.monotonic() - start < 1.5
+    assert worker.process.exitcode == 0  # it was not killed
 
 
 def test_an_actor_killed_from_outside_is_named():

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, WorkerError
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env, random_walk_env
@@ -94,6 +98,102 @@ def test_a_signal_to_the_whole_group_leaves_workers_to_their_parent(signum):
     env.step(MOVES)
     env.close()
     assert_all_gone(env)
+
+
+GROUP_SCRIPT = """
+import os, signal, sys
+from functools import partial
+import numpy as np
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+from tests.train.parallelization.toy_envs import counting_env
+
+os.setpgrp()
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append("SIGTERM"))
+env = SubprocVectorEnv([partial(counting_env, ((100, "terminated"),))] * 2, start_method="forkserver")
+env.reset()
+os.killpg(os.getpgrp(), signal.SIGTERM)  # what a job scheduler does
+for _ in range(20):
+    env.step({"move": np.zeros(2, np.int64)})
+env.close()
+print(*told)
+"""
+
+
+def test_a_signal_to_the_whole_group_ends_neither_workers_nor_the_server_they_come_from():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", GROUP_SCRIPT]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert (finished.stdout.strip(), finished.returncode) == ("SIGTERM", 0), finished.stderr
+
+
+def test_processes_of_others_that_come_from_the_server_end_as_usual():
+    env = SubprocVectorEnv([counting_env], start_method="forkserver")
+    process = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    process.start()
+    time.sleep(0.2)
+    process.terminate()
+    process.join(5.0)
+    assert process.exitcode == -signal.SIGTERM
+    env.close()
+
+
+def test_close_returns_in_time_when_a_worker_has_stopped_reading():
+    env = failing_env(partial(counting_env, LONG))
+    env.reset()
+    worker = env._pool.workers[1]
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    os.set_blocking(worker.channel.fd, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(worker.channel.fd, bytes(4096))
+    os.set_blocking(worker.channel.fd, True)
+    start = time.monotonic()
+    env.close()
+    assert time.monotonic() - start < 5.0
+    assert_all_gone(env)
+
+
+class ClosingEnv(gym.Env):
+    """Leaves a file when it is closed, and may fail in its third step."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, file, fails):
+        self.file, self.fails, self.n_steps = file, fails, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        if self.fails and self.n_steps == 3:
+            raise ValueError("the simulator lost its marbles")
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def close(self):
+        self.file.touch()
+        if self.file.name == "1":
+            raise RuntimeError("and it cannot even be closed")
+
+
+def closing_env(file, fails):
+    return GymMazeEnv(env=ClosingEnv(file, fails))
+
+
+def step_three_times(env):
+    for _ in range(3):
+        env.step({"action": np.zeros(4, np.int64)})
+
+
+def test_all_environments_of_a_failed_worker_are_closed(tmp_path):
+    factories = [partial(closing_env, tmp_path / str(index), index == 2) for index in range(4)]
+    env = SubprocVectorEnv(factories, n_workers=1, start_method="fork")
+    env.reset()
+    with pytest.raises(WorkerError, match="lost its marbles in environment 2"):
+        step_three_times(env)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 
 
 def test_a_hanging_worker_is_named_when_the_time_is_up():

@@ -105,14 +105,17 @@ class CountingCoreEnv(ToyCoreEnv):
         assert not self.is_over, "an action was given to a finished episode"
         self.received.append(int(maze_action["move"]))
         self.time += 1
+        reward = float(self.time)
         if self.fault is not None and self.fault[1] == self.time and self.episode == 0:
             cause_fault(self.fault[0])
+            if self.fault[0] == "nan":
+                reward = float("nan")
         length, way = self.endings[self.episode % len(self.endings)]
         self.is_over = self.time == length
         info = {"TimeLimit.truncated": True} if self.is_over and way == "truncated" else {}
         if self.is_over and way == "both":  # a careless environment says it terminated, and nothing of truncation
             info = {"TimeLimit.truncated": False}
-        return self.get_maze_state(), float(self.time), self.is_over, info
+        return self.get_maze_state(), reward, self.is_over, info
 
     def get_maze_state(self) -> Any:
         return {"count": [self.time, self.episode], "flag": self.time % 2}

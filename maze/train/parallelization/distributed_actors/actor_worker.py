@@ -16,10 +16,10 @@ from maze.train.parallelization.distributed_actors.rollout_packet import ActorSp
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import check_finite
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
-from maze.train.parallelization.vector_env.channel import Channel, failure_of
+from maze.train.parallelization.vector_env.channel import Channel, Outbox, failure_of
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
-from maze.train.parallelization.vector_env.worker import open_channel
+from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
 
 
 def run_actor(connection: Any, factories: bytes, first_index: int, inherited: list[Any]) -> None:
@@ -31,25 +31,38 @@ def run_actor(connection: Any, factories: bytes, first_index: int, inherited: li
     :param inherited: Connections that came along when the process was forked, and must not be held open.
     """
     channel = open_channel(connection, inherited)
+    outbox = Outbox(channel)
+    environments = contextlib.ExitStack()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
-            _Actor(channel).run(factories)
+            torch.set_num_threads(1)  # several processes with several threads each get in one another's way
+            env = SequentialVectorEnv(cloudpickle.loads(factories))
+            environments.callback(env.close)
+            _Actor(channel, outbox, env).run()
+            env.close()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # SystemExit of an environment included: the learner hears of everything
-            channel.send(messages.FAILED, failure_of(error, None))
+            outbox.send(messages.FAILED, failure_of(error, None))
+            outbox.flush()
             if isinstance(error, SystemExit):
                 raise
+        finally:
+            close_quietly(environments.close)
 
 
 class _Actor(LogStatsConsumer):
     """State of a worker process.
 
-    :param channel: Channel to the learner.
+    :param channel: What the learner says.
+    :param outbox: What the learner is told: rollouts go on while it is busy with something else.
+    :param env: The environments.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, outbox: Outbox, env: SequentialVectorEnv) -> None:
         self._channel = channel
+        self._outbox = outbox
+        self._env = env
         self._encoder = StatsEncoder()
         self._finished: list[EncodedStats] = []
         self._n_tickets = 0
@@ -61,18 +74,15 @@ class _Actor(LogStatsConsumer):
     def receive(self, stat: LogStats) -> None:
         self._finished.append(self._encoder.encode(stat))
 
-    def run(self, factories: bytes) -> None:
-        """Make the environments, then do what the learner asks for until it asks to close."""
-        torch.set_num_threads(1)  # several processes with several threads each get in one another's way
-        self._env = env = SequentialVectorEnv(cloudpickle.loads(factories))
-        for single_env in env.envs:
+    def run(self) -> None:
+        """Do what the learner asks for until it asks to close."""
+        for single_env in self._env.envs:
             single_env.get_stats(LogStatsLevel.EPISODE).register_consumer(self)
-        self._channel.send(messages.RESULT, tuple(ActorSpaces.of(env)))
+        self._outbox.send(messages.RESULT, tuple(ActorSpaces.of(self._env)))
         if self._take_messages(until=lambda: self._weights is not None):
-            self._channel.send(messages.DONE)
+            self._outbox.send(messages.RESULT, None)
             while self._take_messages(until=lambda: self._n_tickets > 0):
                 self._collect()
-        env.close()
 
     def _take_messages(self, until: Any) -> bool:
         """Take in all messages, and wait for more as long as needed; False: the learner asks to close."""
@@ -97,7 +107,7 @@ class _Actor(LogStatsConsumer):
         self._env.clear_epoch_stats()  # they are kept by the learner
         packet = tuple(RolloutPacket.of(self._columns))
         states = self._env.wrapper_statistics()
-        self._channel.send(messages.RESULT, (packet, self._version, self._finished, states))
+        self._outbox.send(messages.RESULT, (packet, self._version, self._finished, states))
         self._finished = []
 
     def _call_start(

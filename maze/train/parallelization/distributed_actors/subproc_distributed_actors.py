@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, NonFiniteError, WorkerError
-from maze.train.parallelization.broadcasting_container import BroadcastingContainer
+from maze.core.errors import ConfigError, NonFiniteError
 from maze.train.parallelization.distributed_actors.actor_worker import run_actor
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
@@ -29,6 +28,7 @@ from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
+from maze.utils.fork_server import preload
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -74,14 +74,12 @@ class SubprocDistributedActors(DistributedActors):
         context = self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             # a server that has imported torch starts workers in no time; meanwhile the learner sets up the rest
-            context.set_forkserver_preload([run_actor.__module__])
+            preload(context, [run_actor.__module__])
             forkserver.ensure_running()
         self._start_method = start_method
         self._pool: ActorPool | None = None
         self._n_starts = 0
         self._wrapper_states: dict[int, list[Any]] = {}
-        self.broadcast = BroadcastingContainer()
-        """The policy that was handed out last, and its version."""
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -130,7 +128,6 @@ class SubprocDistributedActors(DistributedActors):
 
     @override(DistributedActors)
     def broadcast_updated_policy(self, state_dict: dict[str, Any]) -> None:
-        self.broadcast.set_policy_state_dict(state_dict)
         if self._pool is None:
             return  # those who start later take the policy itself
         self._tickets.updated()
@@ -193,17 +190,12 @@ class SubprocDistributedActors(DistributedActors):
 
     def _receive(self, pool: ActorPool, wait: bool) -> None:
         """Takes in all rollouts that are finished."""
-        try:
-            for worker, (packet, version, finished, states) in pool.results(wait):
-                for stats in finished:
-                    self.epoch_stats.receive(stats)
-                if states:
-                    self._wrapper_states[worker.index] = states
-                self._arrived.append((worker.index, packet, version))
-        except WorkerError as error:
-            if isinstance(error.__cause__, NonFiniteError):  # says itself which actor it was
-                raise NonFiniteError(str(error.__cause__)) from error
-            raise
+        for worker, (packet, version, finished, states) in pool.results(wait):
+            for stats in finished:
+                self.epoch_stats.receive(stats)
+            if states:
+                self._wrapper_states[worker.index] = states
+            self._arrived.append((worker.index, packet, version))
 
 
 class ActorPool(WorkerPool):
@@ -216,6 +208,7 @@ class ActorPool(WorkerPool):
     """
 
     _worker_main = staticmethod(run_actor)
+    _self_explanatory = (NonFiniteError,)
 
     def __init__(self, env_factory: Callable[[], Any], n_actors: int, envs_per_actor: int, start_method: str) -> None:
         super().__init__([env_factory] * (n_actors * envs_per_actor), start_method, n_actors, timeout=None)

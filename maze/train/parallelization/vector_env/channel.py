@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
+import threading
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -57,7 +60,10 @@ class Channel:
         :param code: What it is.
         :param payload: What belongs to it.
         """
-        content = dumps(payload) if code in _WITH_PAYLOAD else None  # may fail, and must do so before anything is sent
+        self.send_pickled(code, dumps(payload) if code in _WITH_PAYLOAD else None)
+
+    def send_pickled(self, code: bytes, content: bytes | None) -> None:
+        """Send a message whose payload is pickled already (which may fail, and must do so before anything is sent)."""
         os.write(self.fd, code)
         if content is not None:
             self.connection.send_bytes(content)
@@ -78,6 +84,37 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self.connection.close()
+
+
+class Outbox:
+    """Sends messages in a thread of its own: who has something to say need not wait for the other side to listen.
+
+    :param channel: The channel; from now on nobody else sends over it.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._messages: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def send(self, code: bytes, payload: Any) -> None:
+        """Send a message when its turn has come; what it consists of may change afterwards.
+
+        :param code: What it is.
+        :param payload: What belongs to it.
+        """
+        self._messages.put((code, dumps(payload)))
+
+    def flush(self) -> None:
+        """Wait until all has been sent, or the other side is gone; nothing can be sent afterwards."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # the other side is gone; whoever receives notices
+            while (message := self._messages.get()) is not None:
+                self._channel.send_pickled(*message)
 
 
 def dumps(value: Any) -> bytes:

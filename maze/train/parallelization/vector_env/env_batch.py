@@ -6,6 +6,7 @@ The one implementation of the semantics of vector environments: used in process 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class EnvBatch:
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = False
         self._is_restored = False
+        self._is_closed = False
 
     def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], stats_consumer: LogStatsConsumer) -> None:
         """Make the environments.
@@ -192,9 +194,13 @@ class EnvBatch:
         return problems
 
     def close(self) -> None:
-        """Close all environments."""
-        for env in self.envs:
-            env.close()
+        """Close all environments; nothing happens the second time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with ExitStack() as closing:  # one that fails does not keep the others from being closed
+            for env in self.envs:
+                closing.callback(env.close)
 
     def _clear_flags(self) -> None:
         self.terminated[:] = False

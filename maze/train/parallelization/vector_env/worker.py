@@ -8,6 +8,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -46,6 +47,8 @@ def run_worker(connection: Any, factories: bytes, first_index: int, inherited: l
             channel.send(messages.FAILED, failure_of(error, worker.current_env()))
             if isinstance(error, SystemExit):
                 raise
+        finally:
+            close_quietly(worker.close)
 
 
 def open_channel(connection: Any, inherited: list[Any]) -> Channel:
@@ -69,6 +72,15 @@ def _leave_with_parent(fd: int) -> None:
     poll.poll()
     time.sleep(_GRACE_SECONDS)
     os._exit(1)
+
+
+def close_quietly(close: Callable[[], None]) -> None:
+    """Close the environments of a worker that ends, also after a failure: they may hold files, sockets or processes.
+
+    :param close: Closes them; what else goes wrong then is of no interest.
+    """
+    with contextlib.suppress(Exception):
+        close()
 
 
 class _Worker(LogStatsConsumer):
@@ -108,7 +120,7 @@ class _Worker(LogStatsConsumer):
         self._channel.send(messages.RESULT, spaces)
         code, message = self._channel.receive()
         if code == messages.CLOSE:  # another worker failed
-            batch.close()
+            self.close()
             return False
         n_envs, start, stop = message
         rows = self._rows = slice(start, stop)
@@ -120,6 +132,10 @@ class _Worker(LogStatsConsumer):
         batch.attach(shared.rewards[rows], shared.terminated[rows], shared.truncated[rows], shared.step_complete[rows])
         self._channel.send(messages.DONE)
         return True
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._batch.close()
 
     def serve(self) -> None:
         """Do what the vector environment asks for, until it asks to close."""
@@ -136,7 +152,7 @@ class _Worker(LogStatsConsumer):
                 name, argument = payload
                 channel.send(messages.RESULT, getattr(self, f"_call_{name}")(argument))
             else:
-                batch.close()
+                self.close()
                 return
 
     def _report(self, infos: list[dict[Any, Any]]) -> None:

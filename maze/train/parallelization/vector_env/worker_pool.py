@@ -17,12 +17,13 @@ from typing import Any
 
 import cloudpickle
 
-from maze.core.errors import ConfigError, WorkerError
+from maze.core.errors import ConfigError, MazeError, WorkerError
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, Failure, exception_of
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, env_slices
 from maze.train.parallelization.vector_env.worker import run_worker
 from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError, describe_exit, describe_failure
+from maze.utils.fork_server import preload
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class WorkerPool:
 
     _worker_main: Callable[..., None] = staticmethod(run_worker)
     """What a worker process runs."""
+    _self_explanatory: tuple[type[MazeError], ...] = ()
+    """Errors of workers that say themselves where they come from, and are raised as what they are."""
 
     def __init__(
         self,
@@ -204,12 +207,14 @@ class WorkerPool:
         self.close()
         cause = exception_of(failure)
         error = self._error(describe_failure(failure), worker, call, worker_traceback=failure.traceback)
+        if isinstance(cause, self._self_explanatory):
+            raise type(cause)(str(cause)) from error
         raise error from cause if isinstance(cause, Exception) else None
 
     def _fail_dead(self, worker: Worker, call: str) -> None:
-        # an exception may have been reported just before the process ended
+        # an exception may have been reported just before the process ended, after other messages nobody has read yet
         with suppress(*_GONE):
-            if worker.channel.connection.poll(0):
+            while worker.channel.connection.poll(0):
                 code, payload = worker.channel.receive()
                 if code == messages.FAILED:
                     self._fail_raised(worker, call, payload)
@@ -242,7 +247,7 @@ def _context(start_method: str | None, worker_module: str) -> Any:
         raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.")
     context = multiprocessing.get_context(start_method)
     # The server imports the worker once for all; it must not import the user's script, and torch only if a worker does.
-    context.set_forkserver_preload([worker_module])
+    preload(context, [worker_module])
     return context
 
 
@@ -277,7 +282,8 @@ def _without_main_module() -> Iterator[None]:
 def _end_workers(workers: list[Worker]) -> None:
     """End processes: ask, then kill. Returns within five seconds."""
     for worker in workers:
-        with suppress(*_GONE):
+        with suppress(*_GONE, BlockingIOError):  # a worker that has stopped reading is ended by force
+            os.set_blocking(worker.channel.fd, False)
             worker.channel.send(messages.CLOSE)
     _wait(workers, _CLOSE_SECONDS)
     for worker in workers:
@@ -297,7 +303,7 @@ def _wait(workers: list[Worker], seconds: float) -> None:
 
 def _report_late_failure(worker: Worker) -> None:
     """Log what went wrong while the environments were being closed."""
-    with suppress(*_GONE):
+    with suppress(OSError, EOFError):  # the last message may have been cut short
         while worker.channel.connection.poll(0):
             code, payload = worker.channel.receive()
             if code == messages.FAILED:

@@ -141,6 +141,9 @@ class EpochTrainer(Trainer, ABC):
         :param share_done: Which share of all updates is done.
         """
 
+    def _end_training(self) -> None:
+        """Comes after the last epoch of a training that ends by itself."""
+
     def _epoch_done(self, seconds: float) -> None:
         """Comes when an epoch was logged."""
 
@@ -168,6 +171,7 @@ class EpochTrainer(Trainer, ABC):
                         break
                     self._run_epoch(n_epochs, interrupt)
                 self._evaluate_if_due()
+                self._end_training()
             finally:
                 self._progress.close()
         self._is_finished = True

@@ -12,7 +12,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
 from maze.core.utils.factory import Factory
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
@@ -20,13 +20,13 @@ from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
-from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters
+from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters, n_trained_parameters
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
-    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
+    from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
@@ -63,7 +63,10 @@ class ESTrainer(EpochTrainer):
             self.config.optimizer, config_path="algorithm.optimizer"
         )
         self.optimizer.setup(torch_policy)
-        shared_noise.get(0, torch_policy.num_params)  # tells now if the table is too small
+        n_parameters = n_trained_parameters(torch_policy)
+        if n_parameters == 0:
+            raise ConfigError("model.policy: all parameters of the policy are frozen; there is nothing to train.")
+        shared_noise.get(0, n_parameters)  # tells now if the table is too small
         self._criterion = SelectionCriterion(self.config.objective, self.config.maximize, self.config.constraints)
         self._rollouts: ESDistributedRollouts | None = None
         self._eval_returns: list[float] = []
@@ -112,7 +115,7 @@ class ESTrainer(EpochTrainer):
         start = time.perf_counter()
         self.policy.eval()
         noise_indices, returns, n_steps = self._collect(self._rollouts)
-        gradient = es_gradient(self.shared_noise, noise_indices, returns, self.policy.num_params)
+        gradient = es_gradient(self.shared_noise, noise_indices, returns, n_trained_parameters(self.policy))
         parameters = get_flat_parameters(self.policy).numpy()
         descent = self.config.l2_penalty * parameters - gradient
         if not np.isfinite(descent).all():
@@ -122,7 +125,7 @@ class ESTrainer(EpochTrainer):
             )
         self._progress.steps_per_update = n_steps
         self._progress.before_output()
-        self._report_evaluation()  # of the policy as it is before the step
+        self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
         self._events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
         self._events.policy_norm(policy_id=0, value=float(np.linalg.norm(parameters)))
@@ -145,12 +148,11 @@ class ESTrainer(EpochTrainer):
         n_steps = 0
         try:
             for result in rollouts:
-                stats = self._eval_stats if result.is_eval else self._train_stats
-                for episode_stats in result.episode_stats:
-                    stats.receive(episode_stats)
                 if result.is_eval:
-                    self._eval_returns += result.returns
+                    self._take_evaluation(result)
                     continue
+                for episode_stats in result.episode_stats:
+                    self._train_stats.receive(episode_stats)
                 self._check_finite(result.returns, result.noise_indices)
                 noise_indices += result.noise_indices
                 returns += result.returns
@@ -167,12 +169,48 @@ class ESTrainer(EpochTrainer):
                 episode = Episode(position, noise_indices[position // 2], -1 if position % 2 else 1, None)
                 raise NonFiniteError(f"the return of {episode} is {episode_return}; no step was taken.")
 
-    def _report_evaluation(self) -> None:
-        if not self._eval_returns:
+    def _report_evaluation(self, training_returns: np.ndarray) -> None:
+        """Tells how good the policy is; where it is not evaluated itself, by the perturbed ones around it."""
+        if self._eval_returns:
+            self._eval_stats.reduce()
+            if self.model_selection is not None:
+                tell(self.model_selection, self._criterion, self._eval_stats.last_stats)
+        elif self.model_selection is not None:
+            if self.config.objective is not None or self.config.constraints:
+                raise ConfigError(
+                    "algorithm.objective, algorithm.constraints: they judge evaluations of the policy, but there are "
+                    "none; set runner.n_eval_rollouts to at least 1."
+                )
+            self.model_selection.update(float(training_returns.mean()))
+
+    @override(EpochTrainer)
+    def _end_training(self) -> None:
+        """Updates evaluate the policy before their step; nobody has seen yet what the last step led to."""
+        if not self._eval_returns or self._rollouts is None:
             return
-        self._eval_stats.reduce()
-        if self.model_selection is not None:
-            tell(self.model_selection, self._criterion, self._eval_stats.last_stats)
+        n_evaluations = len(self._eval_returns)
+        self._eval_returns = []
+        self.policy.eval()
+        self._rollouts.prepare_update(self.epoch, 0, 0)
+        rollouts = self._rollouts.generate_rollouts(
+            self.policy, self.config.max_steps or None, self.config.noise_stddev, self.normalization_stats
+        )
+        try:
+            for result in rollouts:
+                self._take_evaluation(result)
+                if not result.is_eval or len(self._eval_returns) >= n_evaluations:
+                    break
+        finally:
+            rollouts.close()
+        self._progress.before_output()
+        self._report_evaluation(np.empty(0))
+        increment_log_step()
+
+    def _take_evaluation(self, result: ESRolloutResult) -> None:
+        if result.is_eval:
+            for episode_stats in result.episode_stats:
+                self._eval_stats.receive(episode_stats)
+            self._eval_returns += result.returns
 
     # -- state -----------------------------------------------------------------------------------------
 

@@ -61,9 +61,20 @@ def es_gradient(
     return gradient
 
 
+def trained_parameters(policy: TorchModel) -> list[torch.Tensor]:
+    """The parameters that are perturbed and updated: all but the frozen ones (``requires_grad=False``)."""
+    return [parameter for parameter in policy.parameters() if parameter.requires_grad]
+
+
+def n_trained_parameters(policy: TorchModel) -> int:
+    """Number of scalars that are perturbed and updated."""
+    return sum(parameter.numel() for parameter in trained_parameters(policy))
+
+
 def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
-    """A copy of all parameters in one vector, on the CPU, in the order of ``policy.parameters()``."""
-    return torch.cat([parameter.detach().reshape(-1).to("cpu", torch.float32) for parameter in policy.parameters()])
+    """A copy of the trained parameters in one vector, on the CPU, in the order of ``policy.parameters()``."""
+    parameters = trained_parameters(policy)
+    return torch.cat([parameter.detach().reshape(-1).to("cpu", torch.float32) for parameter in parameters])
 
 
 def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
@@ -72,14 +83,15 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
     :param policy: The policy.
     :param flat_params: As :func:`get_flat_parameters` returns it.
     """
-    if flat_params.shape != (policy.num_params,):
+    n_parameters = n_trained_parameters(policy)
+    if flat_params.shape != (n_parameters,):
         raise ValueError(
-            f"The policy has {policy.num_params} parameters, but was given a tensor of shape "
+            f"The policy has {n_parameters} parameters to train, but was given a tensor of shape "
             f"{tuple(flat_params.shape)}."
         )
     offset = 0
     with torch.no_grad():
-        for parameter in policy.parameters():
+        for parameter in trained_parameters(policy):
             part = flat_params[offset : offset + parameter.numel()]
             parameter.copy_(part.view(parameter.shape))
             offset += parameter.numel()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from maze.core.annotations import override
@@ -15,6 +16,7 @@ from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCri
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
 from maze.train.trainers.common.actor_critic.losses import policy_gradient_loss
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.module_modes import depends_on_mode
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
+    from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 
@@ -64,6 +67,7 @@ class IMPALA(ActorCritic):
             checkpoint_file=checkpoint_file,
         )
         self.rollout_generator: DistributedActors = rollout_generator
+        self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self._impala_events = self._events_aggregator.create_event_topic(ImpalaEvents)
         self._options = VTraceOptions(
             self.config.gamma,
@@ -89,8 +93,7 @@ class IMPALA(ActorCritic):
         batch = self.rollout_generator.collect_batch()
         self._columns = batch.columns
         collected = time.perf_counter()
-        self.model.train()
-        valued = vtrace_rollout(self.model, batch.columns, self._options)
+        valued = self._valued(batch.columns)
         asked = time.perf_counter()
         losses = self._losses(valued)
         computed = time.perf_counter()
@@ -111,13 +114,28 @@ class IMPALA(ActorCritic):
         for lag in batch.policy_lags:
             events.policy_lag(lag)
 
+    def _valued(self, columns: RolloutColumns) -> RolloutBatch:
+        """The batch with its targets.
+
+        Actors act in evaluation mode. Importance weights and bootstraps are computed in it too, so that they compare
+        like with like; where the mode makes a difference, the loss needs outputs of its own.
+        """
+        if not self._has_modes:
+            self.model.train()
+            return vtrace_rollout(self.model, columns, self._options)
+        self.model.eval()
+        with torch.no_grad():
+            valued = vtrace_rollout(self.model, columns, self._options)
+        self.model.train()
+        return valued
+
     @override(ActorCritic)
     def _optimize(self, batch: RolloutBatch) -> None:
         self._gradient_step(self._losses(batch))
 
     @override(ActorCritic)
     def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
-        if isinstance(part, VTraceSubsteps):
+        if isinstance(part, VTraceSubsteps) and not self._has_modes:
             return part.outputs
         return super()._outputs(part)
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 TorchActionType = dict[str, Tensor]
 
 
+MAX_LOG_RHO = 80.0
+"""Larger importance weights would overflow float32; where there is no threshold, they are limited to exp(80)."""
+
+
 class VTraceReturns(NamedTuple):
     """What V-trace gives for one stream of values."""
 
@@ -98,7 +102,7 @@ def from_importance_weights(
     :param final_values: V of the final observation where ``truncated``; ignored elsewhere.
     :param trace_lambda: Decay of the traces; 1 is the paper's estimator, 0 looks one step ahead.
     """
-    rhos = log_rhos.exp()
+    rhos = log_rhos.clamp(max=MAX_LOG_RHO).exp()
     clipped_rhos = _clipped(rhos, clip_rho_threshold)
     traces = discounts * rhos.clamp(max=1.0) * trace_lambda
     if truncated is not None:

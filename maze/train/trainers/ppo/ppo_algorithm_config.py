@@ -29,6 +29,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
 
+    value_clip_range: float | None = field(default=None, kw_only=True)
+    """How far one update may move a predicted value before it stops earning gradient; ``null`` does not limit it."""
+
     target_kl: float | None = field(default=None, kw_only=True)
     """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the
     one that sampled it; ``null`` uses it to the end. Typical: 0.01 to 0.05."""
@@ -38,5 +41,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         self.require_integer("batch_size", minimum=1)
         self.require_integer("n_optimization_epochs", minimum=1)
         self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
+        if self.value_clip_range is not None:
+            self.require_number("value_clip_range", 0.0, above=True)
         if self.target_kl is not None:
             self.require_number("target_kl", 0.0, above=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from maze.core.annotations import override
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, Losses
-from maze.train.trainers.common.actor_critic.losses import clipped_surrogate
+from maze.train.trainers.common.actor_critic.losses import clipped_surrogate, value_loss
 from maze.train.trainers.common.actor_critic.rollout_batch import RolloutBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
@@ -37,6 +37,10 @@ class PPO(ActorCritic):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         loss = clipped_surrogate(log_prob, old_log_prob, advantage, self.config.clip_range)
         return loss.policy, {"policy_clip_fraction": loss.clip_fraction, "policy_approx_kl": loss.approx_kl}
+
+    @override(ActorCritic)
+    def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
+        return value_loss(value, target, old_value, self.config.value_clip_range)
 
     def _has_moved_too_far(self, losses: Losses) -> bool:
         """Whether the policy has left the neighbourhood in which the rollout says something about it."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
 
 from maze.core.agent.torch_model import resolve_device
 from maze.core.annotations import override
@@ -17,6 +16,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get
 from maze.core.utils.checkpoint import load_into
 from maze.train.trainers.common.epoch_trainer import EpochTrainer, new_episodes
 from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
+from maze.train.trainers.common.module_modes import depends_on_mode
 from maze.train.trainers.common.plain_state import from_plain, to_plain
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
@@ -79,7 +79,7 @@ class SAC(EpochTrainer):
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         self.learner = SACLearner(learner_model, self.config, distributed_actors.actors, seed)
         self._dequeuing = 0.0
-        self._has_modes = _depends_on_mode(
+        self._has_modes = depends_on_mode(
             [*learner_model.policy.networks.values(), *learner_model.critic.networks.values()]
         )
         self._stats = SACStats()
@@ -225,22 +225,3 @@ class SAC(EpochTrainer):
     @override(EpochTrainer)
     def _checkpoint_state(self, is_last: bool) -> dict[str, Any]:
         return self.training_state(is_last or self.actors.replay_buffer.columns.n_bytes <= ALWAYS_SAVED_BYTES)
-
-
-def _depends_on_mode(networks: Iterable[nn.Module]) -> bool:
-    """Whether networks may compute something else in training than in evaluation; switching takes its time."""
-    return any(
-        isinstance(module, _DEPEND_ON_MODE) or not type(module).__module__.startswith(("torch.nn.", "maze.perception."))
-        for network in networks
-        for module in network.modules()
-    )
-
-
-_DEPEND_ON_MODE = (
-    nn.modules.batchnorm._NormBase,
-    nn.modules.dropout._DropoutNd,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.RReLU,
-)

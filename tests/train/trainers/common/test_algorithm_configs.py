@@ -93,7 +93,6 @@ def test_configuration_is_built_from_a_composed_mapping(config_class):
         ({"gae_lambda": -0.1}, "algorithm.gae_lambda"),
         ({"max_grad_norm": -1}, "algorithm.max_grad_norm"),
         ({"lr_schedule": "linaer"}, "algorithm.lr_schedule: expected one of constant, linear, cosine"),
-        ({"value_clip_range": 0}, "algorithm.value_clip_range"),
         ({"advantage_normalization": "no"}, "algorithm.advantage_normalization"),
         ({"device": None}, "algorithm.device"),
     ],
@@ -105,7 +104,14 @@ def test_invalid_values_are_refused_by_name(values, message):
 
 @pytest.mark.parametrize(
     "values",
-    [{"clip_range": 0.0}, {"clip_range": 1.0}, {"batch_size": 0}, {"n_optimization_epochs": 0}, {"target_kl": -0.1}],
+    [
+        {"clip_range": 0.0},
+        {"clip_range": 1.0},
+        {"batch_size": 0},
+        {"n_optimization_epochs": 0},
+        {"target_kl": -0.1},
+        {"value_clip_range": 0.0},
+    ],
 )
 def test_invalid_values_of_ppo_are_refused_by_name(values):
     with pytest.raises(ConfigError, match=f"algorithm.{next(iter(values))}"):

@@ -316,3 +316,51 @@ def test_a_number_that_is_not_finite_names_its_episode_and_step(what, how):
     with pytest.raises(NonFiniteError, match=rf"{episode}, environment step 5: .*{what} .* is nan"):
         played(rollouts, policy, 3)
     rollouts.close()
+
+
+@pytest.mark.parametrize("network", [None, TORCH_ONLY])
+def test_frozen_layers_are_the_same_for_all_perturbed_policies(network):
+    policy = build_policy(cartpole(), network)
+    next(iter(policy.parameters())).requires_grad_(False)
+    together, one_by_one = dummy(cartpole), dummy(cartpole)
+    one_by_one._player = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    assert summary(played(together, policy, 6)) == summary(played(one_by_one, policy, 6))
+    assert isinstance(together._player, EpisodeBatch)
+
+
+class Counted(ObservationWrapper):
+    """Leaves a line in a file when it is made and when it is closed."""
+
+    def __init__(self, env, file):
+        super().__init__(env)
+        self.file = file
+        self.note("made")
+
+    def note(self, what):
+        with open(self.file, "a") as file:
+            file.write(f"{what}\n")
+
+    def close(self):
+        self.note("closed")
+        self.env.close()
+
+    def observation(self, observation):
+        return observation
+
+
+def counted_cartpole(file):
+    return Counted.wrap(cartpole(), file=file)
+
+
+@pytest.mark.parametrize("kind", ["dummy", "subproc"])
+def test_all_environments_are_closed(tmp_path, kind):
+    make_env = partial(counted_cartpole, tmp_path / "log")
+    if kind == "dummy":
+        rollouts = dummy(make_env)
+    else:
+        rollouts = ESSubprocDistributedRollouts(make_env, 2, 0, NOISE, [3], 7, start_method="fork", n_eval_rollouts=2)
+    for _ in range(2):  # the environments of a policy are closed when there is another one
+        played(rollouts, build_policy(cartpole()), 5)
+    rollouts.close()
+    lines = (tmp_path / "log").read_text().split()
+    assert lines.count("made") == lines.count("closed") > 4

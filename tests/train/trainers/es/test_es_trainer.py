@@ -35,8 +35,12 @@ def rollouts_of(make_env, n_eval_rollouts=2):
 
 
 def build_trainer(make_env=cartpole, checkpoint_file=None, **config):
+    return build_trainer_of(build_policy(make_env()), checkpoint_file, **config)
+
+
+def build_trainer_of(policy, checkpoint_file=None, **config):
     values = {"n_rollouts_per_update": 4, "max_steps": 20, **config}
-    return ESTrainer(values, build_policy(make_env()), NOISE, None, checkpoint_file=checkpoint_file)
+    return ESTrainer(values, policy, NOISE, None, checkpoint_file=checkpoint_file)
 
 
 def trained(n_epochs=3, make_env=cartpole, **config):
@@ -75,7 +79,7 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, optimizer):
     selection = BestModelSelection(None, resumed.policy)
     resumed.train(rollouts_of(cartpole), n_epochs=4, model_selection=selection)
     assert resumed.epoch == 4
-    assert selection.n_updates == 4
+    assert selection.n_updates == 5  # before each update, and after the last one
     assert torch.equal(get_flat_parameters(resumed.policy), get_flat_parameters(uninterrupted.policy))
 
 
@@ -129,6 +133,64 @@ def test_equal_returns_leave_all_but_the_penalty():
     before = get_flat_parameters(trainer.policy)
     trainer.train(Scripted([(500.0, 500.0)] * 2), n_epochs=1)
     np.testing.assert_allclose(get_flat_parameters(trainer.policy), before * (1 - 0.1 * 0.5), rtol=1e-5)
+
+
+class KeepsWeights(BestModelSelection):
+    """Remembers what was judged."""
+
+    def __init__(self, policy):
+        super().__init__(None, policy)
+        self.judged = []
+
+    def update(self, reward):
+        super().update(reward)
+        self.judged.append((reward, get_flat_parameters(self.model)))
+
+
+def test_the_policy_that_the_last_update_led_to_is_evaluated_too():
+    trainer = build_trainer()
+    selection = KeepsWeights(trainer.policy)
+    trainer.train(rollouts_of(cartpole), n_epochs=2, model_selection=selection)
+    assert len(selection.judged) == 3
+    assert torch.equal(selection.judged[-1][1], get_flat_parameters(trainer.policy))
+    trainer.train(rollouts_of(cartpole), n_epochs=1, model_selection=selection)  # meets the same episodes at first
+    assert selection.judged[3][0] == selection.judged[2][0]
+
+
+def test_without_evaluations_the_episodes_of_the_training_say_how_good_the_policy_is():
+    trainer = build_trainer(counting_env, patience=3)
+    selection = KeepsWeights(trainer.policy)
+    trainer.train(rollouts_of(counting_env, n_eval_rollouts=0), n_epochs=50, model_selection=selection)
+    assert [reward for reward, _ in selection.judged] == [6.0] * 4
+    assert trainer.epoch == 4
+
+
+def test_an_objective_needs_evaluations():
+    trainer = build_trainer(constraints=["reward >= 5"])
+    with pytest.raises(ConfigError, match=r"runner\.n_eval_rollouts to at least 1"):
+        trainer.train(rollouts_of(cartpole, 0), n_epochs=1, model_selection=KeepsWeights(trainer.policy))
+
+
+def test_frozen_layers_stay_what_they_are():
+    trainer = build_trainer()
+    network = trainer.policy.networks[0]
+    first = next(iter(network.hidden))
+    for parameter in first.parameters():
+        parameter.requires_grad_(False)
+    frozen = build_trainer_of(trainer.policy, l2_penalty=0.1)
+    before = [parameter.clone() for parameter in first.parameters()]
+    others = get_flat_parameters(frozen.policy)
+    frozen.train(rollouts_of(cartpole), n_epochs=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, first.parameters(), strict=True))
+    assert (get_flat_parameters(frozen.policy) != others).all()
+
+
+def test_nothing_to_train_is_an_error():
+    policy = build_policy(cartpole())
+    for parameter in policy.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ConfigError, match="all parameters of the policy are frozen"):
+        build_trainer_of(policy)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -188,7 +188,7 @@ def test_it_trains_with_actors_in_processes_and_ends_them():
     trainer = make_trainer(random_walk_env, model, actors, n_epochs=1, epoch_length=5)
     trainer.train()
     assert actors._pool is None
-    assert actors.broadcast.policy_version() == 6  # once at the start
+    assert actors._tickets.version == 6  # once at the start
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
     trainer.train()  # once more
     assert trainer.epoch == 2
@@ -221,6 +221,33 @@ def test_it_says_where_the_time_goes(capsys):
     assert 0 < percents[0] <= percents[1]
     assert writer.seen[ImpalaEvents.estimated_queue_sizes, "before"] == 0
     assert writer.seen[ImpalaEvents.policy_lag, "max"] == 0
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(3)])
+def test_networks_that_differ_in_training_are_compared_with_the_actors_as_the_actors_are(layer):
+    model = make_model(random_walk_env)
+    (key,) = model.policy.networks
+    net = model.policy.networks[key].layers["push"]
+    model.policy.networks[key].layers["push"] = nn.Sequential(layer, net)
+    trainer = make_trainer(random_walk_env, model)
+    valued = trainer._valued(trainer.rollout_generator.collect_batch().columns)
+    (part,) = valued.parts
+    model.eval()
+    output = model.policy.compute_policy_output(part.record)
+    on_policy = output.joint_log_probs_for_actions(part.actions)
+    for old, new in zip(part.old_log_probs, on_policy, strict=True):
+        np.testing.assert_allclose(new.detach(), old, atol=1e-5)
+    assert all(not target.requires_grad for target in part.targets)
+    model.train()
+    trained = trainer._outputs(part)[0].joint_log_probs_for_actions(part.actions)[0]
+    assert trained.requires_grad
+    assert not torch.allclose(trained, on_policy[0])  # learned from as what they are in training
+    trainer.rollout_generator.stop()
+
+
+def test_the_value_loss_of_a_single_pass_has_no_range_to_clip_to():
+    with pytest.raises(ConfigError, match=r"algorithm\.value_clip_range"):
+        ImpalaAlgorithmConfig.from_config({"value_clip_range": 0.2})
 
 
 def test_only_the_critic_learns_while_it_burns_in():

@@ -266,3 +266,12 @@ def test_equal_logits_have_importance_weights_of_one():
         logits, logits, actions, MAPPER, zeros + GAMMA, zeros, [zeros], [torch.zeros(1)], 1.0, 1.0, None
     )
     assert returns.log_rhos[0].tolist() == [[0.0]] * 3
+
+
+def test_importance_weights_that_do_not_fit_into_a_number_make_no_nan_of_nothing():
+    nothing = torch.zeros(2, 1)
+    returns = from_importance_weights(
+        torch.full((2, 1), 200.0), torch.full((2, 1), 0.9), nothing, nothing, torch.zeros(1), None, None
+    )
+    assert torch.equal(returns.vs, nothing)
+    assert torch.equal(returns.pg_advantages, nothing)

@@ -62,9 +62,6 @@ class ActorCriticConfig(AlgorithmConfig):
     advantage_normalization: bool = field(default=True, kw_only=True)
     """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""
 
-    value_clip_range: float | None = field(default=None, kw_only=True)
-    """How far one update may move a predicted value before it stops earning gradient; ``null`` does not limit it."""
-
     lr_schedule: str = field(default="constant", kw_only=True)
     """How the learning rate develops: ``constant``, or ``linear`` or ``cosine`` to zero at the end of ``n_epochs``."""
 
@@ -89,8 +86,6 @@ class ActorCriticConfig(AlgorithmConfig):
             self.require_number(name, 0.0, 1.0)
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm", "kl_to_initial_coef"):
             self.require_number(name, 0.0)
-        if self.value_clip_range is not None:
-            self.require_number("value_clip_range", 0.0, above=True)
         self.require_choice("advantage_normalization", (True, False))
         self.require_choice("lr_schedule", LR_SCHEDULES)
         if not isinstance(self.device, str):

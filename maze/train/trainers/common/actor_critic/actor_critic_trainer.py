@@ -252,10 +252,13 @@ class ActorCritic(EpochTrainer, ABC):
         terms: list[tuple[str, SubstepKey, Tensor]] = []
         for index, value in enumerate(values):
             key = 0 if is_shared else part.record.substep_keys[index]
-            loss = value_loss(value, part.targets[index], part.old_values[index], self.config.value_clip_range)
+            loss = self._value_loss(value, part.targets[index], part.old_values[index])
             terms.append(("critic_value_loss", key, loss * share if is_shared and share < 1.0 else loss))
             terms.append(("critic_value", key, value.detach().mean()))
         return terms
+
+    def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
+        return value_loss(value, target)
 
     def _gradient_step(self, losses: Losses) -> None:
         """Follows the gradient, unless anything in it is not finite."""

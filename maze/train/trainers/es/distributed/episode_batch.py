@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,13 @@ class EpisodePlayer:
         """Begins an episode."""
         raise NotImplementedError
 
+    def close(self, keep: Any = None) -> None:
+        """Closes the environments.
+
+        :param keep: One that somebody else goes on with.
+        """
+        raise NotImplementedError
+
     def advance(self) -> list[tuple[Episode, Outcome]]:
         """Goes on with all episodes that have begun; returns those that ended."""
         raise NotImplementedError
@@ -94,6 +102,10 @@ class SingleEpisodePlayer(EpisodePlayer):
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)
         self._waiting.clear()
+
+    def close(self, keep: Any = None) -> None:
+        if self._env is not keep:
+            self._env.close()
 
     def start(self, episode: Episode) -> None:
         self._waiting.append(episode)
@@ -203,10 +215,11 @@ class EpisodeBatch(EpisodePlayer):
         """Number of episodes that can be started."""
         return self._n_slots - self._n_active
 
-    def close(self) -> None:
-        """Closes all environments."""
-        for slot in self._slots:
-            slot.env.close()
+    def close(self, keep: Any = None) -> None:
+        with ExitStack() as closing:  # one that fails does not keep the others from being closed
+            for slot in self._slots:
+                if slot.env is not keep:
+                    closing.callback(slot.env.close)
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)

@@ -83,13 +83,14 @@ class ESDummyDistributedRollouts(ESDistributedRollouts):
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
-        if isinstance(self._player, EpisodeBatch):
-            self._player.close()
-        else:
-            self.env.close()
+        if self._player is not None:
+            self._player.close(keep=self.env)
+        self.env.close()
 
     def _player_for(self, policy: Any, normalization_stats: Any) -> EpisodePlayer:
         if self._player is None or self._player.policy is not policy:
+            if self._player is not None:
+                self._player.close(keep=self.env)
             normalize(self.env, normalization_stats)
             self._player = make_player(
                 self.env,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, NonFiniteError, WorkerError
+from maze.core.errors import ConfigError, NonFiniteError
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
 from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
-from maze.train.trainers.es.distributed.es_worker import run_es_worker
+from maze.train.trainers.es.distributed.es_worker import N_PARAMETER_SLOTS, run_es_worker
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds, Outcome, RolloutSchedule
 from maze.train.trainers.es.es_utils import get_flat_parameters
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class ESSubprocDistributedRollouts(ESDistributedRollouts):
     """Plays episodes in worker processes, several side by side in each.
 
-    Workers get the parameters once per update and a few integers per episode; the perturbations they read from the
-    shared noise table. Which worker plays an episode, and when, has no influence on the results or their order: they
-    are those of :class:`ESDummyDistributedRollouts` with the same seeds.
+    Workers read the parameters once per update from shared memory, the perturbations from the shared noise table, and
+    get a few integers per episode. Which worker plays an episode, and when, has no influence on the results or their
+    order: they are those of :class:`ESDummyDistributedRollouts` with the same seeds.
 
     :param env_factory: Makes an environment, in the worker.
     :param n_training_workers: Number of processes for perturbed policies.
@@ -81,11 +82,11 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
         self._update += 1  # another one follows, also if nobody prepares it
         if policy is not self._policy:
             self._policy = policy
-            self._pool.tell_all("policy", (cloudpickle.dumps(policy), normalization_stats, self._concurrency))
+            self._shared = self._pool.share_policy(policy, normalization_stats, self._concurrency)
         self._n_calls += 1
         self._n_playing = [0] * len(self._pool.workers)
-        parameters = get_flat_parameters(policy).numpy()
-        self._pool.tell_all("update", (self._n_calls, parameters, noise_stddev, max_steps))
+        self._shared.write(self._n_calls, {"parameters": get_flat_parameters(policy)})
+        self._pool.tell_all("update", (self._n_calls, noise_stddev, max_steps))
         try:
             while True:
                 self._hand_out(schedule)
@@ -132,6 +133,7 @@ class ESWorkerPool(WorkerPool):
     """
 
     _worker_main = staticmethod(run_es_worker)
+    _self_explanatory = (NonFiniteError,)
 
     def __init__(
         self,
@@ -153,6 +155,22 @@ class ESWorkerPool(WorkerPool):
     def is_open(self) -> bool:
         """Whether the workers are there."""
         return bool(self._finalizer.still_active())
+
+    def share_policy(self, policy: Any, normalization_stats: Any, concurrency: int) -> SharedPolicyWeights:
+        """Hand out a policy.
+
+        :param policy: The policy.
+        :param normalization_stats: Statistics for observation normalization.
+        :param concurrency: Number of episodes side by side in each worker.
+        :return: The memory for its parameters.
+        """
+        weights = SharedPolicyWeights({"parameters": get_flat_parameters(policy)}, N_PARAMETER_SLOTS)
+        pickled = cloudpickle.dumps(policy)
+        for worker in self.workers:
+            self.tell(worker, "policy", (pickled, normalization_stats, concurrency))
+            with self._watching(worker, "policy"):
+                weights.send_to(worker.channel.connection, worker.process.pid)
+        return weights
 
     def tell(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> None:
         """Tell a worker something that it does not answer at once."""
@@ -179,12 +197,7 @@ class ESWorkerPool(WorkerPool):
             worker = self._worker_of[fd]
             if fd != worker.channel.fd:
                 self._fail_dead(worker, "rollout")
-            try:
-                its_update, finished = self._receive(worker, "rollout")
-            except WorkerError as error:
-                if isinstance(error.__cause__, NonFiniteError):  # says itself which episode it was
-                    raise NonFiniteError(str(error.__cause__)) from error
-                raise
+            its_update, finished = self._receive(worker, "rollout")
             for episode, stats, *rest in finished:
                 # of dropped episodes as well: later statistics refer to keys that came with them
                 decoded = self._decoders[worker.index].decode(stats)

@@ -9,14 +9,19 @@ from typing import Any
 import cloudpickle
 import torch
 
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
-from maze.train.parallelization.vector_env.worker import open_channel
+from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
 from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer, with_stats
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import make_player, normalize
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+from maze.train.trainers.es.es_utils import get_flat_parameters
+
+N_PARAMETER_SLOTS = 2
+"""Versions of the parameters that are kept: workers may still be reading those of the update before."""
 
 
 def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list[Any]) -> None:
@@ -31,14 +36,17 @@ def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         worker = _ESWorker(channel)
         try:
-            worker.build(factories)
-            worker.serve()
+            if worker.build(factories):
+                worker.serve()
+            worker.close()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise
         except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
             channel.send(messages.FAILED, failure_of(error, None))
             if isinstance(error, SystemExit):
                 raise
+        finally:
+            close_quietly(worker.close)
 
 
 class _ESWorker:
@@ -50,23 +58,36 @@ class _ESWorker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._encoder = StatsEncoder()
+        self._env: Any = None
         self._player: EpisodePlayer | None = None
         self._waiting: list[Episode] = []
         self._n_playing = 0
         self._update = 0
 
-    def build(self, factories: bytes) -> None:
-        """Make the first environment and take the noise table."""
+    def build(self, factories: bytes) -> bool:
+        """Make the first environment and take the noise table.
+
+        :return: Whether there is something to serve.
+        """
         torch.set_num_threads(1)  # several processes with several threads each get in one another's way
         (self._env_factory,) = cloudpickle.loads(factories)
         self._env = with_stats(self._env_factory())
         self._channel.send(messages.DONE)
         code, _ = self._channel.receive()
         if code == messages.CLOSE:  # another worker failed
-            self._env.close()
-            return
+            return False
         self._shared_noise = SharedNoiseTable.receive(self._channel.connection)
         self._channel.send(messages.DONE)
+        return True
+
+    def close(self) -> None:
+        """Close all environments; nothing happens the second time."""
+        player, env, self._player, self._env = self._player, self._env, None, None
+        with contextlib.ExitStack() as closing:
+            if env is not None:
+                closing.callback(env.close)
+            if player is not None:
+                closing.callback(player.close, keep=env)
 
     def serve(self) -> None:
         """Do what the trainer asks for, and play on in between, until it asks to close."""
@@ -76,7 +97,6 @@ class _ESWorker:
             while self._n_playing == 0 or poll.poll(0):
                 code, payload = self._channel.receive()
                 if code == messages.CLOSE:
-                    self._env.close()
                     return
                 name, argument = payload
                 getattr(self, f"_call_{name}")(*argument)
@@ -96,7 +116,14 @@ class _ESWorker:
             self._channel.send(messages.RESULT, (self._update, encoded))
 
     def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
-        """Take another policy."""
+        """Take another policy, and the memory with its parameters."""
+        policy = cloudpickle.loads(pickled)
+        self._parameters = get_flat_parameters(policy)
+        self._shared = SharedPolicyWeights.receive(
+            self._channel.connection, {"parameters": self._parameters}, N_PARAMETER_SLOTS
+        )
+        if self._player is not None:
+            self._player.close(keep=self._env)
         normalize(self._env, normalization_stats)
 
         def new_env() -> Any:
@@ -104,15 +131,16 @@ class _ESWorker:
             normalize(env, normalization_stats)
             return env
 
-        self._player = make_player(self._env, new_env, cloudpickle.loads(pickled), self._shared_noise, n_slots)
+        self._player = make_player(self._env, new_env, policy, self._shared_noise, n_slots)
 
-    def _call_update(self, update: int, parameters: Any, noise_stddev: float, max_steps: int | None) -> None:
+    def _call_update(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
         """Forget the update before, and begin with the next one."""
         assert self._player is not None
         self._update = update
         self._waiting.clear()
         self._n_playing = 0
-        self._player.configure(parameters, noise_stddev, max_steps)
+        self._shared.read(update, {"parameters": self._parameters})
+        self._player.configure(self._parameters.numpy(), noise_stddev, max_steps)
 
     def _call_play(self, episodes: list[tuple[Any, ...]]) -> None:
         """Play more episodes of the current update."""

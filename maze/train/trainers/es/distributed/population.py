@@ -16,6 +16,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.perception.blocks.numpy_forward import array_function
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
+from maze.train.trainers.es.es_utils import n_trained_parameters, trained_parameters
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -40,10 +41,10 @@ class Population:
 
     def __init__(self, policy: TorchPolicy, n_rows: int) -> None:
         policy.eval()
-        parameters = policy.parameters()
+        parameters = trained_parameters(policy)
         offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
         self.parameters = np.zeros((n_rows, offsets[-1]), np.float32)
-        """float32 ``[n_rows, n_parameters]``, in the order of ``policy.parameters()``."""
+        """float32 ``[n_rows, n_parameters]``, in the order of ``trained_parameters(policy)``."""
         stacked = {
             id(parameter): self.parameters[:, start:end].reshape(n_rows, *parameter.shape)
             for parameter, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)
@@ -53,7 +54,8 @@ class Population:
         self._actors: dict[Any, Actor] = {}
         rng, generator = np.random.default_rng(0), torch.Generator()  # nothing is drawn: actions are deterministic
         for key, network in policy.networks.items():
-            own = {name: stacked[id(parameter)] for name, parameter in network.named_parameters()}
+            named = network.named_parameters()
+            own = {name: stacked[id(parameter)] for name, parameter in named if id(parameter) in stacked}
             self._networks[key] = PopulationNetwork(network, own)
             mapper = policy.distribution_mapper
             self._actors[key] = Actor(self._networks[key], mapper, rng, generator, "cpu", str(key))
@@ -76,7 +78,7 @@ def population_size(policy: TorchPolicy, n_wanted: int) -> int:
     :param policy: The policy.
     :param n_wanted: Number that would be welcome.
     """
-    return max(1, min(n_wanted, MAX_NUMBERS // max(1, policy.num_params)))
+    return max(1, min(n_wanted, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
 
 
 def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> str | None:
@@ -107,7 +109,7 @@ class PopulationNetwork(nn.Module):
     """One network with many sets of parameters.
 
     :param network: The network.
-    :param stacked: For each of its parameters an array ``[n_rows, *shape]``, whose memory is read at every call.
+    :param stacked: For each of its trained parameters an array ``[n_rows, *shape]``; its memory is read at every call.
     """
 
     def __init__(self, network: nn.Module, stacked: Mapping[str, np.ndarray]) -> None:
@@ -135,7 +137,8 @@ class PopulationNetwork(nn.Module):
         network = self.network
         if compile_network(network) is None:
             return None
-        if type(network) is not FlattenConcatPolicyNet:
+        has_frozen = any(name not in self._stacked for name, _ in network.named_parameters())
+        if type(network) is not FlattenConcatPolicyNet or has_frozen:
             return self._row_by_row()
         hidden = [self._layer(f"hidden.{index}", layer) for index, layer in enumerate(network.hidden)]
         heads = [
@@ -174,7 +177,8 @@ class PopulationNetwork(nn.Module):
     def _compiled_row(self, row: int) -> CompiledNetwork:
         network = copy.deepcopy(self.network)
         for name, parameter in network.named_parameters():
-            parameter.data = torch.from_numpy(self._stacked[name][row])
+            if name in self._stacked:
+                parameter.data = torch.from_numpy(self._stacked[name][row])
         compiled = compile_network(network)
         assert compiled is not None, "the network it is a copy of could be compiled"
         return compiled

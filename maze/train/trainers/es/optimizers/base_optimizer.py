@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from maze.core.errors import CheckpointError
-from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
+from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_parameters, set_flat_parameters
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
@@ -32,7 +32,7 @@ class Optimizer(ABC):
         :param policy: The policy.
         """
         self.policy = policy
-        self.dim = policy.num_params
+        self.dim = n_trained_parameters(policy)
         self.t = 0
 
     def update(self, global_gradient: np.ndarray) -> float:

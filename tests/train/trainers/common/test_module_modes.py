@@ -1,0 +1,45 @@
+"""Which networks compute something else in training than in evaluation."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from maze.train.trainers.common.module_modes import depends_on_mode
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+
+class AsksForMode(Plain):
+    def forward(self, x):
+        return functional.dropout(self.layer(x), 0.5, self.training)
+
+
+class Inherits(AsksForMode):
+    pass
+
+
+@pytest.mark.parametrize("network", [nn.Sequential(nn.Linear(2, 2), nn.ReLU()), Plain(), nn.Sequential(Plain())])
+def test_most_networks_do_not(network):
+    assert not depends_on_mode([network])
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(2, 2), nn.Dropout()),
+        nn.BatchNorm1d(2),
+        nn.LSTM(2, 2, num_layers=2, dropout=0.1),
+        AsksForMode(),
+        nn.Sequential(Inherits()),
+    ],
+)
+def test_some_do(network):
+    assert depends_on_mode([nn.Linear(2, 2), network])
