@@ -176,7 +176,7 @@ class EpochTrainer(Trainer, ABC):
                 self._progress.close()
         self._is_finished = True
         self._save_checkpoint(is_last=True)  # with the log step in which the next epoch would be logged
-        if self.evaluates_between_epochs:
+        if self.evaluates_between_epochs or self._evaluated_epoch == self.epoch:
             increment_log_step()
 
     def _run_epoch(self, n_epochs: int, interrupt: InterruptGuard) -> None:

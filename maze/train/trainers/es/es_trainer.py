@@ -12,7 +12,7 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
@@ -171,7 +171,9 @@ class ESTrainer(EpochTrainer):
 
     def _report_evaluation(self, training_returns: np.ndarray) -> None:
         """Tells how good the policy is; where it is not evaluated itself, by the perturbed ones around it."""
-        if self._eval_returns:
+        if self._evaluated_epoch == self.epoch:  # an earlier training ended with these episodes
+            self._eval_stats.clear_inputs()
+        elif self._eval_returns:
             self._eval_stats.reduce()
             if self.model_selection is not None:
                 tell(self.model_selection, self._criterion, self._eval_stats.last_stats)
@@ -204,7 +206,7 @@ class ESTrainer(EpochTrainer):
             rollouts.close()
         self._progress.before_output()
         self._report_evaluation(np.empty(0))
-        increment_log_step()
+        self._evaluated_epoch = self.epoch
 
     def _take_evaluation(self, result: ESRolloutResult) -> None:
         if result.is_eval:
