@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -27,8 +26,6 @@ from maze.core.errors import MazeError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from maze.runner import Runner
-
 EXIT_ERROR, EXIT_USAGE = 1, 2
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn ``~`` into the home directory."""
@@ -44,7 +41,7 @@ def maze_run(cfg: DictConfig) -> float | None:
 
     :param cfg: The whole configuration; ``cfg.runner`` says what is run.
     :return: What a sweep compares its runs by: the statistic that ``hydra.sweeper.objective`` names, or else the
-        best score, where the runner has one.
+        best score, where the runner has one. Scores say how far constraints are broken (``BestScore``).
     """
     from maze.cli.checks import check, complete
     from maze.cli.run_info import config_as_yaml, write_run_info
@@ -53,6 +50,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     from maze.core.log_stats.log_stats import StatsContext
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
+    from maze.train.trainers.common.model_selection.best_score import BestScore, best_score
 
     started_by_hydra = HydraConfig.initialized()
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
@@ -70,17 +68,12 @@ def maze_run(cfg: DictConfig) -> float | None:
             stats.register_writer(objective)
         runner.setup(cfg)
         runner.run()
+    score = best_score(runner)
     if objective is None:
-        return _best_score(runner)
+        return score
     objective.take_rollout(runner)
-    return objective.value()
-
-
-def _best_score(runner: Runner) -> float | None:
-    """Mean return of a training's best evaluation; None for other jobs, and where nothing was evaluated."""
-    selection = getattr(getattr(runner, "trainer", None), "model_selection", None)
-    score = getattr(selection, "best_reward", None)
-    return float(score) if score is not None and math.isfinite(score) else None
+    value = objective.value()
+    return None if value is None else BestScore(value, None if score is None else score.violation)
 
 
 class Terminated(KeyboardInterrupt):

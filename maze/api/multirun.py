@@ -103,6 +103,8 @@ def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None
             duration=result.seconds,
             error=result.error or "",
             run_dirs=() if result.run_dir is None else (Path(result.run_dir).name,),
+            violation=result.violation,
+            minimized=not result.maximize,
         )
         for result in results
     ]

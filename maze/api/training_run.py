@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -41,6 +40,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.model_selection.best_score import BestScore, best_score
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -59,13 +59,17 @@ class RunResult:
     status: str
     """``not trained``, ``completed`` or ``failed``."""
     best_score: float | None
-    """Mean return of the best evaluation."""
+    """What the best evaluation was chosen by: its mean return, or the configured statistic or KPI."""
     env_base_seed: int | None
     agent_base_seed: int | None
     run_dir: str | None
     seconds: float
     """How long the trainings took."""
     error: str | None = None
+    violation: float | None = None
+    """How far the best evaluation is from fulfilling its constraints; ``None``: it had none."""
+    maximize: bool = True
+    """Whether more of ``best_score`` is better."""
 
 
 class TrainingRun:
@@ -96,7 +100,7 @@ class TrainingRun:
         """Why it cannot be trained any more."""
         self._status = "not trained"
         self._error: str | None = None
-        self._best_score: float | None = None
+        self._best_score: BestScore | None = None
         self._seconds = 0.0
 
     # -- training ----------------------------------------------------------------------------------------------
@@ -173,22 +177,26 @@ class TrainingRun:
         self._end = "The runs of a multirun are trained once."
         self.run_dir = None if result.run_dir is None else Path(result.run_dir)
         self._status, self._error = result.status, result.error
-        self._best_score, self._seconds = result.best_score, result.seconds
+        self._seconds = result.seconds
+        if result.best_score is not None:
+            self._best_score = BestScore(result.best_score, result.violation, result.maximize)
 
     @property
     def result(self) -> RunResult:
         """What came of the run so far."""
-        seeding = self.cfg.get("seeding") or {}
+        seeding, score = self.cfg.get("seeding") or {}, self._best_score
         return RunResult(
             number=self.loaded.number,
             overrides=dict(self.loaded.swept),
             status=self._status,
-            best_score=self._best_score,
+            best_score=None if score is None else float(score),
             env_base_seed=seeding.get("env_base_seed"),
             agent_base_seed=seeding.get("agent_base_seed"),
             run_dir=None if self.run_dir is None else str(self.run_dir),
             seconds=self._seconds,
             error=self._error,
+            violation=None if score is None else score.violation,
+            maximize=score is None or score.maximize,
         )
 
     def close(self) -> None:
@@ -366,13 +374,6 @@ class TrainingRun:
 
 class RunNotTrainedError(RunContextError, ConfigError):
     """Something trained was asked for before anything was trained."""
-
-
-def best_score(runner: Any) -> float | None:
-    """Mean return of a training's best evaluation; ``None`` where nothing was evaluated."""
-    selection = getattr(getattr(runner, "trainer", None), "model_selection", None)
-    score = getattr(selection, "best_reward", None)
-    return float(score) if score is not None and math.isfinite(score) else None
 
 
 @contextmanager

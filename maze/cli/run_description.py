@@ -224,7 +224,8 @@ def _progress(cfg: DictConfig, state: Mapping[str, Any] | None) -> Iterator[tupl
         violation = float(selection.get("best_violation") or 0.0)
         broken = f", constraints broken by {violation:.5g}" if violation else ""
         age = selection.get("last_improvement")
-        yield "best score", f"{float(selection['best_reward']):.5g}{broken} ({age} evaluations before the last one)"
+        best = float(selection["best_reward"]) * (1 if selection.get("maximize", True) else -1)
+        yield "best score", f"{best:.5g}{broken} ({age} evaluations before the last one)"
 
 
 def _ways_on(

@@ -67,7 +67,12 @@ class StubRunner(Runner):
             Path("pid").write_text(str(os.getpid()))
             time.sleep(60)
         best = {"nan": float("nan"), "none": None}.get(str(event), self.x + 10 * (self.seed % 10))
-        self.trainer = SimpleNamespace(model_selection=SimpleNamespace(best_reward=best))
+        selection = SimpleNamespace(best_reward=best)
+        if event == "less":  # of a KPI of which less is better
+            selection.best_reward, selection.maximize = -best, False
+        if str(event).startswith("broken by"):
+            selection.is_constrained, selection.best_violation = True, float(str(event).split()[-1])
+        self.trainer = SimpleNamespace(model_selection=selection)
         self._log(1.0, self.x + 1, self.x)
 
     def _log(self, *rewards: float) -> None:

@@ -61,6 +61,36 @@ def test_a_grid_can_be_minimised_and_extended_in_the_configuration(command: list
     assert [(row["runner.x"], row["runner.y"]) for row in rows()] == [("1", "5"), ("1", "6"), ("2", "5"), ("2", "6")]
 
 
+def test_trials_that_fulfil_their_constraints_are_better_than_all_others(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    happening(x1="broken by 0", x2="broken by 0", x8="broken by 2.5", x9="broken by 0.5", x7="raise")
+    assert main([*command, "runner.x=1,7,8,9,2"]) == 0
+    assert [(row["objective"], row["violation"]) for row in rows()] == [
+        ("2.0", "0.0"),
+        ("1.0", "0.0"),
+        ("9.0", "0.5"),
+        ("8.0", "2.5"),
+        ("", ""),
+    ]
+    output = capfd.readouterr().out
+    assert "trial 2: 8 (constraints are broken by 2.5)" in output
+    assert "Best: trial 4, 2: runner.x=2" in output
+    happening(x8="broken by 2.5", x9="broken by 0.5")
+    assert main([*command, "runner.x=8,9", "hydra.sweep.dir=second"]) == 0
+    assert "Best: trial 1, 9 (constraints are broken by 0.5): runner.x=9" in capfd.readouterr().out
+    objective = "hydra.sweeper.objective=eval_BaseEnvEvents/reward/mean"
+    assert main([*command, "runner.x=1,8", objective, "hydra.sweep.dir=third"]) == 0
+    assert [(row["objective"], row["violation"]) for row in rows("third")] == [("2.0", ""), ("9.0", "2.5")]
+
+
+@pytest.mark.parametrize("maximize", ["true", "false"])
+def test_a_kpi_of_which_the_runs_want_less_keeps_its_sign(command: list[str], maximize: str) -> None:
+    happening(x1="less", x3="less", x2="less")
+    assert main([*command, "runner.x=1,3,2", f"hydra.sweeper.maximize={maximize}"]) == 0
+    assert [row["objective"] for row in rows()] == ["1.0", "2.0", "3.0"]
+
+
 def test_the_sweeper_of_other_hydra_applications_stays_as_it_is(command: list[str]) -> None:
     main([*command, "runner.x=1"])
     node = ConfigStore.instance().load("hydra/sweeper/basic.yaml").node

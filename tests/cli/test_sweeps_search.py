@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from maze.cli.sweeps.optuna_search import OptunaSearch
 from maze.cli.sweeps.results import results_table, write_optimum, write_results
 from maze.cli.sweeps.space import ChoiceParameter, ScalarParameter, SearchSpace, parse_space, value_text
 from maze.cli.sweeps.strategy import RestoredEvent, Search
-from maze.cli.sweeps.trials import SweepRun, SweepTrial, TrialResult
+from maze.cli.sweeps.trials import SweepRun, SweepTrial, TrialResult, ranked
 from maze.core.errors import CheckpointError, ConfigError
 
 PARSER = OverridesParser.create()
@@ -303,6 +304,67 @@ def a_result(trial: int, objective: float | None, **params: str) -> TrialResult:
     return TrialResult(trial, params, (), "completed", objective, None, 1.0, "", (str(trial),))
 
 
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.sampled_from([0.0, 0.0, 1e-9, 0.5, 40.0])), min_size=2, max_size=8),
+    st.booleans(),
+    st.booleans(),
+)
+def test_searches_hear_numbers_in_the_order_of_the_table(
+    outcomes: list[tuple[float, float]], maximize: bool, minimized: bool
+) -> None:
+    results = [
+        replace(a_result(number, objective), violation=violation, minimized=minimized)
+        for number, (objective, violation) in enumerate(outcomes)
+    ]
+    told = [result.told(maximize) for result in ranked(results, maximize)]
+    assert told == sorted(told, reverse=maximize)  # type: ignore[type-var]
+    best = ranked(results, maximize)[0]
+    feasible = [objective for objective, violation in outcomes if violation == 0]
+    if feasible:
+        assert best.objective == (min(feasible) if minimized or not maximize else max(feasible))
+    free = [replace(result, violation=None) for result in results]
+    sign = -1 if minimized and maximize else 1
+    assert [result.told(maximize) for result in free] == [sign * objective for objective, _ in outcomes]
+
+
+def test_a_trial_breaks_its_constraints_as_its_seeds_do_on_average() -> None:
+    runs = [
+        SweepRun(0, 1, "0", "completed", 1.0, 2.0, violation=0.0),
+        SweepRun(1, 2, "1", "completed", 3.0, 1.0, violation=0.5),
+    ]
+    result = SweepTrial(0, {}, runs).result([1, 2], needs_objective=True)
+    assert (result.objective, result.violation) == (2.0, 0.25)
+    (line, *_) = results_table([result], maximize=True).splitlines()[2:]
+    assert "0.25" in line
+
+
+@pytest.mark.parametrize("name", ["OnePlusOne", "tpe"])
+def test_a_search_stays_where_constraints_hold(name: str) -> None:
+    search = SEARCHES[name](budget=60, num_workers=1, maximize=True, seed=1)
+    values = []
+    for trial in range(60):
+        params = search.propose()
+        assert params is not None
+        values.append(float(params["x"]))
+        result = replace(a_result(trial, values[-1]), violation=max(0.0, values[-1] - 1.0))
+        search.report(trial, result.told(maximize=True))
+    assert sum(value <= 1.1 for value in values[-20:]) > 12, "the objective alone would lead to 3"
+
+
+def test_optunas_own_tools_see_what_is_broken(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    params = {"x": "1", "n": "3", "c": "a", "o": "2"}
+    results = [
+        replace(a_result(number, objective, **params), violation=violation)
+        for number, (objective, violation) in enumerate([(3.0, 0.0), (9.0, 2.0), (5.0, 0.0)])
+    ]
+    OptunaSearch(SPACE, 3, 1, True, 0).write_study(tmp_path, results)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna_study.log"))
+    study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.value for trial in study.trials] == [3.0, 9.0, 5.0]
+    assert study.best_trial.user_attrs["trial"] == 2
+
+
 def test_tables_are_sorted_and_short_names_stay_distinct(tmp_path: Path) -> None:
     results = [a_result(0, None, **{"a.lr": "1", "b.lr": "2"}), a_result(1, 3.0, **{"a.lr": "1e-05", "b.lr": "'x y'"})]
     lines = results_table(results, maximize=True).splitlines()
@@ -314,7 +376,7 @@ def test_tables_are_sorted_and_short_names_stay_distinct(tmp_path: Path) -> None
     ]
     assert [line.split("|")[0].strip() for line in lines[2:]] == ["1", "0"]
     write_results(tmp_path, results, maximize=True)
-    assert (tmp_path / "results.csv").read_text().splitlines()[1] == "1,1e-05,x y,,3.0,,1.000,completed,,1"
+    assert (tmp_path / "results.csv").read_text().splitlines()[1] == "1,1e-05,x y,,3.0,,,1.000,completed,,1"
     write_optimum(tmp_path, "nevergrad", results, maximize=True)
     optimum = (tmp_path / "optimization_results.yaml").read_text()
     assert "a.lr: 1.0e-05" in optimum

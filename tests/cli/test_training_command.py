@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from maze.cli.run_directory import WORTHLESS
 from maze.maze_cli import main, maze_run
+from maze.train.trainers.common.model_selection.best_score import BestScore
 
 TINY = (
     *("env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=2"),
@@ -75,6 +76,31 @@ def test_maze_run_returns_the_best_score_of_a_training(capfd: pytest.CaptureFixt
     score = maze_run(cfg)
     assert score is not None
     assert f"-> new overall best model {score:.5f}!" in capfd.readouterr().out
+
+
+def test_the_score_of_a_training_that_minimises_a_statistic_is_that_statistic(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    evaluator = "+algorithm.rollout_evaluator"
+    criterion = (f"{evaluator}.objective=reward/max", f"{evaluator}.maximize=false")
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=[*TINY, *criterion, f"{evaluator}.constraints=['reward <= 1']"])
+    score = maze_run(cfg)
+    assert isinstance(score, BestScore)
+    assert score > 1.0, "every step of CartPole pays 1"
+    assert not score.maximize
+    assert score.violation is not None
+    assert score.violation > 0
+    assert f"-> new overall best model {score:.5f}! (constraints are broken by" in capfd.readouterr().out
+
+
+def test_the_description_of_a_run_shows_a_minimised_statistic_with_its_own_sign(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert train("+algorithm.rollout_evaluator.maximize=false", "hydra.run.dir=run") == 0
+    assert main(["--info", "run"]) == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.strip().startswith("best score")]
+    assert float(line.split()[2]) > 1.0, "every step of CartPole pays 1"
 
 
 def test_a_training_starts_from_an_earlier_one(trained: Path) -> None:

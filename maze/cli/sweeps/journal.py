@@ -58,6 +58,7 @@ class SweepHistory:
             run = next(run for run in self.trials[entry["trial"]].runs if run.number == entry["run"])
             run.status, run.error = entry["status"], entry["error"]
             run.objective, run.duration, run.directory = entry["objective"], entry["duration"], entry["directory"]
+            run.violation, run.minimized = entry.get("violation"), entry.get("minimized", False)
         elif kind == "told":
             self.order.append((kind, entry["trial"]))
         else:

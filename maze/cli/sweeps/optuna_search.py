@@ -115,11 +115,24 @@ class OptunaSearch(Search):
             known = {trial.user_attrs.get("trial") for trial in study.get_trials(deepcopy=False)}
             for result in results:
                 if result.trial not in known:
-                    attributes = {"trial": result.trial, "run_dirs": list(result.run_dirs), "error": result.error}
-                    study.add_trial(self._finished_trial(result.params, result.objective, attributes))
+                    study.add_trial(self._stored_trial(result))
+
+    def _stored_trial(self, result: TrialResult) -> Any:
+        attributes: dict[str, Any] = {
+            "trial": result.trial,
+            "run_dirs": list(result.run_dirs),
+            "error": result.error,
+            "objective": result.objective,
+        }
+        constraints = {} if result.violation is None else {"violation": result.violation}
+        return self._finished_trial(result.params, result.signed(self.maximize), attributes, constraints)
 
     def _finished_trial(
-        self, params: Mapping[str, str], objective: float | None, attributes: Mapping[str, Any] | None = None
+        self,
+        params: Mapping[str, str],
+        objective: float | None,
+        attributes: Mapping[str, Any] | None = None,
+        constraints: Mapping[str, float] | None = None,
     ) -> Any:
         states = self._optuna.trial.TrialState
         return self._optuna.trial.create_trial(
@@ -128,6 +141,7 @@ class OptunaSearch(Search):
             params={p.key: _value(p, params[p.key]) for p in self.space.parameters},
             distributions=self._distributions,
             user_attrs=dict(attributes or {}),
+            constraints=dict(constraints or {}),
         )
 
 

@@ -24,7 +24,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
     keys = _keys(results)
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    columns = ("seeds", "objective", "objective_std", "duration", "status", "error", "run_dir")
+    columns = ("seeds", "objective", "objective_std", "violation", "duration", "status", "error", "run_dir")
     table.writerow(["trial", *keys, *columns])
     for result in ranked(results, maximize):
         table.writerow(
@@ -34,6 +34,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
                 " ".join(map(str, result.seeds)),
                 _exact(result.objective),
                 _exact(result.objective_std),
+                _exact(result.violation),
                 "" if result.duration is None else f"{result.duration:.3f}",
                 result.status,
                 result.error,
@@ -55,6 +56,8 @@ def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], ma
         return
     values = {key: _typed(text) for key, text in best.params.items()}
     optimum = {"name": name, "best_evaluated_params": values, "best_evaluated_result": best.objective}
+    if best.violation is not None:
+        optimum["best_evaluated_violation"] = best.violation
     content = OmegaConf.to_yaml(OmegaConf.create(optimum)).encode()
     atomic_write(directory / OPTIMUM_FILE, partial(_write, content=content))
 
@@ -66,8 +69,9 @@ def results_table(results: Sequence[TrialResult], maximize: bool, n_rows: int = 
     """
     keys = _keys(results)
     names = _short_names(keys)
-    header = ["trial", *names, "objective", "duration", "status", "run"]
-    rows = [_row(result, keys) for result in ranked(results, maximize)]
+    has_constraints = any(result.violation is not None for result in results)
+    header = ["trial", *names, "objective", *(["violation"] if has_constraints else []), "duration", "status", "run"]
+    rows = [_row(result, keys, has_constraints) for result in ranked(results, maximize)]
     left_out = len(rows) - n_rows
     rows = rows[:n_rows]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
@@ -84,12 +88,17 @@ def number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _row(result: TrialResult, keys: Sequence[str]) -> list[str]:
+def broken_text(violation: float | None) -> str:
+    return f" (constraints are broken by {violation:.5g})" if violation else ""
+
+
+def _row(result: TrialResult, keys: Sequence[str], has_constraints: bool) -> list[str]:
     spread = "" if result.objective_std is None else f" ± {result.objective_std:.3g}"
     return [
         str(result.trial),
         *(_cut(_unquoted(result.params.get(key, "")), MAX_CELL) for key in keys),
         number_text(result.objective) + spread,
+        *([number_text(result.violation)] if has_constraints else []),
         "-" if result.duration is None else f"{result.duration:.1f} s",
         result.status + (f": {_cut(result.error.splitlines()[0], MAX_ERROR)}" if result.error else ""),
         " ".join(result.run_dirs),

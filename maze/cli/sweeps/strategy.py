@@ -45,6 +45,7 @@ class Strategy(ABC):
         """Tells what came of a proposal; None: it failed.
 
         :param trial: Number of the proposal, counted from 0.
+        :param objective: See :meth:`TrialResult.told`.
         """
 
     @abstractmethod

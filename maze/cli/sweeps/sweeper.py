@@ -29,10 +29,11 @@ from maze.cli.local_launcher import CONSOLE_FILE, FinishedJob
 from maze.cli.sweeps.jobs import Jobs, open_jobs
 from maze.cli.sweeps.journal import SweepJournal, earlier_settings
 from maze.cli.sweeps.objective import STEPS, UnknownObjectiveError
-from maze.cli.sweeps.results import RESULTS_FILE, number_text, results_table, write_results
+from maze.cli.sweeps.results import RESULTS_FILE, broken_text, number_text, results_table, write_results
 from maze.cli.sweeps.strategy import Strategy
 from maze.cli.sweeps.trials import COMPLETED, FAILED, SweepTrial, TrialResult, ranked
 from maze.core.errors import MazeError
+from maze.train.trainers.common.model_selection.best_score import BestScore
 
 SEED_KEYS = ("seeding.env_base_seed", "seeding.agent_base_seed")
 RESULTS_INTERVAL = 1.0
@@ -46,7 +47,8 @@ class SweepFailedError(MazeError):
 class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
     """Runs the trials of a strategy, with all seeds, and writes down what happens.
 
-    :param objective: Statistic that trials are compared by; None: the mean reward of a training's best evaluation.
+    :param objective: Statistic that trials are compared by; None: what a training's best evaluation was chosen by, the
+        mean reward unless its configuration says otherwise.
     :param objective_step: Which log step of the statistic counts: ``best``, ``last``, or the ``mean`` of all.
     :param n_seeds: Number of runs with different seeds per trial.
     :param seeds: The seeds, in place of ``n_seeds``.
@@ -214,7 +216,8 @@ class _SweepInProgress:
             (result for result in ranked(results, self.strategy.maximize) if result.objective is not None), None
         )
         if best is not None:
-            print(f"Best: trial {best.trial}, {number_text(best.objective)}: {_shown(best.params)}")
+            shown = number_text(best.objective) + broken_text(best.violation)
+            print(f"Best: trial {best.trial}, {shown}: {_shown(best.params)}")
         print(f"All results: {self.directory / RESULTS_FILE}", flush=True)
         return results
 
@@ -231,7 +234,7 @@ class _SweepInProgress:
             return
         events = []
         for kind, number in history.order:
-            objective = self._result(history.trials[number]).objective if kind == "told" else None
+            objective = self._told(history.trials[number]) if kind == "told" else None
             events.append((kind, number, history.trials[number].params, objective))
         self.strategy.restore(events)
         n_done = 0
@@ -295,21 +298,25 @@ class _SweepInProgress:
     def _tell(self, trial: SweepTrial) -> None:
         # In the journal before the search knows it: what was told in a process that died is told again.
         self.journal.write("told", trial=trial.number)
-        self.strategy.report(trial.number, self._result(trial).objective)
+        self.strategy.report(trial.number, self._told(trial))
+
+    def _told(self, trial: SweepTrial) -> float | None:
+        return self._result(trial).told(self.strategy.maximize)
 
     def _announce(self, trial: SweepTrial, job: FinishedJob) -> None:
         run = next(run for run in trial.runs if run.number == job.number)
         n_ended = sum(run.duration is not None for run in self.history.runs.values())
         n_runs = max(self.strategy.n_trials, len(self.history.trials)) * len(self.seeds)
         seed = "" if run.seed is None else f", seed {run.seed}"
-        what = number_text(run.objective) if run.status == COMPLETED else f"FAILED: {run.error}"
+        value = number_text(run.objective) + broken_text(run.violation)
+        what = value if run.status == COMPLETED else f"FAILED: {run.error}"
         print(
             f"[{n_ended}/{n_runs}] trial {trial.number}{seed}: {what} ({job.duration:.1f} s; {_shown(trial.params)})",
             flush=True,
         )
-        value = job.job_return._return_value
-        if job.job_return.status is JobStatus.FAILED and not isinstance(value, MazeError) and translated(value) is None:
-            traceback.print_exception(value, file=sys.stderr)
+        error = job.job_return._return_value
+        if job.job_return.status is JobStatus.FAILED and not isinstance(error, MazeError) and translated(error) is None:
+            traceback.print_exception(error, file=sys.stderr)
 
     def _write_table(self) -> None:
         results = self.results()
@@ -327,7 +334,8 @@ def _outcome(job_return: JobReturn, needs_objective: bool) -> dict[str, Any]:
         return {"status": FAILED, "objective": None, "error": f"{type(message).__name__}: {message}"}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and math.isfinite(value):
-        return {"status": COMPLETED, "objective": float(value), "error": ""}
+        own = {"violation": value.violation, "minimized": not value.maximize} if isinstance(value, BestScore) else {}
+        return {"status": COMPLETED, "objective": float(value), "error": "", **own}
     if value is None and not needs_objective:
         return {"status": COMPLETED, "objective": None, "error": ""}
     what = "nothing was evaluated" if value is None else f"got {value!r}"

@@ -16,6 +16,8 @@ class SweepRun:
 
     :param number: Number of the job in the sweep; names its directory.
     :param seed: Base seed of the run; None: whatever the configuration says.
+    :param violation: How far it is from fulfilling its constraints; None: it has none.
+    :param minimized: Whether its own configuration asks for less of the objective.
     """
 
     number: int
@@ -25,6 +27,8 @@ class SweepRun:
     objective: float | None = None
     duration: float | None = None
     error: str = ""
+    violation: float | None = None
+    minimized: bool = False
 
 
 @dataclass
@@ -59,7 +63,9 @@ class SweepTrial:
         """What came out, over all seeds; a trial fails with any of its runs."""
         runs = [run for run in map(self.run_of, seeds) if run is not None]
         errors = [run.error for run in runs if run.status == FAILED]
-        values = [run.objective for run in runs if run.status == COMPLETED and run.objective is not None]
+        completed = [run for run in runs if run.status == COMPLETED]
+        values = [run.objective for run in completed if run.objective is not None]
+        violations = [run.violation for run in completed if run.violation is not None]
         is_complete = len(runs) == len(seeds) and all(run.status == COMPLETED for run in runs)
         status = FAILED if errors else COMPLETED if is_complete else UNFINISHED
         error = errors[0] if errors else ""
@@ -79,6 +85,8 @@ class SweepTrial:
             duration=math.fsum(durations) if durations else None,
             error=error,
             run_dirs=tuple(run.directory for run in runs),
+            violation=fmean(violations) if has_all and violations else None,
+            minimized=any(run.minimized for run in completed),
         )
 
 
@@ -89,6 +97,8 @@ class TrialResult:
     :param objective: Mean over the seeds; None where there is none.
     :param objective_std: Standard deviation over the seeds.
     :param duration: Seconds, summed over the seeds.
+    :param violation: How far it is from fulfilling its constraints, mean over the seeds; None: there are none.
+    :param minimized: Whether the runs' own configuration asks for less of the objective.
     """
 
     trial: int
@@ -100,13 +110,38 @@ class TrialResult:
     duration: float | None
     error: str
     run_dirs: tuple[str, ...]
+    violation: float | None = None
+    minimized: bool = False
+
+    def signed(self, maximize: bool) -> float | None:
+        """The objective for a search in this direction: its negative where the runs ask for the other one.
+
+        :param maximize: Direction of the sweep.
+        """
+        return -self.objective if self.objective is not None and self.minimized and maximize else self.objective
+
+    def told(self, maximize: bool) -> float | None:
+        """What a search in this direction hears: trials that fulfil their constraints are better than all others.
+
+        No penalty could do that for objectives of unknown size; so with constraints, objectives are squeezed into
+        (-1, 1), in their order, and violations lie beyond.
+
+        :param maximize: Direction of the sweep.
+        """
+        value = self.signed(maximize)
+        if value is None or self.violation is None:
+            return value
+        if self.violation > 0:
+            return -1.0 - self.violation if maximize else 1.0 + self.violation
+        return value / (1.0 + abs(value))
 
 
 def ranked(results: Sequence[TrialResult], maximize: bool) -> list[TrialResult]:
-    """Best first; those without an objective last, in their order."""
+    """Best first: those that fulfil their constraints, then those that come near; without an objective last."""
 
-    def rank(result: TrialResult) -> tuple[bool, float, int]:
-        value = result.objective
-        return (value is None, 0.0 if value is None else -value if maximize else value, result.trial)
+    def rank(result: TrialResult) -> tuple[bool, float, float, int]:
+        value = result.signed(maximize)
+        cost = 0.0 if value is None else -value if maximize else value
+        return (value is None, result.violation or 0.0, cost, result.trial)
 
     return sorted(results, key=rank)

@@ -17,6 +17,7 @@ from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, increment_log_step
 from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 from maze.train.trainers.common.plain_state import (
     from_plain,
     global_generators_state,
@@ -161,7 +162,15 @@ class EpochTrainer(Trainer, ABC):
         self._report(self._take_over_restored(), "The training state")
         if self._is_finished:
             self._first_epoch, self._is_finished = self.epoch, False
+        if 0 < n_epochs <= self.epoch - self._first_epoch:
+            print(
+                f"-> nothing left to train: {self.epoch - self._first_epoch} epochs are done, algorithm.n_epochs is "
+                f"{n_epochs}; raise it to go on.",
+                flush=True,
+            )
         self._progress = TrainingProgress(n_epochs, self._n_updates_per_epoch(), self._steps_per_update())
+        if isinstance(self.model_selection, ModelSelectionBase):
+            self.model_selection.training_started()
         with InterruptGuard(_announce_interrupt) as interrupt:
             try:
                 while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
@@ -172,6 +181,8 @@ class EpochTrainer(Trainer, ABC):
                     self._run_epoch(n_epochs, interrupt)
                 self._evaluate_if_due()
                 self._end_training()
+                if isinstance(self.model_selection, ModelSelectionBase):
+                    self.model_selection.training_ended()
             finally:
                 self._progress.close()
         self._is_finished = True
@@ -201,6 +212,8 @@ class EpochTrainer(Trainer, ABC):
             self._training_reward = self._mean_training_reward()
         increment_log_step()
         self._epoch_done(progress.epoch_done(self.epoch, self.epoch - first))
+        if isinstance(self.model_selection, ModelSelectionBase):
+            self.model_selection.epoch_completed(self.epoch)
         self._save_checkpoint()
 
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
@@ -231,7 +244,7 @@ class EpochTrainer(Trainer, ABC):
         self._progress.before_output()
         if self.evaluator is not None:
             self.evaluate()
-        elif self.model_selection is not None and self.epoch > 0:
+        elif self.model_selection is not None and self.epoch > 0 and not math.isnan(self._training_reward):
             self.model_selection.update(self._training_reward)
 
     def _mean_training_reward(self) -> float:

@@ -14,7 +14,7 @@ class TrainingProgress:
 
     :param n_epochs: Number of epochs of the training; 0 if unknown.
     :param epoch_length: Number of updates per epoch.
-    :param steps_per_update: Number of environment steps per update.
+    :param steps_per_update: Number of environment steps per update; 0: updates take none.
     """
 
     def __init__(self, n_epochs: int, epoch_length: int, steps_per_update: int) -> None:
@@ -26,8 +26,8 @@ class TrainingProgress:
         if sys.stderr.isatty():
             self._bar = tqdm(
                 total=n_epochs * epoch_length or None,
-                unit=" steps",
-                unit_scale=steps_per_update,
+                unit=" steps" if steps_per_update else " updates",
+                unit_scale=steps_per_update or 1,
                 dynamic_ncols=True,
                 leave=False,
             )
@@ -56,11 +56,11 @@ class TrainingProgress:
         :return: Seconds this one took.
         """
         seconds = time.perf_counter() - self._epoch_start
-        rate = self.epoch_length * self.steps_per_update / seconds
-        remaining = self.n_epochs - n_done
-        left = f", about {_duration(remaining * seconds)} left" if remaining > 0 else ""
+        n_steps, remaining = self.epoch_length * self.steps_per_update, self.n_epochs - n_done
+        details = [f"{n_steps / seconds:,.0f} environment steps/s"] if n_steps else []
+        details += [f"about {_duration(remaining * seconds)} left"] if remaining > 0 else []
         self.before_output()
-        print(f"Time required for epoch: {seconds:.2f}s ({rate:,.0f} environment steps/s{left})")
+        print(f"Time required for epoch: {seconds:.2f}s" + (f" ({', '.join(details)})" if details else ""))
         print(f"Update epoch - {epoch}", flush=True)
         return seconds
 

@@ -42,18 +42,17 @@ class ReduceScaleValueTransform(ValueTransform):
     @override(ValueTransform)
     def transform_value(self, x: ValueType) -> ValueType:
         sign, magnitude = _sign_and_magnitude(x)
-        result: ValueType = sign * (_sqrt(magnitude + 1.0) - 1.0) + self.epsilon * x
+        # sqrt(m + 1) - 1, without the cancellation for small m
+        result: ValueType = sign * (magnitude / (_sqrt(magnitude + 1.0) + 1.0)) + self.epsilon * x
         return result
 
     @override(ValueTransform)
     def transform_value_inv(self, x: ValueType) -> ValueType:
         sign, magnitude = _sign_and_magnitude(x)
-        if self.epsilon == 0:
-            root = magnitude + 1.0
-        else:
-            discriminant = 1.0 + 4.0 * self.epsilon * (magnitude + 1.0 + self.epsilon)
-            root = (_sqrt(discriminant) - 1.0) / (2.0 * self.epsilon)
-        result: ValueType = sign * (root**2 - 1.0)
+        # u = sqrt(|x| + 1) - 1 solves epsilon u^2 + (1 + 2 epsilon) u = magnitude; in the form that cancels nothing
+        linear = 1.0 + 2.0 * self.epsilon
+        u = 2.0 * magnitude / (linear + _sqrt(linear**2 + 4.0 * self.epsilon * magnitude))
+        result: ValueType = sign * (u * (u + 2.0))
         return result
 
 

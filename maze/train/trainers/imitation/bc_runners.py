@@ -92,6 +92,7 @@ class BCRunner(TrainingRunner, ABC):
                 shuffle=True,
                 device=policy.device,
                 seed=self.maze_seeding.generate_agent_instance_seed(),
+                action_spaces_dict=spaces.action_spaces_dict,
             ),
             policy=policy,
             optimizer=Factory(Optimizer).instantiate(
@@ -104,7 +105,12 @@ class BCRunner(TrainingRunner, ABC):
         self._init_trainer_from_input_dir(self._trainer, self.state_dict_dump_file, cfg.get("input_dir"))
         self.evaluators = []
         if len(validation_data) > 0:
-            batches = StepBatches(validation_data, config.batch_size, device=policy.device)
+            batches = StepBatches(
+                validation_data,
+                config.batch_size,
+                device=policy.device,
+                action_spaces_dict=spaces.action_spaces_dict,
+            )
             self.evaluators.append(BCValidationEvaluator(loss, model_selection, batches, logging_prefix="eval"))
         if config.n_eval_episodes > 0:
             selection = None if self.evaluators else model_selection
@@ -124,14 +130,9 @@ class BCRunner(TrainingRunner, ABC):
         :param evaluator: Evaluates the policy; ``None``: what was configured.
         :param eval_every_k_iterations: Evaluate after every so many minibatches; ``None`` takes the configuration's.
         """
-        try:
-            self.trainer.train(
-                n_epochs=n_epochs,
-                evaluator=MultiEvaluator(self.evaluators or []) if evaluator is None else evaluator,
-                eval_every_k_iterations=eval_every_k_iterations,
-            )
-        finally:
-            self.close()
+        if evaluator is None and self.evaluators:
+            evaluator = MultiEvaluator(self.evaluators)
+        super().run(n_epochs=n_epochs, evaluator=evaluator, eval_every_k_iterations=eval_every_k_iterations)
 
     @classmethod
     @abstractmethod
@@ -229,7 +230,9 @@ class _TimeLimitedEnvFactory:
 
 
 def _from_working_directory(path: Any) -> Any:
-    """A relative path as seen from where the command was started; runs work in directories of their own."""
+    """Relative paths, one or a list, as seen from where the command was started; runs work in their own directories."""
+    if isinstance(path, list):
+        return [_from_working_directory(each) for each in path]
     if not isinstance(path, str) or Path(path).exists():
         return path
     from hydra.core.hydra_config import HydraConfig

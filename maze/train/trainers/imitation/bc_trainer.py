@@ -168,6 +168,8 @@ class BCTrainer(EpochTrainer):
         generator = getattr(self.data_loader, "generator", None)
         return {
             "bc_optimizer": self.optimizer.state_dict(),
+            "optimizer_type": _type_name(self.optimizer),
+            "data": self._data_sizes(),
             "total_iterations": self.total_iterations,
             "generator": None if generator is None else generator.get_state(),
             "order_state": self._order_state,
@@ -175,8 +177,33 @@ class BCTrainer(EpochTrainer):
         }
 
     @override(EpochTrainer)
+    def _check_is_readable(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        super()._check_is_readable(state, origin)
+        found, expected = state.get("optimizer_type"), _type_name(self.optimizer)
+        if found is not None and found != expected:
+            raise ConfigError(
+                f"algorithm.optimizer: the training in `{origin}` has the optimizer {found}; the configured {expected} "
+                "cannot take over its state. Configure that one, or start a new training with the weights alone."
+            )
+        sizes = self._data_sizes()
+        is_within_epoch = state.get("iteration", state["update"]) > 0
+        if is_within_epoch and state.get("data", sizes) != sizes:
+            raise ConfigError(
+                f"algorithm.batch_size, runner.dataset: the training in `{origin}` stopped within an epoch of "
+                f"{_described(state['data'])}, now an epoch has {_described(sizes)}. Configure the same data and batch "
+                "size, or start a new training with the weights alone."
+            )
+
+    def _data_sizes(self) -> dict[str, int | None]:
+        sizes = {name: getattr(self.data_loader, name, None) for name in ("n_steps", "batch_size")}
+        return {"minibatches": len(self.data_loader), **sizes}
+
+    @override(EpochTrainer)
     def _load_own_state(self, state: Mapping[str, Any], origin: str | Path) -> list[str]:
+        configured = [{**group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["bc_optimizer"])
+        for group, wanted in zip(self.optimizer.param_groups, configured, strict=True):
+            group.update({name: value for name, value in wanted.items() if name != "params"})
         self.update = state.get("iteration", self.update)  # its name in version 1
         self.total_iterations = state["total_iterations"]
         self._order_state = state["order_state"]
@@ -186,3 +213,12 @@ class BCTrainer(EpochTrainer):
             return ["the order of the data starts anew: the data loader has no generator of its own"]
         generator.set_state(state["generator"])
         return []
+
+
+def _type_name(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _described(sizes: Mapping[str, int | None]) -> str:
+    known = [f"{name} {size}" for name, size in sizes.items() if size is not None and name != "minibatches"]
+    return f"{sizes['minibatches']} minibatches" + (f" ({', '.join(known)})" if known else "")

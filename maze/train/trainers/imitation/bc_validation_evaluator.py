@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maze.core.annotations import override
+from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.plain_state import statistics_from_plain, statistics_to_plain
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 class BCValidationEvaluator(Evaluator):
     """Calculates the loss on validation data; the smaller it is, the better the model.
 
-    :param loss: The loss.
+    :param loss: The loss; its entropy bonus is for training alone and left out here.
     :param model_selection: Told about the negative mean loss; ``None``: nobody is.
     :param data_loader: Minibatches of the validation data.
     :param logging_prefix: Where statistics are logged; ``None``: nowhere.
@@ -35,7 +38,8 @@ class BCValidationEvaluator(Evaluator):
         data_loader: Iterable[Any],
         logging_prefix: str | None = "eval",
     ) -> None:
-        self.loss = loss
+        self.loss = copy.copy(loss)
+        self.loss.entropy_coef = 0.0
         self.model_selection = model_selection
         self.data_loader = data_loader
         self.eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
@@ -55,6 +59,11 @@ class BCValidationEvaluator(Evaluator):
                 total += float(loss) * n_in_batch
                 n_steps += n_in_batch
         self.eval_stats.reduce()
+        if not math.isfinite(total):
+            raise NonFiniteError(
+                f"the loss on the validation data is {total / n_steps}. Look for extreme values in the data, or lower "
+                "the learning rate (algorithm.optimizer.lr)."
+            )
         if self.model_selection is not None:
             self.model_selection.update(-total / n_steps)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from maze.core.env.action_bounds import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 
@@ -22,6 +23,8 @@ class _ActorColumns(NamedTuple):
     actions: dict[str, torch.Tensor]
     steps: torch.Tensor
     """The step that each row belongs to, ascending."""
+    is_in_every_step: bool
+    """The common case: the actor acts once in each step, so that rows are steps."""
 
 
 class StepBatches:
@@ -34,10 +37,19 @@ class StepBatches:
     :param shuffle: Whether each pass has an order of its own.
     :param device: Where the tensors are.
     :param seed: Seed of the order.
+    :param action_spaces_dict: Continuous actions are clipped to these, as they were on their way to the environment;
+        ``None``: they stay what they are.
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int, shuffle: bool = False, device: str = "cpu", seed: int | None = None
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        device: str = "cpu",
+        seed: int | None = None,
+        *,
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict] | None = None,
     ) -> None:
         self.n_steps = len(dataset)
         self.batch_size = batch_size
@@ -45,7 +57,8 @@ class StepBatches:
         self.generator = torch.Generator()
         if seed is not None:
             self.generator.manual_seed(seed)
-        self._columns = _stacked(dataset, device)
+        bounds = {step_key: ActionBounds(space) for step_key, space in (action_spaces_dict or {}).items()}
+        self._columns = _stacked(dataset, device, bounds)
 
     def __len__(self) -> int:
         return math.ceil(self.n_steps / self.batch_size)
@@ -67,22 +80,26 @@ class StepBatches:
         return observations, actions, actors
 
     def _rows(self, columns: _ActorColumns, steps: torch.Tensor) -> torch.Tensor:
-        if len(columns.steps) == self.n_steps and bool((columns.steps == torch.arange(self.n_steps)).all()):
-            return steps  # the common case: this actor acts once in every step
+        if columns.is_in_every_step:
+            return steps
         wanted = torch.zeros(self.n_steps, dtype=torch.bool)
         wanted[steps] = True
         return wanted[columns.steps].nonzero().squeeze(-1)
 
 
-def _stacked(dataset: Any, device: str) -> dict[ActorID, _ActorColumns]:
+def _stacked(dataset: Any, device: str, bounds: Mapping[StepKeyType, ActionBounds]) -> dict[ActorID, _ActorColumns]:
     gathered: dict[ActorID, tuple[list[Any], list[Any], list[int]]] = {}
     for step in range(len(dataset)):
         for observation, action, actor in zip(*dataset[step], strict=True):
             lists = gathered.setdefault(ActorID(*actor), ([], [], []))
-            for entries, entry in zip(lists, (observation, action, step), strict=True):
+            taken = bounds[actor[0]].clip(action) if actor[0] in bounds else action
+            for entries, entry in zip(lists, (observation, taken, step), strict=True):
                 entries.append(entry)
+    every_step = list(range(len(dataset)))
     return {
-        actor: _ActorColumns(_tensors(observations, device), _tensors(actions, device), torch.tensor(steps))
+        actor: _ActorColumns(
+            _tensors(observations, device), _tensors(actions, device), torch.tensor(steps), steps == every_step
+        )
         for actor, (observations, actions, steps) in gathered.items()
     }
 
@@ -98,7 +115,7 @@ def check_fits(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
 ) -> None:
-    """Raises a ``ConfigError`` if a data set is empty or was recorded in another environment.
+    """Raises a ``ConfigError`` if a data set is empty, was recorded in another environment, or cannot be learned from.
 
     :param dataset: Steps as observations, actions and actors of their sub-steps.
     :param observation_spaces_dict: The environment's observation spaces.
@@ -115,9 +132,8 @@ def check_fits(
                 ("observation", observation, observation_spaces_dict),
                 ("action", action, action_spaces_dict),
             ):
-                _check_values(
-                    values, spaces_dict, f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}", actor
-                )
+                place = f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}"
+                _check_values(values, spaces_dict, place, actor)
 
 
 def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], place: str, actor: Any) -> None:
@@ -135,6 +151,17 @@ def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], p
         n_choices = _n_choices(subspace)
         if n_choices is not None and not _are_choices(values[key], n_choices):
             raise ConfigError(f"{place}: expected `{key}` to be in {subspace}, found {values[key]}. {hint}")
+        if n_choices is None:
+            _check_numbers(values[key], f"{place}: expected `{key}`")
+
+
+def _check_numbers(values: Any, expected: str) -> None:
+    array = np.asarray(values)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(
+            f"{expected} to be finite, found {array[~np.isfinite(array)].flat[0]}. Leave the episode out, or replace "
+            "such numbers by a `trajectory_processor` of the data set."
+        )
 
 
 def _n_choices(space: spaces.Space[Any]) -> Any:

@@ -72,6 +72,36 @@ def test_weights_are_written_in_intervals(tmp_path):
     assert load_state(tmp_path / "state_dict.pt")["weight"].item() == 1.0
 
 
+def test_a_training_says_which_epochs_there_are_however_often_it_evaluates(tmp_path):
+    model = nn.Linear(1, 1)
+    selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model, dump_interval=2)
+    selection.training_started()
+    for epoch in range(1, 5):
+        for part in (0.25, 0.75):
+            fill(model, epoch - 1 + part)
+            selection.update(-float(epoch))
+        fill(model, float(epoch))
+        selection.epoch_completed(epoch)
+    for epoch in (2, 4):
+        assert load_state(tmp_path / f"state_dict-epoch_{epoch}.pt")["weight"].item() == epoch
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_training_that_ends_without_a_best_model_keeps_the_last_one(tmp_path, caplog):
+    model = nn.Linear(1, 1)
+    selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
+    selection.update(math.nan)
+    for value in (3.0, 4.0):  # a training that goes on, and finds none either
+        fill(model, value)
+        selection.training_ended()
+        assert load_state(tmp_path / "state_dict.pt")["weight"].item() == value
+    assert "the weights of the end of the training are kept" in caplog.text
+    selection.update(1.0)
+    fill(model, 5.0)
+    selection.training_ended()
+    assert load_state(tmp_path / "state_dict.pt")["weight"].item() == 4.0, "there is a best one now"
+
+
 def test_without_an_evaluation_there_is_no_best_model_to_go_back_to():
     with pytest.raises(CheckpointError, match="no evaluation"):
         BestModelSelection(None, nn.Linear(1, 1)).reset_to_best()

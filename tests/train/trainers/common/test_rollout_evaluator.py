@@ -137,6 +137,39 @@ def test_evaluation_puts_networks_back_into_the_mode_they_were_in():
     assert not policy.networks[0].dropout.training
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_training_draws_the_same_numbers_whatever_is_evaluated(deterministic):
+    policy = make_policy()
+    expected = str(policy.rng_state())
+    evaluator = RolloutEvaluator(make_vector_env(2), 2, None, deterministic)
+    evaluator.evaluate(policy)
+    assert str(policy.rng_state()) == expected
+    evaluator.eval_env.step = None  # any error
+    with pytest.raises(TypeError):
+        evaluator.evaluate(policy)
+    assert str(policy.rng_state()) == expected
+
+
+def test_evaluations_draw_new_actions_each_time_and_go_on_from_a_state_with_the_same_ones():
+    def evaluated(evaluator, policy):
+        evaluator.evaluate(policy)
+        return reward_stats(evaluator.eval_env)
+
+    def make_evaluator():
+        env = SequentialVectorEnv([lambda: GymMazeEnv(env=ActionReward())] * 2)
+        env.seed([1, 2])
+        return RolloutEvaluator(env, 4, None)
+
+    policy, evaluator = make_policy(), make_evaluator()
+    first = evaluated(evaluator, policy)
+    state = evaluator.state_dict()
+    later = [evaluated(evaluator, policy) for _ in range(3)]
+    assert len({first, *later}) > 1
+    continued = make_evaluator()
+    assert continued.load_state_dict(state) == []
+    assert [evaluated(continued, make_policy()) for _ in range(3)] == later
+
+
 def test_several_evaluators_run_in_order():
     calls = []
 

@@ -1,6 +1,8 @@
 """Choosing the best model by any statistic or KPI, subject to constraints."""
 
 import math
+import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,13 +12,19 @@ from hypothesis import strategies as st
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
-from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
+from maze.core.log_stats.event_decorators import (
+    define_episode_stats,
+    define_epoch_stats,
+    define_stats_grouping,
+    define_step_stats,
+)
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.model_selection.best_score import best_score
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, find_statistic, tell
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
@@ -28,6 +36,19 @@ class CuttingEvents:
     @define_step_stats(len)
     def invalid_cut(self):
         """A cut that is not possible."""
+
+    @define_epoch_stats(np.mean, output_name="mean_episode_total")
+    @define_episode_stats(sum)
+    @define_step_stats(len)
+    def valid_cut(self):
+        """A cut that is possible."""
+
+    @define_epoch_stats(sum)
+    @define_episode_stats(sum)
+    @define_step_stats(len)
+    @define_stats_grouping("machine")
+    def machine_stopped(self, machine):
+        """A machine that stands still."""
 
     @define_epoch_stats(np.mean, input_name="mean", output_name="step_mean")
     @define_epoch_stats(max, input_name="max", output_name="step_max")
@@ -140,13 +161,58 @@ def test_a_misspelt_objective_is_refused_with_what_was_probably_meant():
         SelectionCriterion("kpi/raw_peices").judge(stats(raw_pieces=1.0))
 
 
-def test_a_constrained_event_that_has_not_occurred_counts_as_zero_and_a_misspelt_one_is_refused(caplog):
-    criterion = SelectionCriterion(constraints=["invalid_cut <= 0"])
+def cutting_stats():
+    """Of an evaluation in which only possible cuts were made, and machine 1 stood still."""
+    return {
+        **stats(waste=1.0),
+        LogStatsKey(CuttingEvents.valid_cut, "mean_episode_total", None): 3.0,
+        LogStatsKey(CuttingEvents.machine_stopped, None, (1,)): 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "invalid_cut",
+        "CuttingEvents/invalid_cut",
+        "eval_CuttingEvents/invalid_cut/mean_episode_total",
+        "machine_stopped/2",
+        "stock/step_max",
+    ],
+)
+@pytest.mark.parametrize("logged", [stats(), cutting_stats()], ids=["alone", "beside a similar one"])
+def test_an_event_that_does_not_occur_counts_as_zero(name, logged, caplog):
+    criterion = SelectionCriterion(constraints=[f"{name} <= 0", f"{name} >= 1"])
+    for _ in range(2):
+        assert criterion.judge(logged).violation == 1.0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kpi/wast", "BaseEnvEvents/kpi/mean/waste"),
+        ("valid_cot", "CuttingEvents/valid_cut/mean_episode_total"),
+        ("CuttingEvents/valid_cut/mean_episode_totl", "CuttingEvents/valid_cut/mean_episode_total"),
+        ("machin_stopped/1", "CuttingEvents/machine_stopped/1"),
+    ],
+)
+def test_a_misspelt_name_in_a_constraint_is_refused_at_the_first_evaluation(name, meant):
+    with pytest.raises(ConfigError, match=f"Did you mean '{meant}'"):
+        SelectionCriterion(constraints=[f"{name} <= 0"]).judge(cutting_stats())
+
+
+def test_a_name_like_no_other_is_taken_for_an_event_with_one_warning_and_stays_one(caplog):
+    criterion = SelectionCriterion(constraints=["reactor_overheated <= 0"])
     for _ in range(2):
         assert criterion.judge(stats()).violation == 0.0
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["Constraint 'invalid_cut <= 0'"]
-    with pytest.raises(ConfigError, match="Did you mean 'BaseEnvEvents/kpi/mean/waste'"):
-        SelectionCriterion(constraints=["kpi/wast <= 0"]).judge(stats(waste=1.0))
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["Constraint 'reactor_overheated <= 0'"]
+
+    class ReactorEvents:
+        def reactor_overheats(self):
+            """Its name is similar."""
+
+    assert criterion.judge({**stats(), LogStatsKey(ReactorEvents.reactor_overheats, None, None): 1.0}).violation == 0.0
 
 
 def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):
@@ -165,7 +231,10 @@ def test_the_best_model_fulfils_the_constraints_as_soon_as_one_does(capsys):
         (-18.0, 0.0, 0),
         (-18.0, 0.0, 1),
     ]
-    assert "constraints are broken by 2" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "new overall best model 5.00000! (constraints are broken by 2)" in output, (
+        "KPIs are shown as they are logged"
+    )
 
 
 @given(
@@ -184,6 +253,24 @@ def test_whatever_comes_the_best_is_finite_and_no_other_fulfils_more(evaluations
     else:
         assert selection.best_reward == -math.inf
     assert selection.n_updates == len(evaluations)
+
+
+def test_the_score_of_a_training_is_the_kpi_as_it_is_logged_with_what_is_broken():
+    selection = BestModelSelection(None, None)
+    runner = SimpleNamespace(trainer=SimpleNamespace(model_selection=selection))
+    assert best_score(runner) is None
+    assert best_score(SimpleNamespace()) is None
+    tell(selection, SelectionCriterion("kpi/waste", maximize=False), stats(waste=0.25))
+    score = best_score(runner)
+    assert (score, score.violation, score.maximize) == (0.25, None, False)
+    continued = BestModelSelection(None, None)
+    continued.load_state_dict(selection.state_dict())
+    score = best_score(SimpleNamespace(trainer=SimpleNamespace(model_selection=continued)))
+    assert (score, score.violation, score.maximize) == (0.25, None, False)
+    selection = runner.trainer.model_selection = BestModelSelection(None, None)
+    tell(selection, SelectionCriterion(constraints=["kpi/waste <= 0"]), stats(reward=4.0, waste=0.5))
+    score = pickle.loads(pickle.dumps(best_score(runner)))  # as it comes from a process of a sweep
+    assert (score, score.violation, score.maximize) == (4.0, 0.5, True)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])

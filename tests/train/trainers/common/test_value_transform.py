@@ -22,6 +22,15 @@ def test_inverse_undoes_the_transformation_for_numbers_arrays_and_tensors(value,
         assert np.asarray(restored).item() == pytest.approx(value, rel=1e-5, abs=1e-6)
 
 
+@given(st.floats(2.0**-20, 2.0**20, width=32), st.sampled_from([0.0, 1e-4, 1e-3, 1e-2, 1.0]), st.sampled_from([1, -1]))
+def test_in_single_precision_no_digits_get_lost(value, epsilon, sign):
+    transform = ReduceScaleValueTransform(epsilon)
+    x = sign * torch.tensor(value)
+    exact = transform.transform_value(x.double())
+    assert transform.transform_value(x).item() == pytest.approx(exact.item(), rel=1e-6)
+    assert transform.transform_value_inv(transform.transform_value(x)).item() == pytest.approx(x.item(), rel=5e-6)
+
+
 def test_transformation_matches_hand_computed_values():
     transform = ReduceScaleValueTransform(0.001)
     assert transform.transform_value(0.0) == 0.0

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hydra import compose, initialize_config_module
 
 from maze.core.agent.random_policy import RandomPolicy
@@ -17,8 +18,10 @@ from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
+from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.maze_cli import main
 from maze.runner import Runner
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.interrupt import TrainingInterrupted
@@ -200,6 +203,120 @@ def test_choices_that_the_environment_does_not_have_are_refused(move):
         check_fits(dataset, env.observation_spaces_dict, env.action_spaces_dict)
 
 
+class OneActor:
+    """A data set of one step."""
+
+    def __init__(self, observation, action):
+        self.item = [{"o": observation}], [{"a": action}], [ActorID(0, 0)]
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.item
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        ([0.0, np.nan], [0.0], r"observation of sub-step 0, step 0: expected `o` to be finite, found nan"),
+        ([-np.inf, 0.0], [0.0], r"observation of sub-step 0, step 0: expected `o` to be finite, found -inf"),
+        ([9.0, 0.0], [np.nan], r"action of sub-step 0, step 0: expected `a` to be finite, found nan"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(observation, action, message):
+    dataset = OneActor(np.array(observation, np.float32), np.array(action, np.float32))
+    with pytest.raises(ConfigError, match=message):
+        check_fits(dataset, {0: spaces.Dict(o=spaces.Box(-1, 1, (2,)))}, {0: spaces.Dict(a=spaces.Box(-1, 1, (1,)))})
+
+
+def test_continuous_actions_are_learned_as_the_environment_carried_them_out():
+    dataset = OneActor(np.array([9.0, 0.0], np.float32), np.array([5.0], np.float32))
+    action_spaces = {0: spaces.Dict(a=spaces.Box(-1, 1, (1,)))}
+    check_fits(dataset, {0: spaces.Dict(o=spaces.Box(-1, 1, (2,)))}, action_spaces)  # observations may be anything
+    ((observations, actions, _),) = StepBatches(dataset, 1, action_spaces_dict=action_spaces)
+    assert observations[0]["o"].tolist() == [[9.0, 0.0]]
+    assert actions[0]["a"].tolist() == [[1.0]]
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_training():
+    dataset = recorded(counting_env)
+    trainer = build_trainer(dataset=dataset)
+    evaluator = BCValidationEvaluator(trainer.loss, BestModelSelection(None, None), StepBatches(dataset, 4))
+    evaluator.data_loader._columns[ActorID(0, 0)].observations["count"][:] = math.nan
+    with pytest.raises(NonFiniteError, match="the loss on the validation data is nan"):
+        trainer.train(evaluator)
+    assert trainer.epoch == 1
+
+
+def test_the_best_model_does_not_depend_on_the_entropy_bonus():
+    dataset = recorded(counting_env)
+    trainer = build_trainer(dataset=dataset)
+    found = []
+    for entropy_coef in (0.0, 10.0):
+        trainer.loss.entropy_coef = entropy_coef
+        recorder = LossRecorder(trainer, dataset)
+        recorder.evaluate(trainer.policy)
+        found += recorder.losses
+        assert trainer.loss.entropy_coef == entropy_coef, "training keeps it"
+    assert found[0] == found[1] > 0
+
+
+@pytest.mark.parametrize("make_env", ENVS)
+def test_where_an_actor_acts_in_every_step_is_looked_up_once(make_env):
+    dataset = recorded(make_env)
+    for actor, columns in StepBatches(dataset, 4)._columns.items():
+        n_occurrences = [sum(other == actor for other in dataset[step][2]) for step in range(len(dataset))]
+        assert columns.is_in_every_step == all(n == 1 for n in n_occurrences)
+
+
+def stopped_within_an_epoch(directory):
+    trainer = build_trainer(checkpoint_file=directory / "latest.pt")
+    learn = trainer._learn_from
+
+    def learn_and_interrupt(*batch):
+        learn(*batch)
+        if trainer.total_iterations == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer._learn_from = learn_and_interrupt
+    with pytest.raises(TrainingInterrupted):
+        trainer.train(None)
+    return load_state(directory / "latest.pt")
+
+
+def test_a_resumed_training_learns_with_the_configured_learning_rate(tmp_path):
+    state = stopped_within_an_epoch(tmp_path)
+    resumed = build_trainer(lr=0.0)
+    resumed.resume(state, tmp_path)
+    before = weights(resumed)
+    resumed.train(None)
+    assert torch.equal(weights(resumed), before)
+    assert (resumed.optimizer.param_groups[0]["momentum"], resumed.epoch) == (0.9, 3)
+
+
+def test_a_training_is_not_resumed_with_another_optimizer(tmp_path):
+    state = stopped_within_an_epoch(tmp_path)
+    resumed = build_trainer()
+    resumed.optimizer = torch.optim.Adam(resumed.policy.parameters(), lr=0.01)
+    before = weights(resumed)
+    with pytest.raises(ConfigError, match=r"algorithm\.optimizer: .* has the optimizer torch\.optim\.sgd\.SGD; .*Adam"):
+        resumed.resume(state, tmp_path)
+    assert torch.equal(weights(resumed), before)
+
+
+def test_an_epoch_that_was_interrupted_is_not_resumed_with_other_minibatches(tmp_path):
+    state = stopped_within_an_epoch(tmp_path)
+    with pytest.raises(ConfigError, match=r"epoch of 3 minibatches \(n_steps 9, batch_size 4\), now .* 1 minibatches"):
+        build_trainer(batch_size=9).resume(state, tmp_path)
+    complete = build_trainer()
+    complete.train(None, n_epochs=1)
+    resumed = build_trainer(batch_size=9)
+    resumed.resume(complete.training_state(), tmp_path)
+    resumed.train(None)
+    assert (resumed.epoch, resumed.total_iterations) == (3, 5)
+
+
 def test_what_was_reached_before_a_number_that_is_not_finite_is_kept(tmp_path):
     dataset = recorded(counting_env)
     trainer = build_trainer(dataset=dataset, checkpoint_file=tmp_path / "latest.pt")
@@ -255,6 +372,44 @@ def test_the_runner_trains_from_either_documented_key(tmp_path, monkeypatch, key
         runner.run()
     assert {"state_dict.pt", "latest.pt", "spaces_config.pkl"} <= {path.name for path in tmp_path.iterdir()}
     assert runner.trainer.model_selection.n_updates == 2
+
+
+def test_a_training_without_any_evaluation_writes_the_weights_of_its_end(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    data = record_files(tmp_path / "data")
+    runner, cfg = configured(
+        f"runner.dataset.dir_or_file={data}", "algorithm.validation_percentage=0", "algorithm.n_eval_episodes=0"
+    )
+    with StatsContext():
+        runner.setup(cfg)
+        runner.run()
+    kept = weights(runner.trainer)
+    runner.trainer.load_state("state_dict.pt")
+    assert torch.equal(weights(runner.trainer), kept)
+    assert "state_dict.pt" in caplog.text
+
+
+def test_the_runner_trains_on_with_environments_in_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner, cfg = configured("runner=local", f"runner.dataset.dir_or_file={record_files(tmp_path / 'data')}")
+    with StatsContext():
+        runner.setup(cfg)
+        try:
+            for n_epochs in (1, 2):
+                runner.run(n_epochs=1)
+                assert runner.trainer.epoch == n_epochs
+        finally:
+            runner.close()
+
+
+def test_relative_paths_of_a_list_are_searched_where_the_command_was_started(tmp_path, monkeypatch):
+    record_files(tmp_path / "first", n_episodes=1)
+    record_files(tmp_path / "second", n_episodes=2)
+    monkeypatch.chdir(tmp_path)
+    command = ["-cn", "conf_train", "algorithm=bc", "env.name=CartPole-v1", "model=flatten_concat"]
+    command += ["algorithm.device=cpu", "algorithm.n_epochs=1", "algorithm.n_eval_episodes=0", "hydra.run.dir=run"]
+    assert main([*command, "runner.dataset.dir_or_file=[first,second]"]) == 0
+    assert (tmp_path / "run" / "state_dict.pt").exists()
 
 
 def test_two_runs_with_the_same_seeds_write_the_same_weights(tmp_path, monkeypatch):

@@ -87,7 +87,8 @@ class RolloutBatch:
         :param batch_size: Largest number of environment steps in a minibatch.
         :param generator: Source of the order.
         """
-        n_minibatches = -(-self.n_steps // batch_size)
+        # Where environments wait for different actors, no part may have a row for each of so many minibatches.
+        n_minibatches = min(-(-self.n_steps // batch_size), max(part.n_rows for part in self.parts))
         permuted = [part.rows(_permutation(part, generator)) for part in self.parts]
         for index in range(n_minibatches):
             selected = []

@@ -32,7 +32,8 @@ class RolloutEvaluator(Evaluator):
     """Rolls a policy out for a number of episodes and reports their mean reward, or another statistic or KPI.
 
     Each environment plays a fixed share of the episodes. Counting the first ones to finish, whichever environment they
-    come from, would favour short episodes.
+    come from, would favour short episodes. Actions are drawn from generators of the evaluator's own, so that training
+    draws the same numbers whatever is evaluated.
 
     :param eval_env: Vector environment, or one environment with statistics (``LogStatsWrapper``).
     :param n_episodes: Number of episodes.
@@ -62,10 +63,12 @@ class RolloutEvaluator(Evaluator):
         self.model_selection = model_selection
         self.deterministic = deterministic
         self.criterion = SelectionCriterion(objective, maximize, constraints)
+        self._rng_state: dict[str, Any] | None = None
+        """State of the generators for drawing actions; None: nothing was evaluated yet."""
 
     @override(Evaluator)
     def evaluate(self, policy: TorchPolicy) -> None:
-        with _evaluation_mode(policy):
+        with _evaluation_mode(policy), self._own_generators(policy):
             if isinstance(self.eval_env, StructuredVectorEnv):
                 self._evaluate_vectorized(policy, self.eval_env)
             else:
@@ -83,11 +86,14 @@ class RolloutEvaluator(Evaluator):
         state: dict[str, Any] = {"statistics": statistics_to_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH))}
         if isinstance(self.eval_env, StructuredVectorEnv):
             state["environments"] = self.eval_env.episodes_state(with_running=False)
+        if self._rng_state is not None:
+            state["policy_generators"] = self._rng_state
         return state
 
     @override(Evaluator)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
         statistics_from_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH), state_dict.get("statistics", ()))
+        self._rng_state = state_dict.get("policy_generators")
         states = state_dict.get("environments")
         if states is None or not isinstance(self.eval_env, StructuredVectorEnv):
             return ["evaluation episodes may not be those that would have followed: their seeds are not known"]
@@ -99,6 +105,20 @@ class RolloutEvaluator(Evaluator):
         quota = np.full(n_envs, self.n_episodes // n_envs)
         quota[: self.n_episodes % n_envs] += 1
         return quota
+
+    @contextmanager
+    def _own_generators(self, policy: TorchPolicy) -> Iterator[None]:
+        """Context in which the policy draws from the evaluator's generators."""
+        of_training = policy.rng_state()
+        try:
+            if self._rng_state is None:
+                policy.seed(_seed_beside(of_training))
+            else:
+                policy.set_rng_state(self._rng_state)
+            yield
+            self._rng_state = policy.rng_state()
+        finally:
+            policy.set_rng_state(of_training)
 
     def _evaluate_vectorized(self, policy: TorchPolicy, env: StructuredVectorEnv) -> None:
         remaining = self.episodes_per_env(env.n_envs)
@@ -188,6 +208,12 @@ def _evaluation_mode(policy: TorchPolicy) -> Iterator[None]:
     finally:
         for network in trained:
             network.train()
+
+
+def _seed_beside(rng_state: Mapping[str, Any]) -> int:
+    """A seed that depends on generators, without drawing from them."""
+    numpy_state = rng_state["numpy"]
+    return int(np.random.SeedSequence([numpy_state["state"], numpy_state["inc"]]).generate_state(1, np.uint64)[0])
 
 
 def _arrays(spaces_dict: dict[StepKeyType, Any], n_envs: int) -> dict[StepKeyType, Rows]:

@@ -30,8 +30,8 @@ class BestModelSelection(ModelSelectionBase):
 
     :param dump_file: Where to write the best model's weights; ``None`` keeps them in memory only.
     :param model: The model that is trained; ``None`` only keeps track of the best evaluation.
-    :param dump_interval: Additionally write the current weights after every so many evaluations, next to
-        ``dump_file`` with the number of the evaluation in the name.
+    :param dump_interval: Additionally write the current weights after every so many epochs, next to ``dump_file`` with
+        the number of the epoch in the name. Where no trainer says when epochs end, evaluations count as such.
     :param verbose: Also print a line about evaluations that were not better.
     """
 
@@ -51,17 +51,47 @@ class BestModelSelection(ModelSelectionBase):
         self.best_reward = -math.inf
         self.best_violation = math.inf
         """How far the best evaluation is from fulfilling the constraints; 0: it does."""
+        self.is_constrained = False
+        """Whether evaluations have constraints to fulfil."""
         self.last_improvement = 0
         """Number of evaluations since the best one."""
         self.n_updates = 0
         self._best_weights: dict[str, Any] | None = None
+        self._hears_of_epochs = False
 
     @override(ModelSelectionBase)
     def update(self, reward: float) -> None:
-        self.update_constrained(reward, 0.0)
+        self._compare(reward, 0.0)
 
     @override(ModelSelectionBase)
     def update_constrained(self, reward: float, violation: float) -> None:
+        self.is_constrained = True
+        self._compare(reward, violation)
+
+    @override(ModelSelectionBase)
+    def training_started(self) -> None:
+        self._hears_of_epochs = True
+
+    @override(ModelSelectionBase)
+    def epoch_completed(self, epoch: int) -> None:
+        self._dump_numbered(epoch)
+
+    @override(ModelSelectionBase)
+    def training_ended(self) -> None:
+        if self.model is None or self.best_reward > -math.inf:
+            return
+        logger.warning(
+            "No evaluation has found a best model: the weights of the end of the training are kept as the best ones%s.",
+            f", in `{self.dump_file}`" if self.dump_file is not None else "",
+        )
+        self._keep_current_model()
+
+    @property
+    def best_value(self) -> float:
+        """The best evaluation's statistic as it is logged: the score, negated where less is better."""
+        return self.best_reward if self.maximize else -self.best_reward
+
+    def _compare(self, reward: float, violation: float) -> None:
         self.n_updates += 1
         self.last_improvement += 1
         rank, best_rank = (-violation, reward), (-self.best_violation, self.best_reward)
@@ -72,8 +102,8 @@ class BestModelSelection(ModelSelectionBase):
             logger.warning("A constraint cannot be checked; this model is not considered for the best one.")
         elif rank > best_rank:
             broken = f" (constraints are broken by {violation:.5g})" if violation else ""
-            print(f"-> new overall best model {reward:.5f}!{broken}")
             self.best_reward, self.best_violation = float(reward), float(violation)
+            print(f"-> new overall best model {self.best_value:.5f}!{broken}")
             self.last_improvement = 0
             self._keep_current_model()
         elif rank == best_rank:
@@ -81,9 +111,9 @@ class BestModelSelection(ModelSelectionBase):
             # no improvement: patience goes on counting.
             self._keep_current_model()
         elif self.verbose:
-            print(f"-> no improvement over {self.best_reward:.5f} since {self.last_improvement} evaluations.")
-        if self.dump_interval is not None and self.n_updates % self.dump_interval == 0:
-            self._dump_numbered()
+            print(f"-> no improvement over {self.best_value:.5f} since {self.last_improvement} evaluations.")
+        if not self._hears_of_epochs:
+            self._dump_numbered(self.n_updates)
 
     def reset_to_best(self) -> None:
         """Gives the model the weights of its best evaluation again."""
@@ -96,6 +126,8 @@ class BestModelSelection(ModelSelectionBase):
         return {
             "best_reward": self.best_reward,
             "best_violation": self.best_violation,
+            "is_constrained": self.is_constrained,
+            "maximize": self.maximize,
             "last_improvement": self.last_improvement,
             "n_updates": self.n_updates,
             "best_weights": self._best_weights,
@@ -106,6 +138,8 @@ class BestModelSelection(ModelSelectionBase):
         self.best_reward = state_dict["best_reward"]
         # states of earlier releases know no constraints
         self.best_violation = state_dict.get("best_violation", 0.0 if self.best_reward > -math.inf else math.inf)
+        self.is_constrained = state_dict.get("is_constrained", False)
+        self.maximize = state_dict.get("maximize", True)
         self.last_improvement = state_dict["last_improvement"]
         self.n_updates = state_dict["n_updates"]
         self._best_weights = state_dict["best_weights"]
@@ -119,10 +153,11 @@ class BestModelSelection(ModelSelectionBase):
         if self.dump_file is not None:
             save_state(self.dump_file, self._best_weights)
 
-    def _dump_numbered(self) -> None:
-        if self.model is not None and self.dump_file is not None:
-            numbered = self.dump_file.with_stem(f"{self.dump_file.stem}-epoch_{self.n_updates}")
-            save_state(numbered, _cpu_copy(self.model.state_dict()))
+    def _dump_numbered(self, epoch: int) -> None:
+        if self.dump_interval is None or epoch % self.dump_interval or self.model is None or self.dump_file is None:
+            return
+        numbered = self.dump_file.with_stem(f"{self.dump_file.stem}-epoch_{epoch}")
+        save_state(numbered, _cpu_copy(self.model.state_dict()))
 
 
 def _cpu_copy(state: Any) -> Any:

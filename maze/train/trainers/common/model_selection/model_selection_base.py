@@ -9,6 +9,9 @@ from abc import ABC, abstractmethod
 class ModelSelectionBase(ABC):
     """Receives the evaluation results of the model being trained."""
 
+    maximize: bool = True
+    """False: scores are the negated values of a statistic of which less is better."""
+
     @abstractmethod
     def update(self, reward: float) -> None:
         """Takes notice of an evaluation of the current model.
@@ -23,3 +26,18 @@ class ModelSelectionBase(ABC):
         :param violation: How far it is from fulfilling them; 0: it does.
         """
         self.update(reward if violation == 0 else -math.inf)
+
+    def training_started(self) -> None:
+        """Takes notice of the start of a training that says when its epochs are completed."""
+        return
+
+    def epoch_completed(self, epoch: int) -> None:
+        """Takes notice of the end of an epoch, which comes before the evaluation of what it led to.
+
+        :param epoch: Number of completed epochs.
+        """
+        return
+
+    def training_ended(self) -> None:
+        """Takes notice of the end of a training, after its last evaluation."""
+        return

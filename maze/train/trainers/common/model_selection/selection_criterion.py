@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey
 from maze.core.log_stats.stats_format import event_names, scalar_value
+from maze.train.trainers.common.model_selection.declared_events import is_declared
 
 if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
@@ -80,7 +81,8 @@ class SelectionCriterion:
 
     :param objective: The statistic that counts; ``None``: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: What has to hold, such as ``kpi/waste <= 0.1``. Events that have never occurred count as 0.
+    :param constraints: What has to hold, such as ``kpi/waste <= 0.1``. An event that does not occur in an evaluation
+        counts as 0.
     """
 
     def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
@@ -91,7 +93,8 @@ class SelectionCriterion:
         self.objective = MEAN_REWARD if objective is None else objective
         self.maximize = maximize
         self.constraints = [Constraint.parse(text) for text in constraints]
-        self._announced: set[str] = set()
+        self._may_be_absent: set[str] = set()
+        """Names in constraints that are statistics of events which have not occurred, as far as anybody knows."""
 
     def judge(self, stats: LogStats) -> Judgement:
         """The score of an evaluation, and how far it is from fulfilling the constraints."""
@@ -111,19 +114,23 @@ class SelectionCriterion:
         value = find_statistic(stats, constraint.name)
         if value is not None:
             return value
+        if constraint.name in self._may_be_absent:
+            return 0.0
+        if is_declared(_tokens(constraint.name)):
+            self._may_be_absent.add(constraint.name)
+            return 0.0
         if _closest(stats, constraint.name) is not None:
             raise ConfigError(
                 f"constraints: {constraint.text!r}: the evaluation has no statistic or KPI {constraint.name!r}."
                 f"{_suggestion(stats, constraint.name)}"
             )
-        if constraint.text not in self._announced:
-            self._announced.add(constraint.text)
-            logger.warning(
-                "Constraint %r: the evaluation has no such statistic or KPI; taken for an event that did not occur, "
-                "which counts as 0.%s",
-                constraint.text,
-                _suggestion(stats, constraint.name),
-            )
+        self._may_be_absent.add(constraint.name)
+        logger.warning(
+            "Constraint %r: the evaluation has no such statistic or KPI, and no event of this name is known; taken for "
+            "an event that did not occur, which counts as 0.%s",
+            constraint.text,
+            _suggestion(stats, constraint.name),
+        )
         return 0.0
 
 
@@ -135,6 +142,7 @@ def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: Lo
     :param stats: The evaluation's epoch statistics.
     """
     score, violation = criterion.judge(stats)
+    selection.maximize = criterion.maximize
     if criterion.constraints:
         selection.update_constrained(score, violation)
     else:
