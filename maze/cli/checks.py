@@ -18,6 +18,8 @@ from maze.core.errors import ConfigError
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
 """Sections whose values keep the type of their default; the arguments of environments and models are their own."""
+FREE_SECTIONS = ("algorithm.config.",)
+"""Sections among them that another framework checks: RLlib takes schedules in place of numbers, for instance."""
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
@@ -30,8 +32,9 @@ def complete(cfg: DictConfig, project: Path) -> None:
             cfg.input_dir = str(project / str(cfg.input_dir))
         model = cfg.get("model")
         if isinstance(model, DictConfig):
+            is_ours = "_target_" in model  # RLlib's own models have no critic of ours
             brings_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
-            if brings_none:
+            if is_ours and brings_none:
                 model.critic = "${critic}" if "critic" in cfg else None
         _draw_seeds(cfg)
 
@@ -84,7 +87,12 @@ def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     suspects: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
-        if not key.startswith(TYPED_SECTIONS) or override.is_delete() or override.is_add():
+        if (
+            not key.startswith(TYPED_SECTIONS)
+            or key.startswith(FREE_SECTIONS)
+            or override.is_delete()
+            or override.is_add()
+        ):
             continue
         value = OmegaConf.select(cfg, key)
         if not isinstance(value, int) or isinstance(value, bool):

@@ -23,6 +23,7 @@ SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 HYDRA_SETTINGS = Path(".hydra") / "hydra.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
+_NEEDED_OF_TRAININGS = ("latest.pt", "state_dict.pt", "spaces_config.pkl")
 _N_CANDIDATES = 5
 _LABEL_WIDTH = 13
 
@@ -105,7 +106,9 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> list[str]:
     if cfg is not None:
         lines += [line for label, text in _components(cfg, choices) for line in _row(label, text)]
     state = next((file.content for file in files if file.content is not None), None)
-    if is_training and cfg is not None:
+    if cfg is not None and is_rllib(cfg):
+        lines += [line for label, text in _rllib_progress(directory) for line in _row(label, text)]
+    elif is_training and cfg is not None:
         lines += [line for label, text in _progress(cfg, state) for line in _row(label, text)]
     lines += ["", "Files"]
     lines += [file.line() for file in files] or ["  (none)"]
@@ -144,10 +147,17 @@ def _choices(directory: Path) -> dict[str, Any]:
 def _kind(cfg: DictConfig | None) -> str:
     if cfg is None:
         return "unknown"
+    if is_rllib(cfg):
+        return "training with RLlib"
     if "algorithm" in cfg:
         return "training"
     target = OmegaConf.select(cfg, "runner._target_") or "?"
     return f"rollout ({target})" if "policy" in cfg else f"{target}"
+
+
+def is_rllib(cfg: DictConfig) -> bool:
+    """Whether it is the configuration of a training with RLlib, which has checkpoints of Ray's instead of latest.pt."""
+    return str(OmegaConf.select(cfg, "runner._target_") or "").startswith("maze.rllib.")
 
 
 def _text(path: Path) -> str | None:
@@ -186,7 +196,7 @@ def _versions(directory: Path) -> list[tuple[str, str]]:
 
 def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for group in ("env", "wrappers", "algorithm", "model", "critic", "policy", "runner"):
-        choice = choices.get(group)
+        choice = choices.get(group) or choices.get(f"rllib/{group}")
         if group not in cfg and not choice:
             continue
         if group == "critic" and OmegaConf.select(cfg, "model.critic") != OmegaConf.select(cfg, "critic"):
@@ -228,6 +238,19 @@ def _progress(cfg: DictConfig, state: Mapping[str, Any] | None) -> Iterator[tupl
         yield "best score", f"{best:.5g}{broken} ({age} evaluations before the last one)"
 
 
+def _rllib_progress(directory: Path) -> Iterator[tuple[str, str]]:
+    from maze.rllib.progress_file import read_progress
+
+    progress = read_progress(directory)
+    if progress is None:
+        yield "progress", "unknown: there is no rllib_progress.json; it is written with the first checkpoint of Ray's"
+        return
+    ending = "the training came to its end" if progress.get("is_finished") else "stopped before its end"
+    yield "progress", f"{progress.get('iteration', '?')} iterations done, {ending}"
+    if progress.get("best_score") is not None:
+        yield "best score", f"{float(progress['best_score']):.5g}"
+
+
 def _ways_on(
     directory: Path, cfg: DictConfig | None, choices: Mapping[str, Any], files: Sequence[CheckedFile]
 ) -> list[str]:
@@ -240,13 +263,14 @@ def _ways_on(
     shown = _shown(directory)
     lines = []
     if "algorithm" in cfg:
+        needed = ("state_dict.pt", "spaces_config.pkl") if is_rllib(cfg) else _NEEDED_OF_TRAININGS
         if "latest.pt" in usable:
             title = "Train on, for as many epochs again" if n_finished else "Resume the training"
             lines += [f"  {title}:", f"    {resume_command(arguments, cfg, shown, n_finished)}"]
         if {"state_dict.pt", "spaces_config.pkl"} <= usable:
             command, note = rollout_command(arguments, cfg, choices, shown)
             lines += ["  Roll the best policy out:", f"    {command}", *([f"    ({note})"] if note else [])]
-        missing = [name for name in ("latest.pt", "state_dict.pt", "spaces_config.pkl") if name not in usable]
+        missing = [name for name in needed if name not in usable]
         if missing:
             lines.append(f"  Missing or damaged, and needed for that: {', '.join(missing)}.")
             others = sorted(name for name in usable if name.endswith(".pt") and name not in missing)

@@ -18,6 +18,8 @@ _DIRECTORIES = {
     "event_logs": "tables of events",
     "action_records": "recorded actions",
     "rendering": "pictures",
+    "rllib_checkpoints": "files of Ray's checkpoints",
+    "rllib_results": "TensorBoard statistics of RLlib",
 }
 _N_CHECKED_PER_DIRECTORY = 100
 _PICKLE, _ZIP = b"\x80", b"PK"
@@ -146,6 +148,7 @@ _CHECKS: tuple[tuple[str, str, _Check], ...] = (
     ("events.out.tfevents.*", "TensorBoard statistics", _events),
     ("*.yaml", "settings", _yaml),
     ("versions.json", "versions", _json),
+    ("rllib_progress.json", "progress of the training", _json),
     ("command.txt", "command", _plain),
 )
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from maze.core.utils.config_description import config_to_yaml
 
-PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard")
+PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard", "ray")
 
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"

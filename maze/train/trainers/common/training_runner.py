@@ -246,19 +246,34 @@ class TrainingRunner(Runner):
 
         A run that continues another one takes over its statistics: its model was trained with them.
         """
-        if not isinstance(env, ObservationNormalizationWrapper):
-            return None
         assert self.env_factory is not None
-        input_dir = self.cfg.get("input_dir")
-        if input_dir and env.names_to_estimate():
-            file = env.statistics_dump or Path("statistics.pkl")
-            env.load_statistics(Path(input_dir) / file.name)
-            env.dump_statistics()
-            statistics: StructuredStatisticsType | None = env.get_statistics()
-        else:
-            statistics = obtain_normalization_statistics(env, n_samples=self.normalization_samples)
-        self.env_factory = make_normalized_env_factory(self.env_factory, statistics)
+        statistics, self.env_factory = estimated_statistics(
+            env, self.env_factory, self.normalization_samples, self.cfg.get("input_dir")
+        )
         return statistics
+
+
+def estimated_statistics(
+    env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
+) -> tuple[StructuredStatisticsType | None, Callable[[], Any]]:
+    """Statistics for observation normalization where an environment asks for it, and a factory that uses them.
+
+    :param env: One environment, seeded.
+    :param env_factory: Makes such environments.
+    :param n_samples: Number of observations to estimate from.
+    :param input_dir: Directory of the run that is continued, whose statistics are taken over; empty: none.
+    :return: The statistics (``None``: nothing is normalized), and the factory.
+    """
+    if not isinstance(env, ObservationNormalizationWrapper):
+        return None, env_factory
+    if input_dir and env.names_to_estimate():
+        file = env.statistics_dump or Path("statistics.pkl")
+        env.load_statistics(Path(input_dir) / file.name)
+        env.dump_statistics()
+        statistics: StructuredStatisticsType | None = env.get_statistics()
+    else:
+        statistics = obtain_normalization_statistics(env, n_samples=n_samples)
+    return statistics, make_normalized_env_factory(env_factory, statistics)
 
 
 def default_concurrency() -> int:

@@ -1,0 +1,1 @@
+"""RLlib's algorithms on Maze environments, models and action distributions (extra ``rllib``)."""

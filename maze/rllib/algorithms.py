@@ -1,0 +1,162 @@
+"""The algorithms of RLlib that can be trained, and their hyperparameters."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from maze.core.errors import ConfigError
+
+INSTALLATION = "pip install maze-rl[rllib]"
+
+SET_BY_RUNNER: Mapping[str, str] = {
+    "num_env_runners": "runner.num_workers",
+    "num_rollout_workers": "runner.num_workers",
+    "num_workers": "runner.num_workers",
+    "seed": "seeding.agent_base_seed and seeding.env_base_seed",
+    "env": "env",
+    "env_config": "env",
+    "observation_space": "env and wrappers",
+    "action_space": "env and wrappers",
+    "model": "the group model (model=rllib for RLlib's own)",
+    "log_level": "runner.log_level",
+}
+"""Keys of RLlib that are not taken from ``algorithm.config``, and where the same is configured."""
+
+_ALIASES: Mapping[str, str] = {"lambda": "lambda_"}
+_SETTABLE_PROPERTIES = ("train_batch_size_per_learner",)
+
+
+@dataclass(frozen=True)
+class RLlibAlgorithm:
+    """An algorithm of RLlib.
+
+    :param name: RLlib's name for it.
+    :param package: Module of its configuration class.
+    :param needs_single_action: Whether it takes a single ``Discrete`` or ``Box`` action only, no dictionary of them.
+    """
+
+    name: str
+    package: str
+    needs_single_action: bool = False
+
+    def new_config(self) -> Any:
+        """RLlib's configuration of the algorithm, with its defaults."""
+        return getattr(importlib.import_module(self.package), f"{self.name}Config")()
+
+
+_SUPPORTED = (
+    RLlibAlgorithm("PPO", "ray.rllib.algorithms.ppo"),
+    RLlibAlgorithm("APPO", "ray.rllib.algorithms.appo"),
+    RLlibAlgorithm("IMPALA", "ray.rllib.algorithms.impala"),
+    RLlibAlgorithm("DQN", "ray.rllib.algorithms.dqn", needs_single_action=True),
+    RLlibAlgorithm("SAC", "ray.rllib.algorithms.sac", needs_single_action=True),
+)
+ALGORITHMS: Mapping[str, RLlibAlgorithm] = {algorithm.name: algorithm for algorithm in _SUPPORTED}
+
+DROPPED = (
+    "A2C", "A3C", "AlphaStar", "AlphaZero", "APEX", "APEX_DDPG", "ARS", "BanditLinTS", "BanditLinUCB", "CRR", "DDPG",
+    "DDPPO", "Dreamer", "DT", "ES", "LeelaChessZero", "MADDPG", "MAML", "MBMPO", "PG", "QMIX", "R2D2", "Random",
+    "RNNSAC", "SimpleQ", "SlateQ", "TD3",
+)  # fmt: skip
+"""Algorithms that RLlib had in earlier releases."""
+
+_NATIVE = {"A2C": "a2c", "A3C": "a2c", "ES": "es", "PG": "a2c", "ARS": "es", "DDPPO": "ppo", "RNNSAC": "sac"}
+"""What Maze itself has of those, or comes nearest."""
+
+
+def find_algorithm(name: Any) -> RLlibAlgorithm:
+    """The algorithm with this name; does not need Ray.
+
+    :raises ConfigError: RLlib no longer has it, or it cannot be trained on Maze environments; lists what can.
+    """
+    for known in ALGORITHMS.values():
+        if known.name.lower() == str(name).lower():
+            return known
+    options = ", ".join(known.lower() for known in ALGORITHMS)
+    dropped = next((known for known in DROPPED if known.lower() == str(name).lower()), None)
+    if dropped is None:
+        raise ConfigError(
+            f"algorithm.algorithm: {name!r} is no algorithm that can be trained with RLlib here."
+            f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {options}."
+        )
+    native = _NATIVE.get(dropped)
+    own = f" Maze has an algorithm of its own: maze-run -cn conf_train algorithm={native}." if native else ""
+    raise ConfigError(
+        f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
+        f"rllib/algorithm=<option>. Options: {options}.{own}"
+    )
+
+
+def require_ray() -> None:
+    """Raises an error that names the extra where Ray or something that RLlib needs is not installed."""
+    try:
+        importlib.import_module("ray.rllib.algorithms.algorithm_config")
+    except ImportError as error:
+        raise ConfigError(
+            f"-cn conf_rllib: RLlib cannot be imported ({error}). It comes with an extra: {INSTALLATION}"
+        ) from error
+
+
+def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
+    """RLlib's configuration with the hyperparameters of ``algorithm.config``.
+
+    :param values: Hyperparameters by RLlib's names; those that are left out keep RLlib's defaults.
+    :raises ConfigError: RLlib does not know one, or does not accept its value.
+    """
+    config = algorithm.new_config()
+    known = known_hyperparameters(config)
+    accepted = {}
+    for key, value in values.items():
+        where = f"algorithm.config.{key}"
+        if key in SET_BY_RUNNER:
+            raise ConfigError(f"{where}: set {SET_BY_RUNNER[key]} instead.")
+        name = _ALIASES.get(key, key)
+        if name not in known:
+            raise ConfigError(
+                f"{where}: {algorithm.name} of RLlib has no such hyperparameter.{did_you_mean(key, known)} "
+                f"All of them: python -c 'from {algorithm.package} import {algorithm.name}Config as c; "
+                "print(*sorted(vars(c())))'"
+            )
+        accepted[name] = value
+    for name, value in accepted.items():
+        _set(config, name, value)
+    return config
+
+
+def _set(config: Any, name: str, value: Any) -> None:
+    try:
+        config.update_from_dict({name: value})
+    except Exception as error:  # RLlib's checks raise whatever they like
+        raise ConfigError(f"algorithm.config.{name}: RLlib does not accept {value!r}: {_first_line(error)}") from error
+
+
+def known_hyperparameters(config: Any) -> list[str]:
+    """Names of everything that can be set on a configuration of RLlib."""
+    removed = -1  # RLlib's marker of what is deprecated; a valid value of nothing that begins with it
+    own = [name for name, value in vars(config).items() if not name.startswith("_") and value is not removed]
+    return sorted([*own, *_SETTABLE_PROPERTIES])
+
+
+def validated(config: Any) -> Any:
+    """The configuration after RLlib's own checks, as one message where they fail."""
+    try:
+        config.validate()
+    except Exception as error:
+        raise ConfigError(f"algorithm.config: RLlib does not accept this configuration: {error}") from error
+    return config
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the closest known name, or nothing."""
+    by_lower = {entry.lower(): entry for entry in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,156 @@
+"""The runner of trainings with RLlib: ``maze-run -cn conf_rllib``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.utils.factory import TARGET_KEY, plain_container
+from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
+from maze.perception.models.space_config import SpacesConfig
+from maze.rllib.algorithms import configured, find_algorithm, require_ray
+from maze.runner import Runner
+from maze.train.trainers.common.training_runner import estimated_statistics
+from maze.utils.log_stats_utils import setup_logging
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.rllib.training import RLlibTraining
+
+
+@dataclass
+class MazeRLlibRunner(Runner):
+    """Trains a policy with an algorithm of RLlib: Maze environment, model and action distributions, RLlib's learner.
+
+    :param spaces_config_dump_file: File for the action and observation spaces the model was built for.
+    :param normalization_samples: Number of observations from which normalization statistics are estimated.
+    :param num_workers: Number of Ray workers that step environments; 0: they are stepped in this process.
+    :param tune_config: When to stop and to write checkpoints; see
+        :class:`~maze.rllib.tune_parameters.TuneParameters`.
+    :param ray_config: Arguments of ``ray.init``; an ``address`` joins a cluster that is there already.
+    :param state_dict_dump_file: File for the weights of the best policy.
+    :param num_learners: Number of learner processes; 0: the learner is in this process, ``None``:
+        ``algorithm.config.num_learners``.
+    :param eval_episodes: Number of episodes the policy is evaluated with after each iteration, taking its most
+        probable actions; 0: the best policy is the one with the highest mean return of RLlib's training episodes.
+    :param log_level: Level of Ray's and RLlib's messages: DEBUG, INFO, WARN or ERROR.
+    :param iteration_timeout: Seconds after which an iteration that does not end is given up; 0: never.
+    """
+
+    spaces_config_dump_file: str
+    normalization_samples: int
+    num_workers: int
+    tune_config: InitVar[Mapping[str, Any] | None]
+    ray_config: dict[str, Any]
+    state_dict_dump_file: str
+    num_learners: int | None = None
+    eval_episodes: int = 8
+    log_level: str = "WARN"
+    iteration_timeout: float = 1800.0
+
+    tune_params: dict[str, Any] = field(init=False)
+    """The values of ``tune_config``."""
+
+    def __post_init__(self, tune_config: Mapping[str, Any] | None) -> None:
+        self.tune_params = dict(tune_config or {})
+        self.ray_config = dict(self.ray_config or {})
+        for name, minimum in (("num_workers", 0), ("normalization_samples", 1), ("eval_episodes", 0)):
+            whole_number(f"runner.{name}", getattr(self, name), minimum)
+        if self.log_level not in ("DEBUG", "INFO", "WARN", "ERROR"):
+            raise ConfigError(f"runner.log_level: expected DEBUG, INFO, WARN or ERROR, got {self.log_level!r}.")
+        self._resources = ExitStack()
+        self._training: RLlibTraining | None = None
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        algorithm = find_algorithm(cfg.algorithm.get("algorithm"))
+        require_ray()
+        from maze.rllib.setup import TrainingSetup
+        from maze.rllib.tune_parameters import TuneParameters
+
+        parameters = TuneParameters.from_config(self.tune_params)
+        hyperparameters = plain_container(cfg.algorithm.get("config") or {}, "algorithm.config")
+        rllib_config = configured(algorithm, hyperparameters)
+        if self.num_learners is not None:
+            rllib_config.learners(num_learners=self.num_learners)
+        seeding = dict(cfg.get("seeding") or {})
+        self.maze_seeding = MazeSeeding(
+            seeding.get("env_base_seed"), seeding.get("agent_base_seed"), bool(seeding.get("cudnn_determinism_flag"))
+        )
+        set_seeds_globally(
+            self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
+        )
+        env_factory, spaces_dicts = self._environment(cfg)
+        SpacesConfig(**spaces_dicts).save(self.spaces_config_dump_file)
+        setup_logging(job_config=cfg)
+        model = plain_container(cfg.model, "model")
+        setup = TrainingSetup(
+            algorithm=algorithm,
+            config=rllib_config,
+            model=model,
+            is_default_model=TARGET_KEY not in model,
+            spaces_dicts=spaces_dicts,
+            env_factory=env_factory,
+            seeding=self.maze_seeding,
+            num_workers=self.num_workers,
+            log_level=self.log_level,
+            restarts_workers="restart_failed_env_runners" in hyperparameters,
+        )
+        try:
+            self._training = setup.build(
+                self._resources,
+                ray_config=self.ray_config,
+                parameters=parameters,
+                state_dict_file=self.state_dict_dump_file,
+                input_file=self._input_file(cfg),
+                eval_episodes=self.eval_episodes,
+                iteration_timeout=self.iteration_timeout,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        try:
+            self.trainer.train()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends workers and environments, and Ray where this runner has started it."""
+        self._resources.close()
+
+    @property
+    def trainer(self) -> RLlibTraining:
+        """The training loop, with the algorithm of RLlib; available after :meth:`setup`."""
+        if self._training is None:
+            raise ConfigError("The MazeRLlibRunner was not set up: call setup(cfg) before using it.")
+        return self._training
+
+    def _environment(self, cfg: DictConfig) -> tuple[Any, dict[str, Any]]:
+        """A factory of environments that normalize as those of native trainings do, and their spaces."""
+        factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
+        env = factory()
+        try:
+            env.seed(self.maze_seeding.generate_env_instance_seed())
+            normalized_factory = estimated_statistics(env, factory, self.normalization_samples, cfg.get("input_dir"))[1]
+            spaces_dicts = {
+                "action_spaces_dict": env.action_spaces_dict,
+                "observation_spaces_dict": env.observation_spaces_dict,
+                "agent_counts_dict": env.agent_counts_dict,
+            }
+        finally:
+            env.close()
+        return normalized_factory, spaces_dicts
+
+    def _input_file(self, cfg: DictConfig) -> Path | None:
+        input_dir = cfg.get("input_dir")
+        return Path(str(input_dir)) / Path(self.state_dict_dump_file).name if input_dir else None

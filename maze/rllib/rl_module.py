@@ -1,0 +1,215 @@
+"""Networks of a Maze model as RLlib's modules: policy gradient algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.utils import make_target_network
+from ray.rllib.core.rl_module.apis import (
+    TARGET_NETWORK_ACTION_DIST_INPUTS,
+    InferenceOnlyAPI,
+    TargetNetworkAPI,
+    ValueFunctionAPI,
+)
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from torch import nn
+
+from maze.core.agent.networks import as_float_tensors
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStateCritic
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.models.model_composer import BaseModelComposer, Critic
+from maze.perception.models.network_outputs import embedding_spaces
+from maze.rllib.action_distribution import action_distribution_class
+
+MODEL_KEY = "maze"
+"""Where RLlib's ``model_config`` holds the :class:`ModuleConfig`."""
+
+
+@dataclass(frozen=True)
+class ModuleConfig:
+    """What a module is built from, in any process.
+
+    :param model: Configuration of the model (plain data).
+    :param spaces_dicts: ``action_spaces_dict``, ``observation_spaces_dict`` and ``agent_counts_dict``.
+    :param network_key: Key of the policy network: a step key, or ``(step_key, agent_id)``.
+    :param only_head: The single action head that RLlib sees without a dictionary around it; ``None``: dictionaries.
+    :param options: Hyperparameters that the module needs to know.
+    """
+
+    model: Mapping[str, Any]
+    spaces_dicts: Mapping[str, Any]
+    network_key: Any
+    only_head: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_key(self) -> Any:
+        return self.network_key[0] if isinstance(self.network_key, tuple) else self.network_key
+
+    def composer(self) -> BaseModelComposer:
+        """Builds policy and critic, with new weights."""
+        return Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # a subclass
+            self.model, config_path="model", **self.spaces_dicts
+        )
+
+
+class MazeRLModule(TorchRLModule):
+    """Base of the modules: holds a Maze policy, of which it trains one network."""
+
+    algorithm = "RLlib"
+
+    @override(TorchRLModule)
+    def setup(self) -> None:
+        self.maze_config: ModuleConfig = self.model_config[MODEL_KEY]
+        composer = self.maze_config.composer()
+        policy = composer.policy
+        if policy is None:
+            raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
+        self.policy = policy
+        self.step_action_space: spaces.Dict = composer.action_spaces_dict[self.maze_config.step_key]
+        self.action_dist_cls = action_distribution_class(
+            composer.distribution_mapper, self.step_action_space, self.maze_config.only_head
+        )
+        self.layout = self.action_dist_cls.layout
+        self.take_critic(composer.critic, composer)
+        for name, network in self.parts(policy, composer.critic, self.maze_config.network_key).items():
+            setattr(self, name, network)
+
+    @staticmethod
+    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
+        """The networks of a model that the module trains, by the module's attributes."""
+        raise NotImplementedError
+
+    def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
+        """Checks and keeps what the algorithm needs of the critic."""
+
+    @property
+    def policy_part(self) -> nn.Module:
+        """The policy network."""
+        network: nn.Module = self.policy_net
+        return network
+
+    def float_observations(self, observations: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The network's inputs, on the device of its parameters."""
+        parameter = next(self.policy_part.parameters(), None)
+        device = "cpu" if parameter is None else str(parameter.device)
+        return as_float_tensors(observations, device)
+
+    def policy_outputs(
+        self, observations: Mapping[str, Any], network: nn.Module | None = None
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Joined logits ``[B, n]``, and what else the policy network returns: embeddings shared with the critic."""
+        outputs = (network or self.policy_part)(self.float_observations(observations))
+        heads = self.layout.shapes
+        embeddings = {name: tensor for name, tensor in outputs.items() if name not in heads}
+        return self.layout.join(outputs), embeddings
+
+
+class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
+    """Policy network and state critic, for PPO and IMPALA."""
+
+    algorithm = "PPO, APPO and IMPALA"
+
+    @staticmethod
+    @override(MazeRLModule)
+    def parts(policy: TorchPolicy, critic: Critic | None, network_key: Any) -> dict[str, nn.Module]:
+        assert isinstance(critic, TorchStateCritic)
+        return {
+            "policy_net": policy.networks[network_key],
+            "critic_net": critic.networks[_critic_key(critic, network_key)],
+        }
+
+    @override(MazeRLModule)
+    def take_critic(self, critic: Critic | None, composer: BaseModelComposer) -> None:
+        self.critic = checked_state_critic(critic, composer)
+        self.critic_key = _critic_key(self.critic, self.maze_config.network_key)
+        embeddings = embedding_spaces(self.policy, composer.observation_spaces_dict)
+        self.shares_embeddings = bool(embeddings[self.maze_config.step_key])
+
+    @override(TorchRLModule)
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self.policy_outputs(batch[Columns.OBS])[0]}
+
+    @override(TorchRLModule)
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        logits, embeddings = self.policy_outputs(batch[Columns.OBS])
+        outputs: dict[str, Any] = {Columns.ACTION_DIST_INPUTS: logits}
+        if embeddings:
+            outputs[Columns.EMBEDDINGS] = embeddings
+        return outputs
+
+    @override(ValueFunctionAPI)
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        """Values ``[B]``; embeddings that the critic shares are computed where they are not given."""
+        inputs = self.float_observations(batch[Columns.OBS])
+        if self.shares_embeddings:
+            inputs = {**inputs, **(embeddings if embeddings is not None else self.policy_outputs(inputs)[1])}
+        device = str(next(iter(inputs.values())).device)
+        if self.critic.device != device:
+            self.critic.to(device)
+        value: Any = self.critic.predict_value(inputs, self.critic_key)
+        values: torch.Tensor = value["value"] if isinstance(value, dict) else value
+        return values
+
+    @override(InferenceOnlyAPI)
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["critic_net"]
+
+
+class TargetPolicyModule(PolicyGradientModule, TargetNetworkAPI):
+    """The same with a policy network that follows later, for APPO, whose learner never starts without one."""
+
+    @override(TargetNetworkAPI)
+    def make_target_networks(self) -> None:
+        self.target_policy_net = make_target_network(self.policy_net)
+
+    @override(TargetNetworkAPI)
+    def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.policy_net, self.target_policy_net)]
+
+    @override(TargetNetworkAPI)
+    def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
+        with torch.no_grad():
+            logits = self.policy_outputs(batch[Columns.OBS], self.target_policy_net)[0]
+        return {TARGET_NETWORK_ACTION_DIST_INPUTS: logits}
+
+    @override(InferenceOnlyAPI)
+    def get_non_inference_attributes(self) -> list[str]:
+        return [*super().get_non_inference_attributes(), "target_policy_net"]
+
+
+def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> TorchStateCritic:
+    """The critic, if it values each actor's observations by themselves."""
+    if not isinstance(critic, TorchStateCritic):
+        found = "none" if critic is None else f"a {type(critic).__name__}"
+        raise ConfigError(
+            f"model.critic: PPO, APPO and IMPALA need a state critic, found {found}. Choose one with "
+            "`critic=flatten_concat_shared` or `critic=template_state`."
+        )
+    several = len(composer.action_spaces_dict) > 1 or any(n != 1 for n in composer.agent_counts_dict.values())
+    if several and (isinstance(critic, TorchSharedStateCritic) or not _values_by_step(critic)):
+        raise ConfigError(
+            f"model.critic: RLlib asks for values actor by actor, and a {type(critic).__name__} looks at all "
+            "sub-steps of an environment step together. Choose `critic=flatten_concat_step`."
+        )
+    return critic
+
+
+def _values_by_step(critic: TorchStateCritic) -> bool:
+    from maze.core.agent.torch_state_critic import TorchStepStateCritic
+
+    return isinstance(critic, TorchStepStateCritic)
+
+
+def _critic_key(critic: TorchStateCritic, network_key: Any) -> Any:
+    if len(critic.networks) == 1:
+        return next(iter(critic.networks))
+    return network_key[0] if isinstance(network_key, tuple) else network_key

@@ -1,0 +1,223 @@
+"""The training loop around an algorithm of RLlib."""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from maze.core.errors import MazeError, WorkerError
+from maze.core.log_stats.log_stats import LogStats, increment_log_step
+from maze.rllib.environment import decode_episodes, take_statistics_of_runner
+from maze.rllib.progress_file import write_progress
+from maze.rllib.statistics import TrainingStatistics, value_at
+from maze.rllib.tune_parameters import TuneParameters
+from maze.rllib.weights import Parts, load_module_state, require_finite
+from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+
+T = TypeVar("T")
+
+CHECKPOINTS = "rllib_checkpoints"
+"""Directory of Ray's own checkpoints, inside that of the run."""
+_RETURN = "env_runners/episode_return_mean"
+_STATISTICS_TIMEOUT = 60.0
+_POLL_INTERVAL = 0.2
+
+
+@dataclass
+class MazeModel:
+    """The model that takes over the weights of RLlib's modules after each iteration.
+
+    :param parts: By module: the networks, by the module's attributes.
+    :param policy: The policy, for evaluation.
+    """
+
+    parts: Mapping[str, Parts]
+    policy: Any
+
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Takes over the weights of all modules."""
+        for module, networks in self.parts.items():
+            load_module_state(networks, weights[module], module)
+
+
+class RLlibTraining:
+    """Trains, writes statistics, keeps the best policy, and stops when it is time.
+
+    :param algorithm: The algorithm of RLlib, built.
+    :param model: Takes over the weights; ``None``: RLlib trains a model of its own.
+    :param model_selection: Keeps the best policy.
+    :param evaluator: Plays the policy after each iteration; ``None``: the mean return of the training counts.
+    :param parameters: When to stop and to write checkpoints.
+    :param iteration_timeout: Seconds after which an iteration that does not end is given up; 0: never.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any,
+        model: MazeModel | None,
+        model_selection: BestModelSelection,
+        evaluator: Evaluator | None,
+        parameters: TuneParameters,
+        iteration_timeout: float = 0.0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.model = model
+        self.model_selection = model_selection
+        self.evaluator = evaluator
+        self.parameters = parameters
+        self.iteration_timeout = iteration_timeout
+        self.iteration = 0
+        self._statistics = TrainingStatistics(Path("rllib_results"))
+        self._checkpoint: Path | None = None
+
+    def train(self) -> None:
+        """Trains until a condition to stop holds.
+
+        :raises TrainingInterrupted: SIGINT or SIGTERM; the iteration was finished and everything is saved.
+        """
+        reason = ""
+        try:
+            with InterruptGuard(_announce) as guard:
+                for self.iteration in itertools.count(1):
+                    started = time.perf_counter()
+                    result = self._in_time(self.algorithm.train)
+                    reason = self._finish(result, time.perf_counter() - started)
+                    if reason or guard.requested:
+                        break
+                self.model_selection.training_ended()
+                self._save(is_finished=bool(reason))
+            if not reason and guard.signum is not None:
+                raise TrainingInterrupted(
+                    guard.signum, f"interrupted after iteration {self.iteration}; {self._saved()}"
+                )
+        finally:
+            self._statistics.close()
+        print(f"Training ended after iteration {self.iteration}: {reason}; {self._saved()}", flush=True)
+
+    def _finish(self, result: Mapping[str, Any], seconds: float) -> str:
+        """What follows an iteration; returns why the training ends, or an empty text."""
+        weights = self._in_time(self.algorithm.learner_group.get_weights)
+        require_finite(weights, f"Iteration {self.iteration}")
+        if self.model is not None:
+            self.model.load(weights)
+        self._statistics.write(result, self._in_time(self._episodes), seconds, self.iteration)
+        if self.evaluator is not None and self.model is not None:
+            self.evaluator.evaluate(self.model.policy)
+        else:
+            score = value_at(result, _RETURN)
+            if score is not None and math.isfinite(score):
+                self.model_selection.update(score)
+        increment_log_step()
+        self._report(result, seconds)
+        if self.parameters.is_checkpoint_due(self.iteration):
+            self._save(is_finished=False)
+        return self.parameters.reason_to_stop(result, self.iteration)
+
+    def _report(self, result: Mapping[str, Any], seconds: float) -> None:
+        if not self.parameters.verbose:
+            return
+        mean = value_at(result, _RETURN)
+        steps = value_at(result, "env_runners/num_env_steps_sampled_lifetime") or 0.0
+        shown = "-" if mean is None else f"{mean:.2f}"
+        best = self.model_selection.best_reward
+        best_shown = f", best {best:.2f}" if math.isfinite(best) else ""
+        print(
+            f"iteration {self.iteration}: {steps:.0f} steps, mean return {shown}{best_shown}, {seconds:.1f} s",
+            flush=True,
+        )
+
+    def _episodes(self) -> list[LogStats]:
+        """Statistics of the episodes that the workers have finished."""
+        per_runner = self.algorithm.env_runner_group.foreach_env_runner(
+            take_statistics_of_runner, timeout_seconds=_STATISTICS_TIMEOUT
+        )
+        return [stats for envs in per_runner for encoded in envs for stats in decode_episodes(encoded)]
+
+    def _in_time(self, function: Callable[[], T]) -> T:
+        """Runs it beside the main thread, which stays free for signals and does not wait for ever."""
+        outcome: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(function())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=contextvars.copy_context().run, args=(run,), name="rllib", daemon=True).start()
+        deadline = time.monotonic() + self.iteration_timeout if self.iteration_timeout else math.inf
+        while True:
+            try:
+                return outcome.result(timeout=_POLL_INTERVAL)
+            except FutureTimeoutError:  # noqa: PERF203 (it waits anyway)
+                if outcome.done():  # it was the function that raised this
+                    raise
+                if time.monotonic() > deadline:
+                    raise WorkerError(
+                        f"Iteration {self.iteration}: RLlib did not come back within {self.iteration_timeout:.0f} s. "
+                        f"A worker may hang; look into Ray's logs, or allow more time: runner.iteration_timeout. "
+                        f"{self._saved().capitalize()}"
+                    ) from None
+            except MazeError:
+                raise
+            except Exception as error:
+                raise explained(error, self.iteration) from error
+
+    def _save(self, is_finished: bool) -> None:
+        """Writes Ray's checkpoint and how far the training is; the previous checkpoint goes last."""
+        directory = Path.cwd() / CHECKPOINTS
+        target, unfinished = directory / f"iteration_{self.iteration:06d}", directory / f".unfinished-{os.getpid()}"
+        if (self.parameters.checkpoint_at_end or not is_finished) and not target.exists():
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            self._in_time(lambda: self.algorithm.save_to_path(str(unfinished)))
+            unfinished.replace(target)
+            previous, self._checkpoint = self._checkpoint, target
+            if previous is not None and not self.parameters.keep_all_checkpoints:
+                shutil.rmtree(previous, ignore_errors=True)
+        write_progress(self.iteration, is_finished, self.model_selection.best_reward)
+
+    def _saved(self) -> str:
+        parts = []
+        if self.model is not None and self.model_selection.dump_file is not None and self.model_selection.n_updates:
+            parts.append(f"the best policy is in {self.model_selection.dump_file}")
+        if self._checkpoint is not None:
+            parts.append(f"Ray's checkpoint in {CHECKPOINTS}/{self._checkpoint.name}")
+        return (" and ".join(parts) or "nothing was saved yet") + "."
+
+
+def explained(error: BaseException, iteration: int) -> MazeError:
+    """What went wrong in RLlib or one of its workers, as an error of Maze."""
+    from ray.exceptions import RayTaskError
+
+    cause: BaseException = error
+    while isinstance(cause, RayTaskError) and isinstance(getattr(cause, "cause", None), BaseException):
+        cause = cause.cause
+    if isinstance(cause, MazeError):
+        return type(cause)(f"Iteration {iteration}, in a worker of RLlib: {cause}")
+    if isinstance(error, RayTaskError) or type(error).__module__.startswith("ray."):
+        return WorkerError(
+            f"Iteration {iteration}: a worker of RLlib failed. Its output above has the traceback; rllib/runner=dev "
+            f"runs the environment in this process.\n{error}"
+        )
+    return WorkerError(
+        f"Iteration {iteration}: RLlib failed with {type(error).__name__}: {error}. MAZE_FULL_ERROR=1 shows the "
+        "complete traceback."
+    )
+
+
+def _announce(name: str) -> None:
+    print(f"{name}: the training stops after this iteration.", file=sys.stderr, flush=True)

@@ -1,0 +1,73 @@
+"""Weights on their way between a Maze model and RLlib's modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.errors import MazeError, NonFiniteError
+
+Parts = Mapping[str, nn.Module]
+"""Networks by the attribute of the module that trains them."""
+
+
+def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """A module's state with the weights of a Maze model.
+
+    :param parts: Networks of the model.
+    :param state: The module's own state, as NumPy arrays; what is not in the model stays as it is.
+    :param targets: Pairs of a network and the target network that begins as its copy, by their attributes.
+    """
+    changed = dict(state)
+    for name, network in parts.items():
+        for key, tensor in network.state_dict().items():
+            full_key = f"{name}.{key}"
+            if full_key in changed:
+                changed[full_key] = tensor.detach().cpu().numpy().copy()
+    for name, target in targets:
+        prefix = f"{name}."
+        copies = {f"{target}.{key[len(prefix) :]}": value for key, value in changed.items() if key.startswith(prefix)}
+        changed.update({key: np.array(value) for key, value in copies.items() if key in changed})
+    return changed
+
+
+def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> None:
+    """Gives the networks of a Maze model, in place, the weights of an RLlib module.
+
+    :param parts: Networks of the model.
+    :param state: The module's state, as NumPy arrays.
+    :param where: The module, for messages.
+    :raises MazeError: The module has other weights; the model is left as it was.
+    """
+    loaded: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
+    for name, network in parts.items():
+        weights = {}
+        for key, tensor in network.state_dict().items():
+            found = state.get(f"{name}.{key}")
+            if found is None:
+                raise MazeError(f"RLlib's module {where} has no weights `{name}.{key}`; found {sorted(state)[:6]} ...")
+            weights[key] = torch.as_tensor(np.array(found), dtype=tensor.dtype)
+        loaded.append((network, weights))
+    for network, weights in loaded:
+        network.load_state_dict(weights)
+
+
+def require_finite(weights: Mapping[str, Mapping[str, Any]], when: str) -> None:
+    """Refuses weights that are NaN or infinite; RLlib itself trains on with them.
+
+    :param weights: States of all modules.
+    :param when: For the message.
+    :raises NonFiniteError: Names module and weights.
+    """
+    for module, state in weights.items():
+        for name, value in state.items():
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise NonFiniteError(
+                    f"{when}: the weights `{name}` of RLlib's module {module} are not finite. Look at rewards and "
+                    "observations of the environment, or reduce algorithm.config.lr. The best policy so far is kept."
+                )

@@ -1,0 +1,308 @@
+"""RLlib's view of Maze's distributions, networks and environments."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("ray.rllib.algorithms.ppo")
+    from ray.rllib.core.columns import Columns
+
+    from maze.rllib.action_distribution import action_distribution_class
+    from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
+    from maze.rllib.environment import EnvConfig, MazeRLlibEnv, SeedSource, decode_episodes
+    from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent
+    from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
+    from maze.rllib.rl_module import MODEL_KEY, ModuleConfig, PolicyGradientModule, TargetPolicyModule
+    from maze.rllib.weights import load_module_state, require_finite, to_module_state
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
+from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_config
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.distributions.distribution_mapper import DistributionMapper
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CONF = Path(__file__).resolve().parents[2] / "maze" / "conf"
+HEADS = spaces.Dict(
+    {
+        "choice": spaces.Discrete(4),
+        "choices": spaces.MultiDiscrete([2, 3]),
+        "switches": spaces.MultiBinary(3),
+        "free": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        "beta": spaces.Box(-1.0, 2.0, (2,), np.float32),
+        "squashed": spaces.Box(-1.0, 3.0, (1,), np.float32),
+    }
+)
+MAPPING = [
+    {"action_head": "beta", "distribution": "maze.distributions.beta.BetaProbabilityDistribution"},
+    {
+        "action_head": "squashed",
+        "distribution": "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution",
+    },
+]
+MASKED = torch.finfo(torch.float32).min
+
+
+@pytest.fixture(scope="module")
+def mapper() -> DistributionMapper:
+    return DistributionMapper(HEADS, MAPPING)
+
+
+def test_log_probabilities_entropies_and_divergences_are_those_of_maze(mapper: DistributionMapper) -> None:
+    generator = torch.Generator().manual_seed(3)
+    bound = action_distribution_class(mapper, HEADS)
+    first, second = torch.randn(2, 7, bound.layout.size, generator=generator)
+    distribution, other = bound.from_logits(first), bound.from_logits(second)
+    maze = mapper.logits_dict_to_distribution(bound.layout.split(first), 1.0)
+    maze_other = mapper.logits_dict_to_distribution(bound.layout.split(second), 1.0)
+    actions = {head: action.clone() for head, action in maze.sample().items()}
+    assert torch.equal(distribution.logp(actions), maze.joint_log_prob(actions))
+    assert torch.equal(distribution.entropy(), maze.joint_entropy())
+    assert torch.equal(distribution.kl(other), maze.joint_kl(maze_other))
+    assert distribution.logp(actions).shape == (7,)
+    assert set(distribution.sample()) == set(HEADS.spaces)
+    likely, expected = distribution.to_deterministic().sample(), maze.deterministic_sample()
+    assert all(torch.equal(likely[head], expected[head]) for head in HEADS.spaces)
+
+
+def test_worker_and_learner_agree_on_the_probability_of_saturated_actions(mapper: DistributionMapper) -> None:
+    bound = action_distribution_class(mapper, HEADS)
+    logits = torch.full((50, bound.layout.size), 6.0)
+    worker, learner = bound.from_logits(logits), bound.from_logits(logits)
+    actions = worker.sample()
+    assert torch.equal(worker.logp(actions), learner.logp({head: value.clone() for head, value in actions.items()}))
+
+
+def test_split_is_the_inverse_of_join(mapper: DistributionMapper) -> None:
+    layout = action_distribution_class(mapper, HEADS).layout
+    logits = {head: torch.randn(5, *mapper.required_logits_shape(head)) for head in HEADS.spaces}
+    again = layout.split(layout.join(logits))
+    assert all(torch.equal(logits[head], again[head]) for head in HEADS.spaces)
+
+
+def test_missing_logits_are_named(mapper: DistributionMapper) -> None:
+    layout = action_distribution_class(mapper, HEADS).layout
+    with pytest.raises(ConfigError, match=r"choices.*switches"):
+        layout.join({"choice": torch.zeros(1, 4)})
+
+
+def test_masked_actions_never_appear() -> None:
+    space = spaces.Dict({"action": spaces.Discrete(3)})
+    bound = action_distribution_class(DistributionMapper(space, []), space, "action")
+    logits = torch.tensor([[0.0, MASKED, 0.0]]).expand(2000, 3)
+    actions = bound.from_logits(logits).sample()
+    assert set(actions.tolist()) == {0, 2}
+    assert torch.isfinite(bound.from_logits(logits).kl(bound.from_logits(logits + 1.0 * (logits == 0)))).all()
+    with pytest.raises(EnvironmentContractError, match="action"):
+        bound.from_logits(torch.full((1, 3), MASKED)).sample()
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+def module_config(critic: str = "flatten_concat_shared", env: str = "CartPole-v1", **options: Any) -> ModuleConfig:
+    cfg = read_hydra_config("maze.conf", "conf_rllib", critic=critic, **{"env.name": env})
+    maze_env = GymMazeEnv(env)
+    spaces_dicts = {
+        "action_spaces_dict": maze_env.action_spaces_dict,
+        "observation_spaces_dict": maze_env.observation_spaces_dict,
+        "agent_counts_dict": maze_env.agent_counts_dict,
+    }
+    from omegaconf import OmegaConf
+
+    model = OmegaConf.to_container(cfg, resolve=True)["model"]
+    model["critic"] = OmegaConf.to_container(cfg.critic)
+    head = options.pop("only_head", None)
+    return ModuleConfig(model, spaces_dicts, 0, head, options)
+
+
+def built(module_class: type, config: ModuleConfig, inference_only: bool = False) -> Any:
+    return module_class(
+        observation_space=config.spaces_dicts["observation_spaces_dict"][0],
+        action_space=config.spaces_dicts["action_spaces_dict"][0],
+        inference_only=inference_only,
+        model_config={MODEL_KEY: config},
+    )
+
+
+CASES = [
+    (PolicyGradientModule, {}),
+    (TargetPolicyModule, {}),
+    (QPolicyModule, {"only_head": "action"}),
+    (SoftActorCriticModule, {"critic": "flatten_concat_state_action", "only_head": "action"}),
+]
+
+
+@pytest.mark.parametrize(("module_class", "options"), CASES)
+def test_weights_of_rllib_give_bit_equal_logits_in_a_maze_policy(module_class: type, options: dict) -> None:
+    config = module_config(**options)
+    module = built(module_class, config)
+    composer = config.composer()
+    policy = composer.policy
+    assert policy is not None
+    parts = module_class.parts(policy, composer.critic, 0)
+    observations = torch.randn(6, 4)
+    before = module.policy_outputs({"observation": observations})[0]
+    assert not torch.equal(before, policy.networks[0]({"observation": observations})["action"])
+    load_module_state(parts, {**module.get_state(), **targets_of(parts)}, "default_policy")
+    assert torch.equal(before, policy.networks[0]({"observation": observations})["action"])
+
+
+def targets_of(parts: Any) -> dict[str, Any]:
+    """Target networks exist only after the learner has made them."""
+    return {
+        f"{name}.{key}": value.numpy()
+        for name, network in parts.items()
+        if name.startswith("target_")
+        for key, value in network.state_dict().items()
+    }
+
+
+def test_rllib_begins_with_the_weights_of_the_model_targets_included() -> None:
+    config = module_config()
+    module = built(TargetPolicyModule, config)
+    module.make_target_networks()
+    composer = config.composer()
+    parts = TargetPolicyModule.parts(composer.policy, composer.critic, 0)
+    module.set_state(to_module_state(parts, module.get_state(), [("policy_net", "target_policy_net")]))
+    expected = composer.policy.networks[0].state_dict()
+    for network in (module.policy_net, module.target_policy_net):
+        assert all(torch.equal(value, expected[key]) for key, value in network.state_dict().items())
+
+
+def test_values_are_those_of_the_critic() -> None:
+    module = built(PolicyGradientModule, module_config())
+    observations = torch.randn(5, 4)
+    values = module.compute_values({Columns.OBS: {"observation": observations}})
+    expected = module.critic_net({"observation": observations})["value"].squeeze(-1)
+    assert values.shape == (5,)
+    assert torch.equal(values, expected)
+
+
+def test_workers_hold_no_critic() -> None:
+    module = built(PolicyGradientModule, module_config(), inference_only=True)
+    assert not [key for key in module.get_state() if key.startswith("critic_net")]
+
+
+def test_dqn_explores_among_allowed_actions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = built(QPolicyModule, module_config(only_head="action", epsilon=1.0))
+    monkeypatch.setattr(module, "_values", lambda batch: torch.tensor([[MASKED, -3.0]]).expand(500, 2))
+    assert module._forward_exploration({}, t=0)[Columns.ACTIONS].tolist() == [1] * 500
+
+
+def test_a_state_critic_is_refused_for_sac() -> None:
+    with pytest.raises(ConfigError, match="critic=flatten_concat_state_action"):
+        built(SoftActorCriticModule, module_config(only_head="action"))
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    with pytest.raises(NonFiniteError, match=r"iteration 3.*policy_net\.w"):
+        require_finite({"default_policy": {"policy_net.w": np.array([0.0, np.nan], np.float32)}}, "iteration 3")
+
+
+# -- hyperparameters ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_hyperparameter_of_the_option_is_known_to_rllib(name: str) -> None:
+    values = read_config(CONF / "rllib" / "algorithm" / f"{name.lower()}.yaml")["config"]
+    config = configured(ALGORITHMS[name], values)
+    assert set(values) <= set(known_hyperparameters(config))
+    assert config.gamma == values["gamma"]
+
+
+def test_an_unknown_hyperparameter_is_an_error_with_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.config\.clip_parm.*Did you mean 'clip_param'"):
+        configured(ALGORITHMS["PPO"], {"clip_parm": 0.1})
+
+
+@pytest.mark.parametrize("key", SET_BY_RUNNER)
+def test_what_maze_decides_is_not_taken_from_rllibs_configuration(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"set .* instead"):
+        configured(ALGORITHMS["PPO"], {key: 1})
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+class Limited:
+    """Makes CartPole with a time limit of three steps."""
+
+    def __call__(self) -> Any:
+        return TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=3)
+
+
+def test_a_time_limit_arrives_as_truncated_and_a_fall_as_terminated() -> None:
+    env = MazeRLlibEnv(EnvConfig(Limited(), seed=1).to_rllib())
+    env.reset(seed=5)
+    ends = [env.step({"action": np.int64(0)})[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+    falling = MazeRLlibEnv(EnvConfig(EnvFactory(lambda: GymMazeEnv("CartPole-v1")), seed=1).to_rllib())
+    falling.reset(seed=5)
+    end = (False, False)
+    while not any(end):
+        end = falling.step({"action": np.int64(0)})[2:4]
+    assert end == (True, False)
+
+
+def test_statistics_of_finished_episodes_travel() -> None:
+    env = MazeRLlibEnv(EnvConfig(Limited(), seed=1, is_single_action=True).to_rllib())
+    assert env.action_space == spaces.Discrete(2)
+    env.reset(seed=5)
+    for _ in range(3):
+        env.step(np.int64(0))
+    env.reset()
+    (episode,) = decode_episodes(env.take_statistics())
+    assert 3.0 in episode.values()
+    assert env.take_statistics() == []
+
+
+def test_environments_of_different_workers_have_different_seeds() -> None:
+    seeds = {SeedSource(7, worker).seed_for(100 + worker + index) for worker in range(3) for index in range(4)}
+    assert len(seeds) == 12
+    assert SeedSource(7, 1).seed_for(101) == SeedSource(7, 1).seed_for(101)
+
+
+@pytest.fixture
+def structured() -> MazeMultiAgentEnv:
+    cfg = read_hydra_config("maze.conf", "conf_rllib", env="tutorial_cutting_2d_struct", wrappers="tutorial_cutting_2d")
+    return MazeMultiAgentEnv(EnvConfig(EnvFactory(cfg.env, cfg.wrappers), seed=1).to_rllib())
+
+
+def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgentEnv) -> None:
+    observations, _ = structured.reset(seed=3)
+    total, n_steps, actors = 0.0, 0, []
+    ends: dict[str, bool] = {"__all__": False}
+    truncations: dict[str, bool] = {"__all__": False}
+    while not ends["__all__"] and not truncations["__all__"]:
+        (agent,) = observations
+        actors.append(agent)
+        assert structured.observation_spaces[agent].contains(observations[agent])
+        action = structured.action_spaces[agent].sample()
+        observations, rewards, ends, truncations, _ = structured.step({agent: action})
+        total += sum(rewards.values())
+        n_steps += 1
+    assert actors[:4] == ["0:0", "1:0", "0:0", "1:0"]
+    # a time limit cuts this environment off; RLlib continues the value of everybody who acted
+    assert truncations["__all__"]
+    assert set(observations) == {"0:0", "1:0"}
+    structured.maze_env.reset()
+    (episode,) = decode_episodes(structured.take_statistics())
+    rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
+    assert total in rewards_of_episode  # what actors earn is what the environment gives
+
+
+def test_agents_of_a_sub_step_share_its_network_unless_they_have_their_own() -> None:
+    assert ModuleOfAgent([])("0:2") == ModuleOfAgent([])("0:1") == "step_0"
+    assert ModuleOfAgent([0])("0:2") == "agent_0_2"

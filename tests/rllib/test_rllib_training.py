@@ -1,0 +1,161 @@
+"""Trainings with RLlib, as the command line runs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("ray.rllib.algorithms.ppo")
+
+from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
+from maze.core.utils.checkpoint import load_state
+from maze.core.utils.config_utils import read_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["rllib/runner=dev", "runner.log_level=ERROR", "runner.eval_episodes=2"]
+SMALL_PPO = ["algorithm.config.train_batch_size=400", "algorithm.config.num_epochs=4"]
+SEEDS = ["seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
+SQUASHED = (
+    "model.distribution_mapper_config=[{action_space:gym.spaces.Box,distribution:"
+    "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution}]"
+)
+
+
+def command(directory: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "maze.maze_cli", *arguments, f"hydra.run.dir={directory}"]
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def run(directory: Path, *arguments: str) -> str:
+    finished = subprocess.run(
+        command(directory, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment(),
+        cwd=directory.parent,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-1500:] + finished.stderr[-3000:]
+    return finished.stdout
+
+
+def train(directory: Path, *arguments: str, iterations: int = 2) -> str:
+    stop = f"runner.tune_config.stop.training_iteration={iterations}"
+    return run(directory, "-cn", "conf_rllib", *QUICK, *SEEDS, stop, *arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("rllib") / "run"
+    output = train(directory, "env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, "wrappers=vector_obs")
+    assert "RLlibEvents" in output
+    assert "BaseEnvEvents" in output
+    return directory
+
+
+def test_a_training_leaves_what_rollouts_and_deployment_need(trained: Path) -> None:
+    files = {path.name for path in trained.iterdir()}
+    expected = {"state_dict.pt", "spaces_config.pkl", "statistics.pkl", "hydra_config.yaml", "rllib_progress.json"}
+    assert expected <= files
+    assert [path for path in trained.iterdir() if path.name.startswith("events.out.tfevents")]
+    assert list((trained / "rllib_results").iterdir())
+    assert [path.name for path in (trained / "rllib_checkpoints").iterdir()] == ["iteration_000002"]
+    model = read_config(trained / "hydra_config.yaml")["model"]
+    policy = SerializedTorchPolicy(model, str(trained / "state_dict.pt"), str(trained / "spaces_config.pkl"), "cpu")
+    assert policy.num_params > 0
+
+
+def test_the_trained_policy_is_rolled_out_and_described(trained: Path, tmp_path: Path) -> None:
+    rollout = ["env.name=CartPole-v1", "wrappers=vector_obs", "policy=torch_policy", f"input_dir={trained}"]
+    output = run(tmp_path / "rollout", *rollout, "runner=sequential", "runner.n_episodes=2")
+    assert "total_episode_count   |               2.000" in output
+    described = subprocess.run(
+        [sys.executable, "-m", "maze.maze_cli", "--info", str(trained)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert described.returncode == 0, described.stdout
+    assert "2 iterations done, the training came to its end" in described.stdout
+    assert "Missing" not in described.stdout
+
+
+def test_the_same_seeds_give_the_same_weights(trained: Path, tmp_path: Path) -> None:
+    train(tmp_path / "again", "env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, "wrappers=vector_obs")
+    first, second = (load_state(path / "state_dict.pt")["policies"][0] for path in (trained, tmp_path / "again"))
+    assert all((value == second[key]).all() for key, value in first.items())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rllib/algorithm=appo", "algorithm.config.min_time_s_per_iteration=1"],
+        ["rllib/algorithm=impala", "algorithm.config.min_time_s_per_iteration=1"],
+        ["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=990"],
+        [
+            "rllib/algorithm=sac",
+            "critic=flatten_concat_state_action",
+            "env.name=Pendulum-v1",
+            SQUASHED,
+            "algorithm.config.num_steps_sampled_before_learning_starts=990",
+        ],
+        ["model=rllib", "model.fcnet_hiddens=[16,16]", "model.vf_share_layers=False", *SMALL_PPO],
+        [
+            "env=tutorial_cutting_2d_struct_masked",
+            "wrappers=tutorial_cutting_2d",
+            "model=tutorial_cutting_2d_struct_masked",
+            *SMALL_PPO,
+        ],
+    ],
+    ids=["appo", "impala", "dqn", "sac", "model of RLlib", "structured"],
+)
+def test_it_trains(tmp_path: Path, arguments: list[str]) -> None:
+    if not any(argument.startswith(("env.name", "env=")) for argument in arguments):
+        arguments = ["env.name=CartPole-v1", *arguments]
+    output = train(tmp_path / "run", *arguments, iterations=1)
+    assert "training_iteration has reached 1" in output
+    assert (tmp_path / "run" / "state_dict.pt").exists() == ("model=rllib" not in arguments)
+
+
+def test_a_terminated_training_is_saved_and_ends_with_the_status_of_the_signal(tmp_path: Path) -> None:
+    arguments = ["-cn", "conf_rllib", *QUICK, *SMALL_PPO, "env.name=CartPole-v1"]
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command(tmp_path / "run", *arguments), stdout=file, stderr=subprocess.STDOUT, env=environment()
+        )
+        try:
+            deadline = time.monotonic() + 120
+            while "iteration 1:" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert status == 128 + signal.SIGTERM, log.read_text()[-3000:]
+    assert (tmp_path / "run" / "state_dict.pt").exists()
+    assert list((tmp_path / "run" / "rllib_checkpoints").glob("iteration_*"))
+
+
+@pytest.mark.learning
+def test_ppo_of_rllib_learns_cartpole_within_fifteen_iterations(tmp_path: Path) -> None:
+    stop = "runner.tune_config.stop.episode_return_mean=150"
+    output = train(tmp_path / "run", "env.name=CartPole-v0", "rllib/algorithm=ppo", stop, iterations=15)
+    assert "episode_return_mean has reached 150" in output
