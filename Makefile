@@ -21,7 +21,7 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
-	$(PIP) install --quiet -c constraints.txt -e ".[dev,graph]"
+	$(PIP) install --quiet -c constraints.txt -e ".[dev,graph,rllib]"
 	touch $@
 
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
