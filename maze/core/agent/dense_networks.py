@@ -11,13 +11,15 @@ that is something else. It stays the module that it is: its own parameters are r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules import module as _hooks
 
 from maze.core.agent.compiled_network import has_own_method
 
@@ -63,10 +65,11 @@ class DenseNetworks:
     def __init__(self, networks: Sequence[nn.Module], descriptions: Sequence[DenseLayers]) -> None:
         first = descriptions[0]
         self._networks = list(networks)
+        parents = [module for network in networks for module in network.modules()]
+        self._sizes = [(parent._modules, len(parent._modules)) for parent in parents if parent._modules]
         self._modules = [
             (parent._modules, name, module)
-            for network in networks
-            for parent in network.modules()
+            for parent in parents
             for name, module in parent._modules.items()
             if module is not None
         ]
@@ -83,7 +86,9 @@ class DenseNetworks:
         weight = self._layers[0].weight
         if weight.dtype is not torch.float32 or weight.device.type != "cpu":
             return False
-        if any(_is_observed(network) for network in self._networks):
+        if _has_global_hooks() or any(_is_observed(network) for network in self._networks):
+            return False
+        if any(len(modules) != size for modules, size in self._sizes):
             return False
         return all(modules.get(name) is module and not _is_observed(module) for modules, name, module in self._modules)
 
@@ -257,6 +262,10 @@ class JointEvaluation:
         self._networks = list(networks)
         self._dense = dense_networks(self._networks)
 
+    def is_of(self, networks: Iterable[nn.Module]) -> bool:
+        """Whether these are still the networks."""
+        return all(map(operator.is_, self._networks, networks))
+
     def __call__(self, inputs: Mapping[str, Tensor], learn_parameters: bool = True) -> list[TensorDict]:
         """The outputs of each network by key.
 
@@ -272,8 +281,23 @@ class JointEvaluation:
 
 
 def _is_observed(module: nn.Module) -> bool:
+    """Whether a module has hooks, or a ``forward`` that is not its class's."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _has_global_hooks() -> bool:
+    """Whether somebody listens to all modules."""
+    return bool(
+        _hooks._global_forward_hooks
+        or _hooks._global_forward_pre_hooks
+        or _hooks._global_backward_hooks
+        or _hooks._global_backward_pre_hooks
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.action_masks import masked_heads
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -26,12 +27,21 @@ Sampler = Callable[[np.random.Generator], Any]
 class RandomPolicy(Policy):
     """Draws all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
+    ``Discrete`` heads with an action mask among the observations are drawn from the actions that it allows (positive).
+    The mask of a head is the observation whose name ends with ``mask`` and that has as many entries as the head has
+    choices, where there is only one such head. A mask that allows nothing is taken for none.
+
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
+    :param masks: Action heads by the observations that are their masks, where names and sizes do not tell.
     """
 
-    def __init__(self, action_spaces_dict: dict[str | int, spaces.Space[Any]]) -> None:
+    def __init__(
+        self, action_spaces_dict: dict[str | int, spaces.Space[Any]], masks: Mapping[str, str] | None = None
+    ) -> None:
         self.action_spaces_dict = action_spaces_dict
+        self.masks = dict(masks or {})
         self._samplers = {key: _sampler_for(space) for key, space in action_spaces_dict.items()}
+        self._masked_heads: dict[Any, tuple[tuple[str, str], ...]] = {}
         self._rng = np.random.default_rng()
 
     @override(Policy)
@@ -51,7 +61,10 @@ class RandomPolicy(Policy):
         actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> ActionType:
-        return self._sampler(actor_id)(self._rng)
+        action = self._sampler(actor_id)(self._rng)
+        if isinstance(observation, Mapping):
+            self._respect_masks(action, observation, actor_id)
+        return action
 
     @override(Policy)
     def compute_top_action_candidates(
@@ -64,8 +77,27 @@ class RandomPolicy(Policy):
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
         """Random candidates (one, if their number is left open), all equally likely."""
         n_candidates = 1 if num_candidates is None else num_candidates
-        sampler = self._sampler(actor_id)
-        return [sampler(self._rng) for _ in range(n_candidates)], [1.0 / n_candidates] * n_candidates
+        actions = [self.compute_action(observation, actor_id=actor_id) for _ in range(n_candidates)]
+        return actions, [1.0 / n_candidates] * n_candidates
+
+    def _respect_masks(self, action: ActionType, observation: Mapping[str, Any], actor_id: ActorID | None) -> None:
+        """Draws heads again whose choices are masked: unmasked heads depend on the seed as they would without."""
+        step_key = next(iter(self._samplers)) if actor_id is None else actor_id[0]
+        masked = self._masked_heads.get(step_key)
+        if masked is None:
+            masked = self._masked_heads[step_key] = self._find_masks(step_key, observation)
+        for mask, head in masked:
+            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
+            if len(allowed):
+                start = int(self.action_spaces_dict[step_key][head].start)  # type: ignore[index]  # a Dict, see below
+                action[head] = np.int64(start + allowed[self._rng.integers(len(allowed))])
+
+    def _find_masks(self, step_key: str | int, observation: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        space = self.action_spaces_dict[step_key]
+        if not isinstance(space, spaces.Dict):
+            return ()
+        shapes = {key: np.shape(value) for key, value in observation.items()}
+        return tuple(masked_heads(shapes, space, self.masks)[0].items())
 
     def _sampler(self, actor_id: ActorID | None) -> Sampler:
         if actor_id is None:

@@ -34,6 +34,16 @@ def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces
     return spaces.Dict(heads)
 
 
+def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities, 0 where an action is masked so that ``p * log p`` is 0 as well, and probabilities.
+
+    :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
+    """
+    masked = logits <= torch.finfo(logits.dtype).min
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return log_probs.masked_fill(masked, 0.0), log_probs.exp().masked_fill(masked, 0.0)
+
+
 def expected_soft_value(
     q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
 ) -> torch.Tensor:
@@ -51,6 +61,5 @@ def expected_soft_value(
         raise EnvironmentContractError(
             f"{where}: no valid action is left at index {row} of the batch. The action mask must allow at least one."
         )
-    log_probs = torch.log_softmax(logits, dim=-1).masked_fill(masked, 0.0)
-    probs = torch.softmax(logits, dim=-1).masked_fill(masked, 0.0)
+    log_probs, probs = masked_log_probs(logits)
     return (probs * (q_values - alpha * log_probs)).sum(-1)

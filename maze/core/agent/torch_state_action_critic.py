@@ -263,7 +263,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
 
     def _outputs(self, pair: nn.ModuleList, inputs: TensorDict) -> list[TensorDict]:
         evaluation = self._evaluations.get(pair)
-        if evaluation is None:
+        if evaluation is None or not evaluation.is_of(pair):
             evaluation = self._evaluations[pair] = JointEvaluation(list(pair))
         return evaluation(inputs, self._learns_parameters)
 

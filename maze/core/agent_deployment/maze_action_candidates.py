@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_bounds import ActionBounds
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
@@ -67,6 +68,7 @@ class ActionConversionCandidatesInterface(ActionConversionInterface):
 
     def __init__(self, action_conversion: ActionConversionInterface) -> None:
         self.action_conversion = action_conversion
+        self._bounds = ActionBounds(action_conversion.space())
 
     @override(ActionConversionInterface)
     def space_to_maze(self, action: ActionCandidates, maze_state: MazeStateType) -> MazeActionCandidates:  # type: ignore[override]
@@ -77,8 +79,8 @@ class ActionConversionCandidatesInterface(ActionConversionInterface):
                 "would be left. Use num_candidates=1, or derive the wrapper from ActionWrapper, whose `action` is "
                 "applied to each candidate."
             )
-        convert = self.action_conversion.space_to_maze
-        return MazeActionCandidates([convert(one, maze_state) for one in action.candidates], action.probabilities)
+        convert, clip = self.action_conversion.space_to_maze, self._bounds.clip
+        return MazeActionCandidates([convert(clip(one), maze_state) for one in action.candidates], action.probabilities)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> Any:

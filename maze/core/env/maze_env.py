@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.action_bounds import ActionBounds
 from maze.core.env.action_check import action_problem
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
@@ -90,6 +91,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
+        """Carries out an action; values of bounded ``Box`` heads are clipped first, whatever drew them."""
         return self._step_path.step(action)
 
     @override(StructuredEnv)
@@ -248,6 +250,8 @@ class _StepPath:
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
         self.only_key = self._only_step_key()
         self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
+        self.bounds = {key: ActionBounds(space) for key, space in env._action_spaces.items()}
+        self.clip = self._clipping()
 
     def _only_step_key(self) -> StepKeyType | None:
         """The key of the one sub-step there is; None if there are several or a subclass chooses conversions itself."""
@@ -267,6 +271,8 @@ class _StepPath:
 
         conversion = env.action_conversion if only_key is None else self.action_conversions[only_key]
         try:
+            if self.clip is not None:
+                action = self.clip(action)
             maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
             maze_state, reward, done, info = core_env.step(maze_action)
         except Exception as error:
@@ -283,6 +289,16 @@ class _StepPath:
             context.is_episode_over = bool(done)
         context.run_post_step_callbacks()
         return self.observe(maze_state), reward, bool(done), info
+
+    def _clipping(self) -> Callable[[ActionType], ActionType] | None:
+        """What clips continuous actions to their bounds; None where no sub-step has any."""
+        if not any(self.bounds.values()):
+            return None
+        return self._clip_to_current if self.only_key is None else self.bounds[self.only_key].clip
+
+    def _clip_to_current(self, action: ActionType) -> ActionType:
+        bounds = self.bounds.get(self.core_env.actor_id()[0])
+        return bounds.clip(action) if bounds else action
 
     def place(self) -> str:
         """Environment and sub-step, for messages."""

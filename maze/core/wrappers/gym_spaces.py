@@ -72,18 +72,18 @@ class MultiDiscreteAction(Leaf):
         return np.asarray(value - self.start, dtype=self.dtype)
 
 
-class BoxAction(Leaf):
-    """Actions of an unbounded distribution are clipped here, and nowhere else, to what the environment allows."""
+class DoubleBoxAction(Leaf):
+    """Bounds in double precision are not exactly those that the agent has in single precision."""
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__(space)
         self.low = space.low
         self.high = space.high
-        self.is_bounded = bool(np.any(space.bounded_below) or np.any(space.bounded_above))
 
     def to_gym(self, value: Any) -> np.ndarray:
         action = np.asarray(value, dtype=self.gym_dtype)
-        return np.minimum(np.maximum(action, self.low), self.high) if self.is_bounded else action
+        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
+        return clipped
 
 
 def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
@@ -106,7 +106,9 @@ def _action_leaf(space: spaces.Space[Any]) -> Leaf:
         return DiscreteAction(space)
     if isinstance(space, spaces.MultiDiscrete):
         return MultiDiscreteAction(space)
-    return BoxAction(space) if isinstance(space, spaces.Box) else Leaf(space)
+    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+        return DoubleBoxAction(space)
+    return Leaf(space)
 
 
 def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:

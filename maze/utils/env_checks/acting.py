@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
+from maze.core.agent.action_masks import masked_heads
 from maze.core.agent.random_policy import RandomPolicy
 from maze.utils.env_checks.findings import CheckReport
-
-MASK_SUFFIX = "mask"
 
 
 @dataclass(frozen=True)
@@ -59,21 +57,8 @@ class RandomActor:
 
 def masked_actions(env: Any, step_key: Any, masks: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Masks of a sub-step with the actions they are for, and masks that might be for several."""
-    observation_space, action_space = env.observation_spaces_dict[step_key], env.action_spaces_dict[step_key]
-    heads = {key: int(space.n) for key, space in action_space.items() if isinstance(space, spaces.Discrete)}
-    found: dict[str, str] = {}
-    ambiguous: list[str] = []
-    for key, space in observation_space.items():
-        if key in masks:
-            if masks[key] in heads:
-                found[key] = masks[key]
-        elif key.endswith(MASK_SUFFIX) and len(space.shape or ()) == 1:
-            fitting = [head for head, n in heads.items() if space.shape == (n,)]
-            if len(fitting) == 1:
-                found[key] = fitting[0]
-            elif fitting:
-                ambiguous.append(key)
-    return found, ambiguous
+    shapes = {key: space.shape or () for key, space in env.observation_spaces_dict[step_key].items()}
+    return masked_heads(shapes, env.action_spaces_dict[step_key], masks)
 
 
 def take(env: Any, actor: Any, action: Any) -> Transition:

@@ -196,3 +196,39 @@ def test_copies_of_networks_are_on_their_own():
         others[0].heads[0].bias.fill_(math.pi)
     together, inputs = dense_networks(others), random_inputs(SHAPES, (5,))
     torch.testing.assert_close(together(inputs)[0]["q_value"], others[0](inputs)["q_value"])
+
+
+def answers(evaluation, networks):
+    """What is said of random inputs together, and by each network itself."""
+    inputs = random_inputs(SHAPES, (5,))
+    return [one["q_value"] for one in evaluation(inputs)], [network(inputs)["q_value"] for network in networks]
+
+
+def test_layers_that_were_added_count():
+    networks = twins()
+    evaluation = JointEvaluation(networks)
+    evaluation(random_inputs(SHAPES, (5,)))
+    networks[0].hidden.append(nn.Linear(8, 8))
+    networks[0].hidden.append(nn.ReLU())
+    torch.testing.assert_close(*answers(evaluation, networks))
+
+
+@pytest.mark.parametrize("is_first_seen_with_it", [False, True])
+def test_a_forward_set_on_a_network_itself_is_respected(is_first_seen_with_it):
+    networks = twins()
+    evaluation = JointEvaluation(networks)
+    networks[1].forward = lambda inputs: {"q_value": torch.full((5, 1), 7.0)}
+    evaluation = JointEvaluation(networks) if is_first_seen_with_it else evaluation
+    found, expected = answers(evaluation, networks)
+    torch.testing.assert_close(found, expected)
+    assert found[1].unique().tolist() == [7.0]
+
+
+def test_somebody_who_listens_to_all_modules_hears_them():
+    evaluation, heard = JointEvaluation(twins()), []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(type(module)))
+    try:
+        evaluation(random_inputs(SHAPES, (5,)))
+    finally:
+        handle.remove()
+    assert heard.count(nn.Linear) == 6

@@ -106,3 +106,41 @@ def test_the_cartpole_heuristic_balances():
 def test_the_lunar_lander_heuristic_lands():
     pytest.importorskip("Box2D")
     assert mean_return("LunarLander-v3", HeuristicLunarLanderPolicy(), 3) > 200.0
+
+
+MASKED = spaces.Dict({"move": spaces.Discrete(4), "turn": spaces.Discrete(2), "steer": SPACE["steer"]})
+
+
+def test_random_actions_are_drawn_evenly_from_those_that_a_mask_allows():
+    policy = RandomPolicy({0: MASKED})
+    policy.seed(0)
+    masks = {"move_mask": np.array([0.0, 1.0, 0.0, 1.0]), "x": np.zeros(4), "turn_mask": np.array([False, True])}
+    actions = [policy.compute_action(masks, actor_id=ActorID(0, 0)) for _ in range(400)]
+    assert all(MASKED.contains(action) for action in actions)
+    counts = np.bincount([action["move"] for action in actions], minlength=4)
+    assert counts[[0, 2]].tolist() == [0, 0]
+    assert 160 < counts[1] < 240
+    assert {int(action["turn"]) for action in actions} == {1}
+    candidates, _ = policy.compute_top_action_candidates(masks, 50, None, None)
+    assert {int(candidate["move"]) for candidate in candidates} == {1, 3}
+
+
+def test_masks_may_change_with_every_step_and_one_that_allows_nothing_is_taken_for_none():
+    policy = RandomPolicy({0: MASKED})
+    policy.seed(0)
+    for allowed in (0, 3, 2):
+        action = policy.compute_action({"move_mask": np.eye(4)[allowed]}, actor_id=ActorID(0, 0))
+        assert action["move"] == allowed
+    free = {int(policy.compute_action({"move_mask": np.zeros(4)})["move"]) for _ in range(60)}
+    assert free == {0, 1, 2, 3}
+
+
+def test_where_a_mask_may_be_for_several_heads_it_has_to_be_said_for_which():
+    heads = spaces.Dict({"first": spaces.Discrete(3), "second": spaces.Discrete(3)})
+    mask = {"some_mask": np.array([0, 0, 1])}
+    for masks, expected in ((None, {0, 1, 2}), ({"some_mask": "second"}, {2})):
+        policy = RandomPolicy({0: heads}, masks=masks)
+        policy.seed(0)
+        actions = [policy.compute_action(mask) for _ in range(60)]
+        assert {int(action["second"]) for action in actions} == expected
+        assert {int(action["first"]) for action in actions} == {0, 1, 2}

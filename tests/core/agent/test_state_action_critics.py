@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -21,6 +22,8 @@ from maze.core.agent.torch_state_action_critic import (
 )
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
 from maze.distributions.distribution_mapper import DistributionMapper
+from tests.train.parallelization.toy_envs import random_walk_env
+from tests.train.trainers.sac.sac_models import build_model as build_sac_model
 
 DISCRETE = spaces.Dict({"action": spaces.Discrete(3)})
 TWO_HEADS = spaces.Dict({"move": spaces.Discrete(3), "use": spaces.Discrete(2)})
@@ -318,3 +321,16 @@ def test_an_actor_critic_with_a_state_action_critic_has_no_state_values():
     model = TorchActorCritic(policy, discrete_critic(), "cpu")
     with pytest.raises(ConfigError, match=r"model\.critic"):
         model.bootstrap_values({"observation": torch.zeros(2, 4)}, (0, 0))
+
+
+def test_a_network_that_was_replaced_in_its_pair_counts():
+    critic = build_sac_model(random_walk_env()).critic
+    observation, action = {"position": torch.randn(4, 3)}, {"push": torch.rand(4, 3)}
+    critic.compute_state_action_value_step(observation, action, 0)
+    replacement = copy.deepcopy(critic.networks[0][0])
+    with torch.no_grad():
+        for parameter in replacement.parameters():
+            parameter.fill_(1.0)
+    critic.networks[0][0] = replacement
+    found = critic.compute_state_action_value_step(observation, action, 0)[0]
+    torch.testing.assert_close(found, replacement({**observation, **action})["q_value"].squeeze(-1))

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, WorkerError
+from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import DataLoadWorker, InMemoryDataset
 from maze.core.trajectory_recording.datasets.trajectory_processor import (
     DeadEndClippingTrajectoryProcessor,
@@ -289,3 +291,28 @@ def test_a_single_trajectory_is_split_into_consecutive_pieces():
 def test_lengths_that_do_not_add_up_are_refused():
     with pytest.raises(ValueError, match=r"\[3, 3\] do not add up to the 5 steps"):
         InMemoryDataset(spaces_trajectory("a", 5)).random_split([3, 3])
+
+
+@pytest.mark.parametrize("records_next", [False, True])
+def test_the_end_of_an_episode_is_not_followed_by_the_beginning_of_the_next_one(records_next):
+    """One record of 10 steps: episodes of 3 (cut off), 2 (terminated), 4 (terminated), and one step of another."""
+    env = counting_env(EPISODES)
+    policy = RandomPolicy(env.action_spaces_dict)
+    record = RolloutGenerator(env, record_next_observations=records_next).rollout(policy, 10)
+    data = dataset(record, IdentityWithNextObservationTrajectoryProcessor())
+    found = []
+    for steps in data.trajectory_references:
+        for substep in (data.step_records[index].substep_records[0] for index in steps):
+            time, episode = substep.observation["count"].tolist()
+            is_terminated = substep.done and not substep.info
+            found.append((episode, time))
+            following = substep.next_observation["count"].tolist()
+            assert is_terminated or following == [time + 1, episode]
+            assert following[1] == episode, "nothing of another episode, whether it counts or not"
+    whole = [(episode, time) for episode, (n, _) in enumerate(EPISODES) for time in range(n)]
+    if records_next:
+        assert found == [*whole, (3, 0)]
+        assert len(data.trajectory_references) == 1
+    else:  # what followed the truncation and the last step is not known
+        assert found == [step for step in whole if step != (0, 2)]
+        assert [len(steps) for steps in data.trajectory_references] == [2, 6]

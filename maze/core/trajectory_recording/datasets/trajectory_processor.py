@@ -102,6 +102,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
 
     After the last step of an episode this is the observation of its last state. Where that was not recorded, a step
     that terminated the episode gets its own observation, which nobody may value; any other last step is dropped.
+    A trajectory may consist of several episodes; where a step was dropped between two of them, it becomes two.
     """
 
     @override(TrajectoryProcessor)
@@ -113,6 +114,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
     def convert_trajectory_with_env(
         trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[StructuredSpacesRecord]:
+        """The steps with what followed them; ``None`` did where an episode before the last one was cut off."""
         steps = [
             replace(step, substep_records=[replace(substep) for substep in step.substep_records])
             for step in TrajectoryProcessor.convert_trajectory_with_env(trajectory, conversion_env)
@@ -121,14 +123,34 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
         if not substeps:
             return []
         for substep, following in pairwise(substeps):
-            if substep.next_observation is None:
+            # what comes after the end of an episode belongs to the next one
+            if substep.next_observation is None and not substep.done:
                 substep.next_observation = following.observation
         last = substeps[-1]
         if last.next_observation is None:
             last.next_observation = _last_observation(trajectory, conversion_env)
-        if last.next_observation is None and last.done and not _is_truncated(last.info):
-            last.next_observation = last.observation
+        for substep in substeps:
+            if substep.next_observation is None and substep.done and not _is_truncated(substep.info):
+                substep.next_observation = substep.observation
         return steps if last.next_observation is not None else steps[:-1]
+
+    @override(TrajectoryProcessor)
+    def process(
+        self, trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
+    ) -> list[list[StructuredSpacesRecord]]:
+        converted = super().process(trajectory, conversion_env)
+        return [piece for steps in converted for piece in _split_at_unknown(steps)]
+
+
+def _split_at_unknown(steps: list[StructuredSpacesRecord]) -> list[list[StructuredSpacesRecord]]:
+    """Successive steps, without those that it is not known of what followed them."""
+    pieces: list[list[StructuredSpacesRecord]] = [[]]
+    for step in steps:
+        if step.substep_records and step.substep_records[-1].next_observation is None:
+            pieces.append([])
+        else:
+            pieces[-1].append(step)
+    return [piece for piece in pieces if piece]
 
 
 def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | None) -> Any:

@@ -140,4 +140,5 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
         item_length = 1 if self.split_rollouts_into_transitions else self.n_rollout_steps
         self.replay_buffer.allocate(self._actors, *spaces, item_length)
-        return _Group(generator, generator.allocate(self.n_rollout_steps), RolloutRows(self._actors, *spaces, n_envs))
+        rows = RolloutRows(self._actors, *spaces, n_envs, item_length)
+        return _Group(generator, generator.allocate(self.n_rollout_steps), rows)

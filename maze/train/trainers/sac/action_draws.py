@@ -10,10 +10,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from maze.core.agent.state_action_values import masked_log_probs
 from maze.core.errors import ConfigError
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
-from maze.train.trainers.sac.losses import masked_log_probs
 from maze.train.trainers.sac.target_entropy import choice_logits
 
 if TYPE_CHECKING:
@@ -90,16 +91,16 @@ def check_distributions(action_space: spaces.Dict, distribution_classes: Mapping
                 "does not have. Use maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution in "
                 "`model.distribution_mapper_config`."
             )
-        if distribution is DiagonalGaussianProbabilityDistribution and space.is_bounded():
+        if issubclass(distribution, DiagonalGaussianProbabilityDistribution) and space.is_bounded():
             unbounded.append(head)
     return unbounded
 
 
 def _as_the_environment_sees_it(action: Tensor, space: spaces.Box, distribution: Any) -> Tensor:
     """Clipped to the bounds, as actions in the buffer are; a squashed one lies within them already."""
-    if type(distribution) is DiagonalGaussianProbabilityDistribution and (
-        space.bounded_below.any() or space.bounded_above.any()
-    ):
+    if isinstance(distribution, SquashedGaussianProbabilityDistribution):
+        return action
+    if space.bounded_below.any() or space.bounded_above.any():
         return tensor_clamp(action, *space_bounds(space, action))
     return action
 

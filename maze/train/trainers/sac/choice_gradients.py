@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maze.train.trainers.sac.losses import masked_log_probs
+from maze.core.agent.state_action_values import masked_log_probs
 from maze.train.trainers.sac.target_entropy import choice_logits
 
 JointValue = Callable[[dict[str, Tensor]], Tensor]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from maze.core.agent.state_action_values import masked_log_probs
+
 
 def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, discount: float) -> Tensor:
     """What a state-action value should be: ``reward + discount * next_value``.
@@ -49,13 +51,6 @@ def discrete_policy_loss(logits: Tensor, q_values: Tensor, alpha: Tensor, weight
     """
     log_probs, probs = masked_log_probs(logits)
     return mean_of((probs * (alpha * log_probs - q_values.detach())).sum(-1), weight)
-
-
-def masked_log_probs(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities, 0 where an action is masked so that ``p * log p`` is 0 as well, and probabilities."""
-    masked = logits <= torch.finfo(logits.dtype).min
-    log_probs = torch.log_softmax(logits, dim=-1)
-    return log_probs.masked_fill(masked, 0.0), log_probs.exp().masked_fill(masked, 0.0)
 
 
 def entropy_coef_loss(

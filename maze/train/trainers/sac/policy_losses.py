@@ -79,15 +79,18 @@ def _joint_losses(
 
         def alternatives(actions: TensorDict, key: Key = key) -> Tensor:
             n_options = len(next(iter(actions.values())))
-            expanded = {
-                step_key: {name: tensor.expand(n_options, *tensor.shape) for name, tensor in entry.items()}
-                for step_key, entry in observations.items()
-            }
-            others = {
-                step_key: {name: tensor.detach().expand(n_options, *tensor.shape) for name, tensor in entry.items()}
-                for step_key, entry in drawn.items()
-            }
-            return value(expanded, {**others, key: actions})
+
+            def for_each(tensors: TensorDict) -> TensorDict:
+                # one batch dimension: networks with convolutions or normalization take no other
+                return {
+                    name: tensor.detach().expand(n_options, *tensor.shape).flatten(0, 1)
+                    for name, tensor in tensors.items()
+                }
+
+            expanded = {step_key: for_each(entry) for step_key, entry in observations.items()}
+            others = {step_key: for_each(entry) for step_key, entry in drawn.items()}
+            own = {name: tensor.flatten(0, 1) for name, tensor in actions.items()}
+            return value(expanded, {**others, key: own}).view(n_options, -1)
 
         of_choices = choice_values(space, draw.logits, draw.actions, alternatives)
         if of_choices is not None:

@@ -92,16 +92,18 @@ class SACLearner:
         ]
         terms, total = self._critic_terms(batch, draws)
         losses_done = time.perf_counter()
-        self.critic_optimizer.zero_grad()
-        total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        terms += self._step(self.critic_optimizer, terms, total)
+        self.seconds_of_losses += losses_done - start
+        self.seconds_of_gradients -= losses_done
+        if self.critic_optimizer.names:
+            self.critic_optimizer.zero_grad()
+            total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            terms += self._step(self.critic_optimizer, terms, total)
         if not critic_alone:
             terms += self._learn_policy(batch, draws, kl_coef)
         self.n_batches += 1
         if self.n_batches % self.config.target_update_interval == 0:
             polyak_update(*self._targets_and_sources, self.config.tau)
-        self.seconds_of_losses += losses_done - start
-        self.seconds_of_gradients += time.perf_counter() - losses_done
+        self.seconds_of_gradients += time.perf_counter()
         return terms
 
     def _critic_terms(self, batch: TransitionBatch, draws: list[ActionDraw]) -> tuple[list[Term], Tensor]:
@@ -110,32 +112,42 @@ class SACLearner:
         for of_critic in critic_targets(self.networks, batch, draws, self._alphas, self.config.gamma):
             loss = critic_loss(of_critic.q_values, of_critic.target, of_critic.weight)
             losses.append(loss)
+            weight = of_critic.weight
+            if not _counts(weight):
+                continue
             first, second = (q_value.detach() for q_value in of_critic.q_values)
             terms += [
                 ("critic_value_loss", of_critic.key, loss),
-                ("critic_value", of_critic.key, torch.minimum(first, second).mean()),
-                ("errors_between_critics", of_critic.key, (first - second).abs().mean()),
+                ("critic_value", of_critic.key, mean_of(torch.minimum(first, second), weight)),
+                ("errors_between_critics", of_critic.key, mean_of((first - second).abs(), weight)),
             ]
         return terms, _total(losses)
 
     def _learn_policy(self, batch: TransitionBatch, draws: list[ActionDraw], kl_coef: float) -> list[Term]:
         """Policy and entropy coefficients learn from the same draws; neither has a part in the other's loss."""
+        start = time.perf_counter()
         terms, total = self._policy_terms(batch, draws)
         if self.initial_policy is not None:
             for position, draw in enumerate(draws):
                 divergence = self._divergence(self.initial_policy, batch, draw, position)
-                terms.append(("policy_kl_to_initial", self.actors[position].step_key, divergence))
+                if _counts(acted(batch, position)):
+                    terms.append(("policy_kl_to_initial", self.actors[position].step_key, divergence))
                 total = torch.add(total, divergence, alpha=kl_coef)
         learned = self._policy_parameters  # naming them spares the gradients of the critics
-        self.policy_optimizer.zero_grad()
         if self.config.entropy_tuning:
             entropy_losses = self._entropy_losses(batch, draws)
             terms += [("entropy_loss", key, loss) for key, loss in entropy_losses.items()]
             total = total + _total(list(entropy_losses.values()))
             learned = [*learned, *self.entropy_coefs.logs]
-            self.entropy_optimizer.zero_grad()
-        total.backward(inputs=learned)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        terms += self._step(self.policy_optimizer, terms, total)
+        losses_done = time.perf_counter()
+        self.seconds_of_losses += losses_done - start
+        self.seconds_of_gradients -= losses_done - start
+        self.policy_optimizer.zero_grad()
+        self.entropy_optimizer.zero_grad()
+        if learned:
+            total.backward(inputs=learned)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.policy_optimizer.names:
+            terms += self._step(self.policy_optimizer, terms, total)
         if self.config.entropy_tuning:
             self.entropy_optimizer.step()
             self._alphas = self.entropy_coefs.alphas()
@@ -147,8 +159,10 @@ class SACLearner:
         losses: list[Tensor] = []
         for position, loss in policy_losses(self.networks, batch, draws, self._alphas):
             losses.append(loss)
-            key = self.actors[position].step_key
-            log_prob = mean_of(draws[position].expected_log_prob.detach(), acted(batch, position))
+            key, weight = self.actors[position].step_key, acted(batch, position)
+            if not _counts(weight):
+                continue
+            log_prob = mean_of(draws[position].expected_log_prob.detach(), weight)
             terms += [
                 ("policy_loss", key, loss),
                 ("policy_entropy", key, -log_prob),
@@ -229,6 +243,11 @@ class SACLearner:
         self._alphas = self.entropy_coefs.alphas()
         self.networks.generator.set_state(state["generator"])
         self.n_batches = state["n_batches"]
+
+
+def _counts(weight: Tensor | None) -> bool:
+    """Whether any row does; a mean over none is no number to report."""
+    return weight is None or bool(weight.any())
 
 
 def _total(losses: list[Tensor]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -42,8 +43,12 @@ if TYPE_CHECKING:
     from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
+logger = logging.getLogger(__name__)
+
 _STEPS_AT_A_TIME = 100
 """Environment steps of one rollout that fills the buffer initially."""
+_MOST_IN_VAIN = 1000
+"""So many rollouts in a row may leave nothing to be kept."""
 
 
 @dataclass
@@ -159,15 +164,23 @@ class SACRunner(TrainingRunner, ABC):
             item_length = 1 if split_rollouts_into_transitions else n_rollout_steps
             actors = fixed_actors(env.agent_counts_dict)
             replay_buffer.allocate(actors, *spaces, item_length)
-            generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, 1)
-            missing = initial_buffer_size * item_length
+            generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, 1, item_length)
+            steps_at_a_time = item_length * max(1, _STEPS_AT_A_TIME // item_length)
+            missing, n_in_vain = initial_buffer_size * item_length, 0
             while missing > 0:
-                columns = generator.allocate(min(missing, _STEPS_AT_A_TIME))
+                columns = generator.allocate(min(missing, steps_at_a_time))
                 generator.collect(policy, columns)
                 columns.check_finite(env.seeding_at)
                 converted = rows.convert(columns, replay_buffer.n_rows_added)
                 replay_buffer.add_rows(converted)
                 missing -= len(converted)
+                n_in_vain = 0 if len(converted) else n_in_vain + 1
+                if n_in_vain == _MOST_IN_VAIN:
+                    raise EnvironmentContractError(
+                        f"env: after {n_in_vain} rollouts not one step could be put into the replay buffer, because "
+                        f"each one cut its episode off with an actor to act that was not {actors[0]}. Have "
+                        "`actor_id()` move on at the end of an episode as well."
+                    )
         finally:
             env.close()
 
@@ -246,6 +259,7 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
             "runner.initial_demonstration_trajectories: the data set has no steps. Record some, for instance with "
             "`maze-run env.name=... policy=... runner.n_episodes=100`."
         )
+    n_before = replay_buffer.n_added if isinstance(replay_buffer, UniformReplayBuffer) else 0
     for steps in dataset.trajectory_references:
         records = [dataset.step_records[index] for index in steps]
         if item_length == 1:
@@ -260,6 +274,15 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
             f"runner.initial_demonstration_trajectories: no trajectory has the {item_length} steps of a rollout "
             "(`algorithm.n_rollout_steps`)."
         )
+    if isinstance(replay_buffer, UniformReplayBuffer):
+        n_added = replay_buffer.n_added - n_before
+        if n_added > replay_buffer.buffer_size:
+            logger.warning(
+                "runner.initial_demonstration_trajectories: %d transitions (or rollouts) do not fit into a replay "
+                "buffer of %d; only the latest are kept. Raise `algorithm.replay_buffer_size`.",
+                n_added,
+                replay_buffer.buffer_size,
+            )
 
 
 def _build_sampling_policy(config: Any, action_spaces_dict: Mapping[Any, Any]) -> Policy:

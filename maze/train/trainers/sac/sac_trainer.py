@@ -18,6 +18,7 @@ from maze.train.trainers.common.epoch_trainer import EpochTrainer, new_episodes
 from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
 from maze.train.trainers.common.module_modes import depends_on_mode
 from maze.train.trainers.common.plain_state import from_plain, to_plain
+from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_events import SACEvents
@@ -216,8 +217,7 @@ class SAC(EpochTrainer):
         if state["replay_buffer"]["content"] is None:
             problems.append("the replay buffer was too large to be saved with every epoch, and is filled anew")
             for group in environments.get("groups", ()):
-                for step in group["rows"]:
-                    step["follows"] = -1
+                group["rows"] = RolloutRows.without_numbers(group["rows"])
         problems += new_episodes(self.actors.load_episodes_state(environments))
         self.actors.load_wrapper_statistics(state["wrapper_statistics"])
         return problems

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -18,9 +19,18 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
+from tests.train.parallelization.toy_envs import (
+    Observe,
+    PassOn,
+    ToyCoreEnv,
+    TwoStepCoreEnv,
+    coming_and_going_env,
+    counting_env,
+    hierarchical_env,
+    two_step_env,
+)
 
 
 def step(number, done=False, truncated=False, with_next=True):
@@ -39,7 +49,7 @@ def step(number, done=False, truncated=False, with_next=True):
     )
 
 
-def filled_from_env(make_env, n_envs, n_rollouts, n_steps, policy_seed=0):
+def filled_from_env(make_env, n_envs, n_rollouts, n_steps, policy_seed=0, item_length=1):
     """A buffer with several short rollouts of a random policy."""
     env = SequentialVectorEnv([make_env] * n_envs)
     env.seed(list(range(n_envs)))
@@ -48,8 +58,8 @@ def filled_from_env(make_env, n_envs, n_rollouts, n_steps, policy_seed=0):
     all_spaces = (env.observation_spaces_dict, env.action_spaces_dict)
     actors = fixed_actors(env.agent_counts_dict)
     buffer = UniformReplayBuffer(1000, seed=0)
-    buffer.allocate(actors, *all_spaces)
-    generator, rows = RolloutGenerator(env), RolloutRows(actors, *all_spaces, n_envs)
+    buffer.allocate(actors, *all_spaces, item_length)
+    generator, rows = RolloutGenerator(env), RolloutRows(actors, *all_spaces, n_envs, item_length)
     for _ in range(n_rollouts):
         columns = generator.collect(policy, generator.allocate(n_steps))
         buffer.add_rows(rows.convert(columns, buffer.n_rows_added))
@@ -212,3 +222,262 @@ def test_actors_that_come_and_go_are_refused():
         filled_from_env(coming_and_going_env, 1, 1, 1)
     with pytest.raises(EnvironmentContractError, match="same actors in the same order"):
         filled_from_env(hierarchical_env, 1, 5, 5)
+
+
+class StaysCoreEnv(TwoStepCoreEnv):
+    """Cuts its episodes off, and leaves its actor as it is when it does."""
+
+    def step(self, maze_action):
+        actor = self.actor
+        state, reward, done, info = super().step(maze_action)
+        if done:
+            self.actor = actor
+        return state, reward, done, {"TimeLimit.truncated": True} if done else info
+
+
+class TwoAgentsCoreEnv(ToyCoreEnv):
+    """Two agents of one sub-step key take turns; the episode is cut off with the second one still to act."""
+
+    step_keys = ("agent",)
+    agent_counts_dict = {"agent": 2}
+
+    def reset(self):
+        self.time, self.actor = 0, ActorID("agent", 0)
+        return self.get_maze_state()
+
+    def step(self, maze_action):
+        if self.actor.agent_id == 0:
+            self.actor = ActorID("agent", 1)
+            return self.get_maze_state(), 0.0, False, {}
+        self.time += 1
+        done = self.time == 3
+        self.actor = ActorID("agent", 1 if done else 0)
+        return self.get_maze_state(), 1.0, done, {"TimeLimit.truncated": True} if done else {}
+
+    def get_maze_state(self):
+        return {"self": [self.time, self.actor.agent_id]}
+
+
+def stays_env():
+    env = two_step_env()
+    return MazeEnv(StaysCoreEnv(3), env.action_conversion_dict, env.observation_conversion_dict)
+
+
+def two_agents_env():
+    return MazeEnv(
+        TwoAgentsCoreEnv(),
+        {"agent": PassOn(spaces.Dict({"move": spaces.Discrete(2)}))},
+        {"agent": Observe(spaces.Dict({"self": spaces.Box(0, 9, (2,), np.float32)}))},
+    )
+
+
+@pytest.mark.parametrize(("make_env", "key"), [(stays_env, "time"), (two_agents_env, "self")])
+def test_what_another_actor_saw_at_the_end_of_an_episode_is_not_taken_for_the_next_ones(make_env, key, caplog):
+    buffer = filled_from_env(make_env, 2, 6, 3)
+    batch = everything(buffer)
+    time, following = batch.observations[0][key][:, 0], batch.next_observations[0][key]
+    assert torch.equal(following[:, 0], time + 1)
+    assert set(time.tolist()) == {0.0, 1.0}, "the step that was cut off is left out"
+    if key == "self":
+        assert not following[:, 1].any(), "the next to act is the first agent"
+    assert "was to act next" in caplog.text
+    assert not batch.has_next_step[time == 1].any()
+
+
+def structured(numbers, after, truncated):
+    """A step of two actors."""
+    first, second = numbers
+    return StructuredSpacesRecord(
+        [
+            SpacesRecord(ActorID("a", 0), {"x": np.float32([first])}, {"u": 0}, 0.0, False, {}),
+            SpacesRecord(
+                ActorID("b", 0), {"y": np.float32([second])}, {"v": 1}, 1.0, True,
+                {"TimeLimit.truncated": truncated}, next_observation=after,
+            ),
+        ]
+    )  # fmt: skip
+
+
+def test_a_recorded_observation_of_another_actor_is_refused_where_it_counts():
+    buffer = UniformReplayBuffer(4, seed=0)
+    with pytest.raises(EnvironmentContractError, match=r"Step 0 .*keys \['y'\], expected .*'a'.*\['x'\]"):
+        buffer.add_transition(structured((1, 2), {"y": np.float32([9])}, truncated=True))
+    buffer.add_transition(structured((1, 2), {"y": np.float32([9])}, truncated=False))
+    buffer.add_transition(structured((3, 4), {"x": np.float32([9])}, truncated=True))
+    assert everything(buffer).next_observations[0]["x"].flatten().tolist() == [1.0, 9.0]
+
+
+HEADS = {
+    "push": spaces.Box(np.float32([-1, -np.inf]), np.float32([1, 2]), dtype=np.float32),
+    "move": spaces.Discrete(5),
+    "pick": spaces.MultiDiscrete([2, 3]),
+    "use": spaces.MultiBinary(2),
+}
+
+
+def step_with_actions(**actions):
+    record = step(0)
+    valid = {"push": np.zeros(2, np.float32), "move": 4, "pick": np.array([1, 2]), "use": np.array([0, 1])}
+    record.substep_records[0].action = {**valid, **actions}
+    return record
+
+
+def buffer_for_heads():
+    buffer = UniformReplayBuffer(8, seed=0)
+    observation = {0: spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (1,), np.float32)})}
+    buffer.allocate([ActorID(0, 0)], observation, {0: spaces.Dict(HEADS)})
+    return buffer
+
+
+def test_continuous_actions_of_demonstrations_are_clipped_as_they_were_for_the_environment():
+    buffer = buffer_for_heads()
+    drawn = np.float32([5, -7])
+    buffer.add_rollout([step_with_actions(), step_with_actions(push=drawn), step_with_actions(push=[-3.0, 9.0])])
+    assert everything(buffer).actions[0]["push"].tolist() == [[0, 0], [1, -7], [-1, 2]]
+    assert drawn.tolist() == [5, -7]
+
+
+@pytest.mark.parametrize(
+    ("head", "value"),
+    [("move", 5), ("move", -1), ("move", 1.5), ("pick", np.array([1, 3])), ("use", np.array([2, 0]))],
+)
+def test_an_action_that_the_space_does_not_have_is_refused_by_step_and_head(head, value):
+    buffer = buffer_for_heads()
+    with pytest.raises(EnvironmentContractError, match=rf"Step 1 .*`{head}` is .*, expected an element of "):
+        buffer.add_rollout([step_with_actions(), step_with_actions(**{head: value})])
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("make_buffer", [buffer_for_heads, lambda: UniformReplayBuffer(8, seed=0)])
+def test_an_action_that_is_no_number_is_refused(make_buffer):
+    with pytest.raises(NonFiniteError, match=r"Step 1 .*`push`, index \[1\] is nan"):
+        make_buffer().add_rollout([step_with_actions(), step_with_actions(push=np.float32([0, np.nan]))])
+
+
+def test_what_a_terminated_step_observed_last_is_nothing_to_evaluate():
+    """It may be that no action is allowed there."""
+    buffer = UniformReplayBuffer(4, seed=0)
+    buffer.add_rollout([step(0), step(1, done=True), step(5, done=True, truncated=True)])
+    assert everything(buffer).next_observations[0]["x"].flatten().tolist() == [1.0, 1.0, 6.0]
+
+
+class BreaksAnywhereCoreEnv(TwoStepCoreEnv):
+    """Episodes are cut off in different steps, so that environments get out of step with one another."""
+
+    def reset(self):
+        self.breaks_at = int(self.rng.integers(0, 4))
+        return super().reset()
+
+
+def breaks_anywhere_env():
+    env = two_step_env()
+    return MazeEnv(BreaksAnywhereCoreEnv(50), env.action_conversion_dict, env.observation_conversion_dict)
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [partial(two_step_env, length=50), partial(two_step_env, length=5, breaks_at=2), breaks_anywhere_env],
+    ids=["no end", "in lockstep", "out of step"],
+)
+def test_whole_rollouts_are_successive_steps_of_one_environment(make_env):
+    length = 3
+    buffer = filled_from_env(make_env, 2, 7, length, item_length=length)
+    assert len(buffer.columns) == len(buffer) * length
+    assert len(buffer) >= 10
+    time = buffer.columns.observations[0]["time"][: len(buffer.columns), 0].reshape(-1, length)
+    after = buffer.columns.next_observation["time"][: len(buffer.columns), 0].reshape(-1, length)
+    complete = buffer.columns.n_substeps[: len(buffer.columns)].reshape(-1, length) == 2
+    goes_on = complete[:, :-1]
+    assert np.array_equal(time[:, 1:][goes_on], after[:, :-1][goes_on])
+    assert not time[:, 1:][~goes_on].any(), "a new episode"
+    linked = np.flatnonzero(buffer.columns.next_row[: len(buffer.columns)] >= 0)
+    following = buffer.columns.next_row[linked]
+    flat_time, flat_after = time.ravel(), after.ravel()
+    assert np.array_equal(flat_time[following], flat_after[linked])
+    inner = linked[linked % length < length - 1]
+    assert np.array_equal(buffer.columns.next_row[inner], inner + 1)
+
+
+def test_steps_that_are_no_whole_items_are_refused():
+    buffer = filled_from_env(two_step_env, 1, 1, 3, item_length=3)
+    columns = filled_from_env(two_step_env, 1, 1, 2)
+    rows = TransitionRows(
+        [{k: v[:2] for k, v in part.items()} for part in columns.columns.observations],
+        [{k: v[:2] for k, v in part.items()} for part in columns.columns.actions],
+        columns.columns.rewards[:2],
+        {k: v[:2] for k, v in columns.columns.next_observation.items()},
+        np.zeros(2, np.bool_),
+        np.full(2, 2),
+        np.full(2, -1),
+    )
+    with pytest.raises(ConfigError, match=r"items of 3 environment steps.* found 2"):
+        buffer.add_rows(rows)
+
+
+def test_a_saved_buffer_of_rollouts_of_another_length_is_refused():
+    action_spaces = {0: spaces.Dict({"a": spaces.Discrete(3)})}
+    buffers = []
+    for size, length in ((6, 2), (4, 3)):
+        buffer = UniformReplayBuffer(size, seed=0)
+        observation_spaces = {0: spaces.Dict({"x": spaces.Box(-1, 1, (1,), np.float32)})}
+        buffer.allocate([ActorID(0, 0)], observation_spaces, action_spaces, length)
+        buffers.append(buffer)
+    with pytest.raises(ConfigError, match=r"n_rollout_steps: .* rollouts of 2 .* of 3"):
+        buffers[1].load_state_dict(buffers[0].state_dict())
+
+
+def test_rows_that_wait_survive_saving():
+    """The third step of each environment is under way, or waits for its item, between the rollouts."""
+    env = SequentialVectorEnv([breaks_anywhere_env] * 2)
+    env.seed([0, 1])
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(0)
+    all_spaces = (env.observation_spaces_dict, env.action_spaces_dict)
+    actors, generator = fixed_actors(env.agent_counts_dict), RolloutGenerator(env)
+    kept, passed_on = (RolloutRows(actors, *all_spaces, 2, item_length=3) for _ in range(2))
+    number = 0
+    for _ in range(6):
+        columns = generator.collect(policy, generator.allocate(2))
+        loaded = RolloutRows(actors, *all_spaces, 2, item_length=3)
+        loaded.load_state(passed_on.state())
+        passed_on = loaded
+        first, second = kept.convert(columns, number), passed_on.convert(columns, number)
+        number += len(first)
+        assert first.follows.tolist() == second.follows.tolist()
+        assert np.array_equal(first.rewards, second.rewards)
+    assert number > 12
+
+
+def test_an_actor_that_saw_nothing_gets_an_observation_that_its_space_allows():
+    """Nobody learns from it, but networks evaluate it: a mask without any valid action would stop the training."""
+    observation_spaces = {
+        "a": spaces.Dict({"x": spaces.Box(0, 1, (1,), np.float32)}),
+        "b": spaces.Dict(
+            {
+                "mask": spaces.Box(0, 1, (3,), np.float32), "bits": spaces.MultiBinary(2), "kind": spaces.Discrete(3),
+                "size": spaces.Box(-np.inf, np.inf, (1,), np.float32), "far": spaces.Box(5, 7, (1,), np.float32),
+            }
+        ),
+    }  # fmt: skip
+    actors = [ActorID("a", 0), ActorID("b", 0)]
+    buffer = UniformReplayBuffer(4, seed=0)
+    buffer.allocate(actors, observation_spaces, dict.fromkeys("ab", spaces.Dict({"u": spaces.Discrete(3)})))
+    record = SpacesRecord(actors[0], {"x": np.float32([0.5])}, {"u": 2}, 1.0, True, {})
+    buffer.add_transition(StructuredSpacesRecord([record]))
+    batch = everything(buffer)
+    for observed in (batch.observations[1], batch.next_observations[1]):
+        values = {key: tensor[0].tolist() for key, tensor in observed.items()}
+        assert values == {"mask": [1, 1, 1], "bits": [1, 1], "kind": 0, "size": [1], "far": [5]}
+    assert batch.n_substeps.tolist() == [1]
+
+
+def test_how_often_items_were_drawn_goes_on_from_a_state_without_them():
+    first, second, third = (UniformReplayBuffer(10, seed=0) for _ in range(3))
+    first.add_rollout([step(number) for number in range(8)])
+    first.sample_transitions(24, "cpu")
+    second.add_rollout([step(number) for number in range(4)])
+    second.load_state_dict(first.state_dict(with_content=False))
+    assert second.avg_pick_per_transition == 24 / 12
+    third.add_transition(step(0))
+    third.load_state_dict(second.state_dict())
+    assert third.avg_pick_per_transition == 24 / 12

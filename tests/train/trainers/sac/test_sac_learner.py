@@ -1,18 +1,29 @@
 """One update of SAC: targets of flat and structured environments, and what an update may touch."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maze.core.agent import dense_networks
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+from maze.train.trainers.sac import sac_learner
+from maze.train.trainers.sac.critic_targets import critic_targets
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_learner import SACLearner
-from tests.train.parallelization.toy_envs import random_walk_env, two_step_env
+from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import build_model
 
 CHOOSE, CUT = ActorID("choose", 0), ActorID("cut", 0)
@@ -67,7 +78,8 @@ def test_an_episode_that_ends_in_mid_step_has_no_second_sub_step(terminated, fol
     learner = learner_with_constant_values("", {"choose": 5.0, "cut": 7.0})
     losses = critic_losses(learner, one_step([1.0, 0.0], terminated=terminated, n_substeps=1, has_next_step=False))
     assert losses["choose"] == pytest.approx((1.0 + follows - 5.0) ** 2)
-    assert losses["cut"] == 0.0, "nobody acted there"
+    assert "cut" not in losses, "nobody acted there"
+    assert not any(p.grad.any() for p in learner.critic.networks["cut"].parameters())
 
 
 def test_a_shared_critic_values_the_step_as_a_whole():
@@ -80,7 +92,8 @@ def test_a_shared_critic_values_the_step_as_a_whole():
 
 def test_a_shared_critic_learns_nothing_from_a_step_whose_next_observations_are_unknown():
     learner = learner_with_constant_values("Shared", {0: 5.0})
-    assert critic_losses(learner, one_step([1.0, 2.0], has_next_step=False))[0] == 0.0
+    assert critic_losses(learner, one_step([1.0, 2.0], has_next_step=False)) == {}
+    assert not any(p.grad.any() for p in learner.critic.parameters())
 
 
 def flat_learner(**config):
@@ -214,3 +227,151 @@ def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, bat
     for key, pair in fast.critic.target_networks.items():
         for ours, theirs in zip(pair.parameters(), plain.critic.target_networks[key].parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def nobody_cut(n=8):
+    """All episodes ended with the first sub-step."""
+    batch = structured_batch(n)
+    batch.terminated = torch.ones(n, dtype=torch.bool)
+    batch.n_substeps = torch.ones(n, dtype=torch.int64)
+    batch.has_next_step = torch.zeros(n, dtype=torch.bool)
+    return batch
+
+
+@pytest.mark.parametrize("critic", ["", "Shared"])
+def test_a_sub_step_that_no_row_of_a_batch_has_reports_nothing_and_learns_nothing(critic):
+    learner = structured_learner(critic)
+    before = copies(learner.model.policy.networks["cut"].parameters())
+    terms = learner.update(nobody_cut())
+    reported = {event for event, key, _ in terms if key == "cut"}
+    assert reported <= {"policy_grad_norm", "critic_grad_norm", "entropy_coef", "entropy_loss"}
+    assert {"policy_loss", "policy_entropy", "policy_mean_logp"} <= {
+        event for event, key, _ in terms if key == "choose"
+    }
+    assert not any(moved(before, learner.model.policy.networks["cut"].parameters()))
+
+
+def test_statistics_of_critics_leave_out_rows_that_nobody_learns_from():
+    learner = structured_learner()
+    batch = structured_batch()
+    padded = batch.n_substeps == 1
+    reported = []
+    for size in (1.0, 1000.0):
+        batch.observations[1]["choice"][padded] = size
+        batch.actions[1]["where"][padded] = size
+        fresh = structured_learner()
+        terms = fresh.update(batch, critic_alone=True)
+        reported.append({event: value.item() for event, key, value in terms if key == "cut"})
+    assert reported[0] == pytest.approx(reported[1], rel=1e-5)
+    own = torch.cat([batch.observations[1]["choice"], batch.actions[1]["where"]], -1)[~padded]
+    inputs = {"choice": own[:, :2], "where": own[:, 2:]}
+    values = torch.minimum(*(network(inputs)["q_value"] for network in learner.critic.networks["cut"]))
+    assert reported[0]["critic_value"] == pytest.approx(values.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("entropy_tuning", [True, False])
+@pytest.mark.parametrize("frozen", ["policy", "critic"])
+def test_a_frozen_half_stays_while_the_other_one_learns(frozen, entropy_tuning):
+    model = build_model(random_walk_env())
+    halves = {"policy": model.policy, "critic": model.critic}
+    for parameter in halves[frozen].parameters():
+        parameter.requires_grad_(False)
+    learner = SACLearner(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=0)
+    before = {name: copies(half.parameters()) for name, half in halves.items()}
+    alpha = learner.entropy_coefs.alphas()[0].clone()
+    learner.update(flat_batch())
+    for name, half in halves.items():
+        assert set(moved(before[name], half.parameters())) == {name != frozen}
+    assert (learner.entropy_coefs.alphas()[0] != alpha) == entropy_tuning
+    restored = SACLearner(model, SACAlgorithmConfig(entropy_tuning=entropy_tuning), [ActorID(0, 0)], seed=1)
+    restored.load_state_dict(learner.state_dict())
+
+
+def test_the_time_of_the_policys_losses_is_time_of_losses(monkeypatch):
+    learner, batch = flat_learner(), flat_batch()
+    learner.update(batch)
+    learner.seconds_of_losses = learner.seconds_of_gradients = 0.0
+    now = itertools.count()
+    monkeypatch.setattr(sac_learner.time, "perf_counter", lambda: float(next(now)))
+    learner.update(batch)
+    # the clock goes on by one with each look at it: update, critic's losses, policy, its losses, end
+    assert learner.seconds_of_losses == 2.0
+    assert learner.seconds_of_gradients == 2.0
+
+
+class FromNextMask(torch.nn.Module):
+    """Logits and values by the mask that is observed: what is not allowed has the least logit, and an absurd value."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        allowed = x["mask"] > 0
+        logits = torch.where(allowed, 0.0 * self.weight, torch.finfo(torch.float32).min)
+        return {"move": logits, "move_q_values": torch.where(allowed, 2.0 + 0.0 * self.weight, 1e6)}
+
+
+def test_the_target_counts_what_is_allowed_next_and_not_what_is_allowed_now():
+    action_spaces = {0: spaces.Dict({"move": spaces.Discrete(3)})}
+    mapper = DistributionMapper(action_spaces[0], [])
+    policy = TorchPolicy({0: FromNextMask()}, mapper, "cpu")
+    critic = TorchStepStateActionCritic({0: FromNextMask()}, 1, "cpu", {0: True}, action_spaces)
+    config = SACAlgorithmConfig(entropy_tuning=False, entropy_coef=0.5, gamma=0.9)
+    learner = SACLearner(TorchActorCritic(policy, critic, "cpu"), config, [ActorID(0, 0)], seed=0)
+    now, later = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    batch = TransitionBatch(
+        actors=[ActorID(0, 0)],
+        observations=[{"mask": now}],
+        actions=[{"move": torch.tensor([0, 2])}],
+        rewards=torch.tensor([[1.0], [1.0]]),
+        next_observations=[{"mask": later}],
+        terminated=torch.tensor([False, False]),
+        n_substeps=None,
+        has_next_step=None,
+    )
+    draws = [learner.networks.draw(0, batch.observations[0])]
+    (found,) = critic_targets(learner.networks, batch, draws, learner.entropy_coefs.alphas(), 0.9)
+    torch.testing.assert_close(found.target, torch.tensor([1 + 0.9 * (2 + 0.5 * math.log(2)), 1 + 0.9 * 2]))
+    terms = {event: value.item() for event, _, value in learner.update(batch)}
+    assert terms["critic_value"] == pytest.approx(2.0)
+    assert terms["policy_loss"] == pytest.approx(-2.0), "one action is allowed in each row: no entropy"
+
+
+class MildGaussian(DiagonalGaussianProbabilityDistribution):
+    """A Gaussian of a user's own, with no more bounds than any other."""
+
+
+def test_actions_of_any_unbounded_distribution_reach_the_critic_within_their_bounds(caplog):
+    mapping = [{"action_space": "gym.spaces.Box", "distribution": MildGaussian}]
+    model = build_model(random_walk_env(), distributions=mapping)
+    learner = SACLearner(model, SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+    assert "Action head `push` is bounded" in caplog.text
+    draw = learner.networks.draw(0, {"position": torch.zeros(200, 3)})
+    assert draw.actions["push"].abs().max() == 1.0
+    assert draw.log_probs["push"].unique().numel() > 100, "those of what was drawn"
+
+
+class NormalizingCritic(torch.nn.Module):
+    """Takes batches with one dimension, as convolutions and normalization do."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.layer = torch.nn.Linear(6, 1)
+
+    def forward(self, x):
+        return {"q_value": self.layer(self.norm(torch.cat([x["position"], x["push"], x["gear"]], -1)))}
+
+
+def test_critics_that_take_one_batch_dimension_judge_choices_beside_continuous_actions():
+    heads = spaces.Dict({"push": spaces.Box(-1, 1, (1,), np.float32), "gear": spaces.Discrete(2)})
+    env = random_walk_env()
+    model = build_model(MazeEnv(RandomWalkCoreEnv(), {0: PassOn(heads)}, env.observation_conversion_dict))
+    critic = TorchStepStateActionCritic({0: NormalizingCritic()}, 1, "cpu", {0: False}, {0: heads})
+    learner = SACLearner(TorchActorCritic(model.policy, critic, "cpu"), SACAlgorithmConfig(), [ActorID(0, 0)], seed=0)
+    batch = flat_batch()
+    batch.actions = [{"push": torch.rand(8, 1), "gear": torch.arange(8) % 2}]
+    before = copies(model.policy.parameters())
+    learner.update(batch)
+    assert all(moved(before, model.policy.parameters()))

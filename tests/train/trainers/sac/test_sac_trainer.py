@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -28,6 +29,7 @@ from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,
     RandomWalkCoreEnv,
+    ToyCoreEnv,
     counting_env,
     random_walk_env,
     two_step_env,
@@ -223,10 +225,7 @@ def test_demonstrations_fill_the_buffer_with_their_true_endings():
     policy = build_model(env).policy
     dataset = InMemoryDataset(
         [generator.rollout(policy, None) for _ in range(4)],
-        trajectory_processor={
-            "_target_": "maze.core.trajectory_recording.datasets.trajectory_processor."
-            "IdentityWithNextObservationTrajectoryProcessor"
-        },
+        trajectory_processor=NEXT_OBSERVATIONS,
     )
     buffer = UniformReplayBuffer(100, seed=0)
     add_demonstrations(buffer, dataset, item_length=1)
@@ -235,6 +234,195 @@ def test_demonstrations_fill_the_buffer_with_their_true_endings():
     time, following = batch.observations[0]["count"][:, 0], batch.next_observations[0]["count"][:, 0]
     alive = ~batch.terminated
     assert torch.equal(following[alive], time[alive] + 1)
+
+
+NEXT_OBSERVATIONS = {
+    "_target_": "maze.core.trajectory_recording.datasets.trajectory_processor."
+    "IdentityWithNextObservationTrajectoryProcessor"
+}
+
+
+class UseUpCoreEnv(ToyCoreEnv):
+    """Each of three things can be used once: at the end of the episode nothing is allowed any more."""
+
+    def reset(self):
+        self.left = [1, 1, 1]
+        return self.get_maze_state()
+
+    def step(self, maze_action):
+        assert self.left[int(maze_action["use"])], "an action that the mask forbids"
+        self.left[int(maze_action["use"])] = 0
+        return self.get_maze_state(), 1.0, not any(self.left), {}
+
+    def get_maze_state(self):
+        return {"n": [sum(self.left)], "use_mask": self.left}
+
+
+class MaskedSubStepCoreEnv(ToyCoreEnv):
+    """The second sub-step has a mask, and is hardly ever reached; the first one comes to an end by itself."""
+
+    step_keys = ("a", "b")
+
+    def reset(self):
+        self.actor = ActorID("a", 0)
+        return self.get_maze_state()
+
+    def step(self, maze_action):
+        if self.actor.step_key == "a":
+            self.actor = ActorID("b", 0)
+            return self.get_maze_state(), 0.0, bool(self.rng.random() < 0.95), {}
+        assert maze_action["use"] != 1
+        self.actor = ActorID("a", 0)
+        return self.get_maze_state(), 1.0, False, {}
+
+    def get_maze_state(self):
+        return {"n": [self.rng.random()], "use_mask": [1, 0, 1]}
+
+
+N = spaces.Box(0, 3, (1,), np.float32)
+MASK = spaces.Box(0, 1, (3,), np.float32)
+
+
+def use_up_env():
+    use = PassOn(spaces.Dict({"use": spaces.Discrete(3)}))
+    return MazeEnv(UseUpCoreEnv(), {0: use}, {0: Observe(spaces.Dict({"n": N, "use_mask": MASK}))})
+
+
+def masked_sub_step_env():
+    return MazeEnv(
+        MaskedSubStepCoreEnv(),
+        {"a": PassOn(spaces.Dict({"go": spaces.Discrete(2)})), "b": PassOn(spaces.Dict({"use": spaces.Discrete(3)}))},
+        {"a": Observe(spaces.Dict({"n": N})), "b": Observe(spaces.Dict({"n": N, "use_mask": MASK}))},
+    )
+
+
+def masked_trainer(make_env, critic="", **config):
+    """A trainer whose policy respects the mask of the environment."""
+    trainer = build_trainer(make_env, critic, **config)
+    key = list(trainer.model.policy.networks)[-1]
+    trainer.model.policy.networks[key] = RespectsMask()
+    return SAC(trainer.config, trainer.model, trainer.actors, None, None, seed=0)
+
+
+class RespectsMask(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 3)
+
+    def forward(self, x):
+        logits = self.layer(x["n"])
+        return {"use": torch.where(x["use_mask"] > 0, logits, torch.finfo(logits.dtype).min)}
+
+
+def test_an_environment_whose_mask_changes_trains_from_its_first_random_step_on():
+    """The environment refuses what its mask forbids, from the initial policy as well."""
+    trainer = masked_trainer(use_up_env, n_rollout_steps=5)
+    trainer.train()
+    columns = trainer.actors.replay_buffer.columns
+    n = len(columns)
+    used, allowed = columns.actions[0]["use"][:n], columns.observations[0]["use_mask"][:n]
+    assert allowed[np.arange(n), used].all()
+    assert columns.next_observation["use_mask"][:n].any(-1).all(), "something to evaluate, in each row"
+
+
+def test_demonstrations_of_an_environment_that_allows_nothing_at_its_end_are_learned_from():
+    env, trainer = use_up_env(), masked_trainer(use_up_env, replay_buffer_size=40)
+    generator = RolloutGenerator(env, record_next_observations=True, terminate_on_done=True)
+    policy = trainer.model.policy
+    records = [generator.rollout(policy, None) for _ in range(14)]
+    assert not records[0].step_records[-1].substep_records[0].next_observation["use_mask"].any()
+    add_demonstrations(
+        trainer.actors.replay_buffer, InMemoryDataset(records, trajectory_processor=NEXT_OBSERVATIONS), 1
+    )
+    batch = trainer.actors.replay_buffer.columns.read(np.arange(40), "cpu")
+    assert batch.next_observations[0]["use_mask"].any(-1).all()
+    trainer.train()
+
+
+@pytest.mark.parametrize("critic", ["", "Shared"])
+def test_batches_in_which_nobody_came_to_a_masked_sub_step_are_learned_from(critic):
+    trainer = masked_trainer(masked_sub_step_env, critic, batch_size=2, initial_buffer_size=20, epoch_length=8)
+    trainer.train()
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+def test_demonstrations_in_one_record_keep_their_episodes_apart_and_their_actions_within_bounds():
+    env = random_walk_env()
+    policy = build_model(env, distributions=[]).policy
+    trainer = build_trainer(random_walk_env, replay_buffer_size=200)
+    record = RolloutGenerator(env).rollout(policy, 60)
+    steps = [step.substep_records[0] for step in record.step_records]
+    drawn = np.array([step.action["push"] for step in steps])
+    assert np.abs(drawn).max() > 1
+    first = trainer.actors.replay_buffer.n_rows_added
+    dataset = InMemoryDataset(record, trajectory_processor=NEXT_OBSERVATIONS)
+    add_demonstrations(trainer.actors.replay_buffer, dataset, 1)
+    is_kept = np.array([not (step.done and step.info.get("TimeLimit.truncated")) for step in steps])
+    is_kept[-1] = steps[-1].done and is_kept[-1]
+    batch = trainer.actors.replay_buffer.columns.read(np.arange(first, first + is_kept.sum()), "cpu")
+    np.testing.assert_array_equal(batch.actions[0]["push"], np.clip(drawn, -1, 1)[is_kept])
+    assert batch.terminated.tolist() == [bool(step.done) for step, kept in zip(steps, is_kept, strict=True) if kept]
+    following = [other.observation["position"] for other in [*steps[1:], steps[-1]]]
+    expected = np.array(following)[is_kept][~batch.terminated.numpy()]
+    np.testing.assert_array_equal(batch.next_observations[0]["position"][~batch.terminated], expected)
+
+
+def test_demonstrations_that_do_not_fit_are_said_to_be_dropped(caplog):
+    env = counting_env()
+    generator = RolloutGenerator(env, record_next_observations=True, terminate_on_done=True)
+    policy = build_model(env).policy
+    dataset = InMemoryDataset([generator.rollout(policy, None) for _ in range(4)])
+    add_demonstrations(UniformReplayBuffer(12, seed=0), dataset, 1)
+    assert not caplog.records
+    add_demonstrations(UniformReplayBuffer(8, seed=0), dataset, 1)
+    assert "12" in caplog.text
+    assert "8" in caplog.text
+
+
+class ChoiceCoreEnv(ToyCoreEnv):
+    """The second sub-step pays where it repeats what the first one chose, and the first one pays if it chose 1."""
+
+    step_keys = ("first", "second")
+
+    def reset(self):
+        self.time, self.choice, self.actor = 0, 0, ActorID("first", 0)
+        return self.get_maze_state()
+
+    def step(self, maze_action):
+        if self.actor.step_key == "first":
+            self.choice, self.actor = int(maze_action["one"]), ActorID("second", 0)
+            return self.get_maze_state(), 0.0, False, {}
+        self.actor, self.time = ActorID("first", 0), self.time + 1
+        reward = float(maze_action["two"] == self.choice) + 0.5 * self.choice
+        return self.get_maze_state(), reward, self.time == 4, {}
+
+    def get_maze_state(self):
+        return {"choice": [self.choice - 0.5], "nothing": [0.0]}
+
+
+def choice_env():
+    box = spaces.Box(-1, 1, (1,), np.float32)
+    return MazeEnv(
+        ChoiceCoreEnv(),
+        {
+            "first": PassOn(spaces.Dict({"one": spaces.Discrete(2)})),
+            "second": PassOn(spaces.Dict({"two": spaces.Discrete(2)})),
+        },
+        {"first": Observe(spaces.Dict({"nothing": box})), "second": Observe(spaces.Dict({"choice": box}))},
+    )
+
+
+def test_both_sub_steps_of_a_structured_environment_learn_what_pays():
+    trainer = build_trainer(
+        choice_env, epoch_length=80, batch_size=32, initial_buffer_size=200, replay_buffer_size=300,
+        entropy_tuning=False, entropy_coef=0.02, tau=0.1, gamma=0.5, lr=0.03,
+    )  # fmt: skip
+    trainer.train()
+    policy = trainer.model.policy
+    first = policy.compute_substep_policy_output({"nothing": torch.zeros(1, 1)}, ActorID("first", 0))
+    second = policy.compute_substep_policy_output({"choice": torch.tensor([[-0.5], [0.5]])}, ActorID("second", 0))
+    assert first.action_logits["one"].softmax(-1)[0, 1] > 0.9
+    assert second.action_logits["two"].softmax(-1).diagonal().min() > 0.9
 
 
 def test_an_empty_data_set_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.action_bounds import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionRows
+
+logger = logging.getLogger(__name__)
+
+_ROW_BEFORE = -2
+"""Stands for the number of the row before of the same environment, which has none yet."""
 
 
 @dataclass
@@ -33,10 +40,16 @@ class RolloutRows:
 
     Steps of structured environments that a rollout ends in the middle of are finished with the next rollout.
 
+    The last observation of an episode that was cut off counts as that of the actor that would have acted. Where an
+    environment says that it is another one's (it may leave its actor as it is at the end of an episode), what that
+    actor would have seen is not known, and the last step of the episode is left out.
+
     :param actors: The actors of an environment step, in their order.
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.
     :param n_envs: Number of environments.
+    :param item_length: So many successive rows of one environment belong together; incomplete ones wait for the next
+        rollout.
     """
 
     def __init__(
@@ -45,27 +58,28 @@ class RolloutRows:
         observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
         n_envs: int,
+        item_length: int = 1,
     ) -> None:
         self._actors = list(actors)
-        self._boxes = {
-            actor.step_key: {
-                key: (space.low, space.high)
-                for key, space in action_spaces_dict[actor.step_key].spaces.items()
-                if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).any()
-            }
-            for actor in actors
-        }
+        self._item_length = item_length
+        self._bounds = {actor.step_key: ActionBounds(action_spaces_dict[actor.step_key]) for actor in actors}
         self._observation_zeros = [_zeros(observation_spaces_dict[actor.step_key]) for actor in actors]
         self._action_zeros = [_zeros(action_spaces_dict[actor.step_key]) for actor in actors]
         self._steps = [_Step() for _ in range(n_envs)]
+        self._finished: list[list[_Step]] = [[] for _ in range(n_envs)]
+        self._has_warned = False
 
     def reset(self) -> None:
         """Drops steps that are under way: the environments are going to be reset."""
         self._steps = [_Step() for _ in self._steps]
+        self._finished = [[] for _ in self._steps]
 
     def state(self) -> list[dict[str, Any]]:
-        """The steps that are under way, by environment."""
-        return [dict(vars(step)) for step in self._steps]
+        """The steps that are under way, by environment, and those that wait until they are an item."""
+        return [
+            {**vars(step), "waiting": [dict(vars(one)) for one in finished]}
+            for step, finished in zip(self._steps, self._finished, strict=True)
+        ]
 
     def load_state(self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = ()) -> None:
         """Continues from a state that :meth:`state` returned.
@@ -73,10 +87,29 @@ class RolloutRows:
         :param state: The state.
         :param new_episodes: Environments that begin new episodes instead.
         """
-        self._steps = [_Step() if index in new_episodes else _Step(**step) for index, step in enumerate(state)]
+        self.reset()
+        for index, entry in enumerate(state):
+            self._finished[index] = [_Step(**step) for step in entry.get("waiting", ())]
+            if index not in new_episodes:
+                self._steps[index] = _Step(**{key: value for key, value in entry.items() if key != "waiting"})
+
+    @staticmethod
+    def without_numbers(state: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The state for a buffer that lacks the rows which it continues.
+
+        :param state: As :meth:`state` returned it.
+        """
+
+        def without_number(step: Mapping[str, Any]) -> dict[str, Any]:
+            return {**step, "follows": min(step["follows"], -1)}
+
+        return [
+            {**without_number(step), "waiting": [without_number(one) for one in step.get("waiting", ())]}
+            for step in state
+        ]
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
-        """The rows of a rollout.
+        """The rows of a rollout, those of one environment after another.
 
         Actions are clipped to their space, as they were on the way to the environment.
 
@@ -108,7 +141,6 @@ class RolloutRows:
 
     def _structured(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         finals = {(entry.tick, entry.env_index): entry for entry in columns.final_observations}
-        finished: list[_Step] = []
         next_row = dict.fromkeys(columns.substeps, 0)
         for tick in range(columns.n_ticks):
             for step_key, substep in columns.substeps.items():
@@ -125,22 +157,23 @@ class RolloutRows:
                         key: self._clip(actor, key, np.array(array[row, env_index]))
                         for key, array in substep.actions.items()
                     }
-                    self._begin_substep(env_index, actor, observation, finished, first_number)
+                    self._begin_substep(env_index, actor, observation)
                     step = self._steps[env_index]
                     step.actions.append(action)
                     step.rewards.append(float(columns.rewards[tick, env_index]))
-                    self._end_substep(columns, tick, env_index, finals.get((tick, env_index)), finished, first_number)
+                    self._end_substep(columns, tick, env_index, finals.get((tick, env_index)))
         for env_index, actor in enumerate(columns.last_actor_ids):
-            self._complete_waiting(env_index, columns, actor, finished, first_number)
-        return self._stack(finished)
+            self._complete_waiting(env_index, columns, actor)
+        return self._stack(self._take_items(first_number))
 
-    def _begin_substep(
-        self, env_index: int, actor: ActorID, observation: Any, finished: list[_Step], first_number: int
-    ) -> None:
+    def _begin_substep(self, env_index: int, actor: ActorID, observation: Any) -> None:
         step = self._steps[env_index]
         if step.is_complete:
-            step = self._finish(env_index, observation, finished, first_number)
-        position = len(step.observations)
+            step = self._finish(env_index, observation)
+        self._check_actor(env_index, len(step.observations), actor)
+        step.observations.append(observation)
+
+    def _check_actor(self, env_index: int, position: int, actor: ActorID) -> None:
         expected = self._actors[position] if position < len(self._actors) else None
         if actor != expected:
             raise EnvironmentContractError(
@@ -148,27 +181,21 @@ class RolloutRows:
                 f"{expected or 'no further sub-step'}. A replay buffer needs steps with the same actors in the same "
                 f"order ({self._actors}); train with PPO or A2C instead."
             )
-        step.observations.append(observation)
 
     def _end_substep(
-        self,
-        columns: RolloutColumns,
-        tick: int,
-        env_index: int,
-        final: FinalObservationEntry | None,
-        finished: list[_Step],
-        first_number: int,
+        self, columns: RolloutColumns, tick: int, env_index: int, final: FinalObservationEntry | None
     ) -> None:
         step = self._steps[env_index]
         if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
             step.terminated = bool(columns.terminated[tick, env_index])
-            last_observation = None
-            if final is not None and len(step.observations) < len(self._actors):
-                step.observations.append(final.observation)
-            elif final is not None:
-                last_observation = final.observation
-            self._finish(env_index, last_observation, finished, first_number)
-            self._steps[env_index].follows = -1
+            if step.terminated or final is None:
+                self._finish(env_index, None)
+            elif self._is_of_next_actor(final, len(step.observations)):
+                is_complete = len(step.observations) == len(self._actors)
+                if not is_complete:
+                    step.observations.append(final.observation)
+                self._finish(env_index, final.observation if is_complete else None)
+            self._steps[env_index] = _Step()
         else:
             step.is_complete = bool(columns.step_complete[tick, env_index])
             if step.is_complete and len(step.observations) < len(self._actors):
@@ -177,21 +204,49 @@ class RolloutRows:
                     f"{len(self._actors)} sub-steps. A replay buffer needs steps with the same actors each time."
                 )
 
-    def _complete_waiting(
-        self, env_index: int, columns: RolloutColumns, actor: ActorID, finished: list[_Step], first_number: int
-    ) -> None:
+    def _is_of_next_actor(self, final: FinalObservationEntry, n_substeps: int) -> bool:
+        """Whether the last observation of a truncated episode is of the actor that would have acted."""
+        expected = self._actors[n_substeps % len(self._actors)]
+        if final.actor_id == expected:
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Environment %d: when its episode was cut off, %s was to act next according to `actor_id()`, expected "
+                "%s. The last step of such episodes is not learned from. Have `actor_id()` move on at the end of an "
+                "episode as well.",
+                final.env_index,
+                final.actor_id,
+                expected,
+            )
+        return False
+
+    def _complete_waiting(self, env_index: int, columns: RolloutColumns, actor: ActorID) -> None:
         """The rollout is over: what is observed after it completes the step before."""
         if self._steps[env_index].is_complete:
+            self._check_actor(env_index, 0, actor)
             row = columns.last_observations[actor.step_key]
             observation = {key: array[env_index].copy() for key, array in row.items()}
-            self._finish(env_index, observation, finished, first_number)
+            self._finish(env_index, observation)
 
-    def _finish(self, env_index: int, next_observation: Any, finished: list[_Step], first_number: int) -> _Step:
+    def _finish(self, env_index: int, next_observation: Any) -> _Step:
         step = self._steps[env_index]
         step.next_observation = step.observations[0] if next_observation is None else next_observation
-        finished.append(step)
-        self._steps[env_index] = following = _Step(follows=first_number + len(finished) - 1)
+        self._finished[env_index].append(step)
+        self._steps[env_index] = following = _Step(follows=_ROW_BEFORE)
         return following
+
+    def _take_items(self, first_number: int) -> list[_Step]:
+        """Finished steps that make up whole items; now they have numbers that the ones after them can refer to."""
+        taken: list[_Step] = []
+        for finished, under_way in zip(self._finished, self._steps, strict=True):
+            n_taken = len(finished) - len(finished) % self._item_length
+            for step, following in zip(finished[:n_taken], [*finished[1:], under_way], strict=False):
+                if following.follows == _ROW_BEFORE:
+                    following.follows = first_number + len(taken)
+                taken.append(step)
+            del finished[:n_taken]
+        return taken
 
     def _stack(self, steps: list[_Step]) -> TransitionRows:
         n_actors = len(self._actors)
@@ -215,8 +270,7 @@ class RolloutRows:
         )
 
     def _clip(self, actor: ActorID, key: str, action: np.ndarray) -> np.ndarray:
-        bounds = self._boxes[actor.step_key].get(key)
-        return action if bounds is None else np.clip(action, *bounds)
+        return self._bounds[actor.step_key].clip_rows(key, action)
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
+from maze.core.env.action_bounds import ActionBounds
 from maze.core.env.structured_env import ActorID
 from maze.core.env.truncation import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
@@ -17,13 +19,24 @@ from maze.train.trainers.common.replay_buffer.transitions import Arrays, Transit
 
 
 def rows_of_records(
-    records: Sequence[StructuredSpacesRecord], actors: Sequence[ActorID], first_number: int
+    records: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    first_number: int,
+    action_spaces: Sequence[spaces.Dict] | None = None,
 ) -> TransitionRows:
     """Rows of successive steps of one environment.
 
-    :param records: Unbatched steps; what followed the last one is in its last ``next_observation``.
+    Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
+    terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
+    action is no fault.
+
+    :param records: Unbatched steps; what followed the last one is in its last ``next_observation``, which has to be
+        that of the actor to act then.
     :param actors: The actors of a complete step.
     :param first_number: Number that the first row will get.
+    :param action_spaces: By actor; ``None``: they are not known.
+    :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
+    :raises NonFiniteError: A number is NaN or infinite.
     """
     rows = [_row(record, records[index + 1 : index + 2], actors, index) for index, record in enumerate(records)]
     is_last = [_is_done(record) for record in records]
@@ -38,6 +51,9 @@ def rows_of_records(
         n_substeps=np.array([len(record.substep_records) for record in records], np.int64),
         follows=np.array(follows, np.int64),
     )
+    if action_spaces is not None:
+        for position, space in enumerate(action_spaces):
+            stacked.actions[position] = _within(space, stacked.actions[position], stacked.n_substeps > position)
     _require_finite(stacked)
     return stacked
 
@@ -90,15 +106,54 @@ def _row(
             "`record_next_observations=True`, and load data sets with the trajectory processor "
             "IdentityWithNextObservationTrajectoryProcessor."
         )
+    if truncated and after is not None and len(found) == len(actors) and set(after) != set(observations[0]):
+        raise EnvironmentContractError(
+            f"{where}: it cut the episode off, and what was observed after it has the keys {sorted(after)}, expected "
+            f"those of {actors[0]}, which is to act then: {sorted(observations[0])}. Have `actor_id()` of the "
+            "environment move on at the end of an episode as well, or record without next observations."
+        )
     observations += [None] * (len(actors) - len(observations))
     if len(found) < len(actors):
         if truncated:
             observations[len(found)] = after
         after = None
-    after = observations[0] if after is None else after
+    if after is None or (is_done and not truncated):
+        after = observations[0]
     actions = [substep.action for substep in substeps] + [None] * (len(actors) - len(found))
     rewards = [float(substep.reward) for substep in substeps] + [0.0] * (len(actors) - len(found))  # type: ignore[arg-type]
     return observations, actions, rewards, after, is_done and not truncated
+
+
+def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
+    """The actions, those of ``Box`` heads clipped, where they are elements of their space."""
+    bounds, checked = ActionBounds(space), dict(actions)
+    for head, values in actions.items():
+        entry = space.spaces.get(head)
+        if isinstance(entry, spaces.Box) and values.shape[1:] == entry.shape:
+            checked[head] = bounds.clip_rows(head, values)
+            continue
+        lowest, highest = _choices(entry)
+        if lowest is None or values.shape[1:] != (entry.shape if entry is not None else None):
+            continue  # shapes are checked by the columns
+        with np.errstate(invalid="ignore"):
+            is_wrong = ~((values >= lowest) & (values <= highest) & (values == np.rint(values)))
+        wrong = np.flatnonzero(is_wrong.reshape(len(values), -1).any(-1) & acted)
+        if len(wrong):
+            raise EnvironmentContractError(
+                f"Step {wrong[0]} of a rollout for the replay buffer: action head `{head}` is "
+                f"{values[wrong[0]].tolist()}, expected an element of {entry}. Does the experience come from another "
+                "environment, or from one with other wrappers?"
+            )
+    return checked
+
+
+def _choices(space: spaces.Space[Any] | None) -> tuple[Any, Any]:
+    """Smallest and largest choice; None: these are no choices."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, spaces.MultiBinary) else (None, None)
 
 
 def _info(record: SpacesRecord) -> dict[Any, Any]:
@@ -126,6 +181,7 @@ def _stack(dictionaries: Sequence[Mapping[str, Any] | None]) -> Arrays:
 
 def _require_finite(rows: TransitionRows) -> None:
     groups = {f"observation of actor {index}": part for index, part in enumerate(rows.observations)}
+    groups |= {f"action of actor {index}": part for index, part in enumerate(rows.actions)}
     groups |= {"reward": {"reward": rows.rewards}, "next observation": rows.next_observation}
     for name, arrays in groups.items():
         for key, array in arrays.items():

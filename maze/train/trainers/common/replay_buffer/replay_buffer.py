@@ -16,6 +16,11 @@ class BaseReplayBuffer(ABC):
     """Keeps past experience to learn from again.
 
     It holds items, which are either all single environment steps or all rollouts of one length.
+
+    This is what a buffer is asked for from outside. Trainings with SAC go past it for speed, by rows of arrays, and
+    take no other buffer than
+    :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer`; a buffer of another
+    kind is best derived from that one.
     """
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """Environment steps as rows of arrays: what replay buffers hold.
 
 A row is one *environment step* with all of its sub-steps, whose actors act in a fixed order. An episode that ends in
-mid-step leaves a row with fewer sub-steps; the rest of it is zero, except the observation that the next actor would
-have answered where the episode was cut off.
+mid-step leaves a row with fewer sub-steps; the rest of it is zero, except observations: networks have to be able to
+evaluate them, although nobody learns from it. There stands what the next actor would have answered where the episode
+was cut off, and otherwise something that the observation space allows.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class TransitionColumns:
     :param actors: Actors of an environment step.
     :param observation_shapes: Shape and type of each observation, by actor.
     :param action_shapes: Shape and type of each action, by actor.
+    :param unobserved: What stands for observations of an actor that did not get any, by actor.
     """
 
     def __init__(
@@ -94,9 +96,11 @@ class TransitionColumns:
         actors: Sequence[ActorID],
         observation_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
         action_shapes: Sequence[Mapping[str, tuple[tuple[int, ...], Any]]],
+        unobserved: Sequence[Arrays],
     ) -> None:
         self.capacity = capacity
         self.actors = list(actors)
+        self._unobserved = list(unobserved)
         self.n_added = 0
         """Number of rows ever added."""
         self.all_complete = True
@@ -129,13 +133,19 @@ class TransitionColumns:
             actors,
             [_shapes_of(observation_spaces_dict[actor.step_key]) for actor in actors],
             [_shapes_of(action_spaces_dict[actor.step_key]) for actor in actors],
+            [_allowed_values(observation_spaces_dict[actor.step_key]) for actor in actors],
         )
 
     @classmethod
     def for_rows(cls, capacity: int, actors: Sequence[ActorID], rows: TransitionRows) -> TransitionColumns:
         """Columns for more rows like these."""
         observations, actions = ([_shapes_in(part) for part in parts] for parts in (rows.observations, rows.actions))
-        return cls(capacity, actors, observations, actions)
+        firsts = [int(np.argmax(_is_observed(rows, position))) for position in range(len(actors))]
+        unobserved = [
+            {key: array[first].copy() for key, array in part.items()}
+            for part, first in zip(rows.observations, firsts, strict=True)
+        ]
+        return cls(capacity, actors, observations, actions, unobserved)
 
     def __len__(self) -> int:
         return min(self.n_added, self.capacity)
@@ -156,9 +166,17 @@ class TransitionColumns:
         self.terminated[slots] = rows.terminated
         if len(self.actors) > 1:
             self.n_substeps[slots] = rows.n_substeps
-            self.all_complete = self.all_complete and bool((rows.n_substeps == len(self.actors)).all())
+            if not (rows.n_substeps == len(self.actors)).all():
+                self.all_complete = False
+                self._fill_unobserved(numbers % self.capacity, rows)
             self._link(slots, numbers, rows.follows)
         self.n_added += n
+
+    def _fill_unobserved(self, slots: np.ndarray, rows: TransitionRows) -> None:
+        for position in range(1, len(self.actors)):
+            missing = slots[~_is_observed(rows, position)]
+            for key, value in self._unobserved[position].items():
+                self.observations[position][key][missing] = value
 
     def _link(self, slots: Any, numbers: np.ndarray, follows: np.ndarray) -> None:
         self.next_row[slots] = -1
@@ -238,6 +256,27 @@ def _shapes_of(space: spaces.Dict) -> dict[str, tuple[tuple[int, ...], Any]]:
             )
         shapes[key] = (tuple(sub.shape), sub.dtype)
     return shapes
+
+
+def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:
+    """Where an actor got an observation: it acted, or the episode was cut off when it was to act."""
+    observed: np.ndarray = (rows.n_substeps > position) | ((rows.n_substeps == position) & ~rows.terminated)
+    return observed
+
+
+def _allowed_values(space: spaces.Dict) -> Arrays:
+    """Small values of the space: ones where it has ones, so that masks allow everything."""
+    values = {}
+    for key, sub in space.spaces.items():
+        value = np.zeros(sub.shape or (), sub.dtype)
+        if isinstance(sub, spaces.Box):
+            value = np.clip(np.ones_like(value), sub.low, sub.high)
+        elif isinstance(sub, spaces.MultiBinary):
+            value = np.ones_like(value)
+        elif isinstance(sub, spaces.Discrete | spaces.MultiDiscrete):
+            value += np.asarray(sub.start, sub.dtype)
+        values[key] = value
+    return values
 
 
 def _shapes_in(arrays: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], Any]]:

@@ -33,9 +33,12 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.buffer_size = buffer_size
         self.n_drawn = 0
         """Number of items ever drawn."""
+        self._n_left_behind = 0
+        """Number of items added to a buffer that this one goes on from without its content."""
         self._rng = np.random.default_rng(seed)
         self._columns: TransitionColumns | None = None
         self._item_length: int | None = None
+        self._action_spaces: list[spaces.Dict] | None = None
 
     def __len__(self) -> int:
         return 0 if self._columns is None else len(self._columns) // self.item_length
@@ -58,7 +61,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
     @property
     def avg_pick_per_transition(self) -> float:
         """How often an item was drawn, on average over all that were ever added."""
-        return self.n_drawn / self.n_added if self.n_added else 0.0
+        n_added = self.n_added + self._n_left_behind
+        return self.n_drawn / n_added if n_added else 0.0
 
     @property
     def columns(self) -> TransitionColumns:
@@ -83,6 +87,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         if self._columns is None:
             self._item_length = item_length
+            self._action_spaces = [action_spaces_dict[actor.step_key] for actor in actors]
             self._columns = TransitionColumns.for_spaces(
                 self.buffer_size * item_length, actors, observation_spaces_dict, action_spaces_dict
             )
@@ -100,7 +105,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     def add_rows(self, rows: TransitionRows) -> None:
         """Adds steps that are rows already; with items of several steps, whole items."""
-        self.columns.add(rows)
+        columns = self.columns
+        if len(rows) % self.item_length or columns.n_added % self.item_length:
+            raise ConfigError(
+                f"The replay buffer holds items of {self.item_length} environment steps, expected a multiple of that, "
+                f"found {len(rows)} steps. Collect rows with `RolloutRows(..., item_length={self.item_length})`."
+            )
+        columns.add(rows)
 
     @override(BaseReplayBuffer)
     def sample_batch(self, n_samples: int, learner_device: str) -> list[Transition]:
@@ -130,12 +141,22 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return {
             "generator": [bits["state"]["state"], bits["state"]["inc"], bits["has_uint32"], bits["uinteger"]],
             "n_drawn": self.n_drawn,
+            "n_added": self.n_added + self._n_left_behind,
             "item_length": self._item_length,
             "content": self.columns.state_dict() if with_content and self._columns is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state; without content in it, with the items there are."""
+        """Continues from a state; without content in it, with the items there are.
+
+        :raises ConfigError: The items have another length, or there is room for more or fewer of them.
+        """
+        if state["content"] is not None and self._item_length not in (None, state["item_length"]):
+            raise ConfigError(
+                f"algorithm.n_rollout_steps: the saved replay buffer holds rollouts of {state['item_length']} "
+                f"environment steps, this one of {self._item_length}. Continue with the configuration of the run that "
+                "was saved (`n_rollout_steps`, `split_rollouts_into_transitions`)."
+            )
         number, inc, has_uint32, uinteger = state["generator"]
         self._rng.bit_generator.state = {
             "bit_generator": "PCG64",
@@ -144,9 +165,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
             "uinteger": uinteger,
         }
         self.n_drawn = state["n_drawn"]
-        if state["content"] is not None:
+        n_added: int | None = state.get("n_added")  # states of earlier versions do not say
+        if state["content"] is None:
+            self._n_left_behind = n_added or 0
+        else:
             self._item_length = state["item_length"]
             self.columns.load_state_dict(state["content"])
+            self._n_left_behind = 0 if n_added is None else n_added - self.n_added
 
     def _draw(self, n_samples: int) -> np.ndarray:
         if not len(self):
@@ -167,7 +192,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 "be added."
             )
         actors = self._columns.actors if self._columns is not None else _longest([r.actor_ids for r in records])
-        rows = rows_of_records(records, actors, self.n_rows_added)
+        rows = rows_of_records(records, actors, self.n_rows_added, self._action_spaces)
         if self._columns is None:
             self._columns = TransitionColumns.for_rows(self.buffer_size * item_length, actors, rows)
         self._item_length = item_length
