@@ -32,10 +32,10 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.distributions.utils import require_valid_rows
 from maze.perception.models.model_composer import BaseModelComposer, Critic
-from maze.rllib.rl_module import MazeRLModule
+from maze.rllib.rl_module import MazeRLModule, PolicyTarget
 
 
-class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetworkAPI):
+class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, PolicyTarget):
     """For DQN: the logits of the policy network are the values of the actions. A critic is not used."""
 
     algorithm = "DQN"
@@ -89,14 +89,6 @@ class QPolicyModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetworkAPI):
     @override(QNetAPI)
     def compute_q_values(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {QF_PREDS: self._values(batch)}
-
-    @override(TargetNetworkAPI)
-    def make_target_networks(self) -> None:
-        self.target_policy_net = make_target_network(self.policy_net)
-
-    @override(TargetNetworkAPI)
-    def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
-        return [(self.policy_net, self.target_policy_net)]
 
     @override(TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:

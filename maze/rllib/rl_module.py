@@ -164,8 +164,11 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         return ["critic_net"]
 
 
-class TargetPolicyModule(PolicyGradientModule, TargetNetworkAPI):
-    """The same with a policy network that follows later, for APPO, whose learner never starts without one."""
+class PolicyTarget(TargetNetworkAPI):
+    """Gives a module a second policy network, which follows the first one later."""
+
+    policy_net: nn.Module
+    target_policy_net: nn.Module
 
     @override(TargetNetworkAPI)
     def make_target_networks(self) -> None:
@@ -174,6 +177,10 @@ class TargetPolicyModule(PolicyGradientModule, TargetNetworkAPI):
     @override(TargetNetworkAPI)
     def get_target_network_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.policy_net, self.target_policy_net)]
+
+
+class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
+    """The same with a policy network that follows later, for APPO, whose learner never starts without one."""
 
     @override(TargetNetworkAPI)
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
