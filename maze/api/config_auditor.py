@@ -9,9 +9,8 @@ from typing import Any
 from hydra.plugins.launcher import Launcher
 
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.errors import closest
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
@@ -288,6 +287,4 @@ def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
     import inspect
 
     names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
-    close = closest(name, names)
-    meant = f" Did you mean {close!r}?" if close else ""
-    return f"{name}: unknown argument.{meant} Known: {', '.join(names)}."
+    return f"{name}: unknown argument.{did_you_mean(name, names)} Known: {', '.join(names)}."

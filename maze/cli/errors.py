@@ -11,7 +11,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 
 class UsageError(ConfigError):
@@ -41,16 +41,8 @@ def translated(error: BaseException) -> ConfigError | None:
 def suggestion(wrong: str, known: Iterable[str], introduction: str = "Known") -> str:
     """A sentence with what was probably meant, and another with all there is."""
     names = sorted(set(known))
-    close = closest(wrong, names)
-    meant = f" Did you mean {close!r}?" if close else ""
-    return f"{meant} {introduction}: {', '.join(names)}." if names else meant
-
-
-def closest(wrong: str, known: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None."""
-    names = sorted(known)
-    similar = get_close_matches(wrong, names, n=1, cutoff=0.6)
-    return next(iter(similar or (name for name in names if wrong and wrong in name)), None)
+    known_names = f" {introduction}: {', '.join(names)}." if names else ""
+    return did_you_mean(wrong, names) + known_names
 
 
 def root_configs() -> list[str]:
@@ -100,11 +92,9 @@ def _unknown_key(cause: Any) -> str:
     prefix = full_key.removesuffix(wrong)
     elsewhere = _paths_ending_in(parent._get_root(), wrong) if isinstance(parent, DictConfig) else []
     if wrong not in siblings and elsewhere and not get_close_matches(wrong, siblings, n=1, cutoff=0.8):
-        hint = f" Did you mean {elsewhere[0]!r}?" + suggestion("", siblings, "Known here")
+        hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
     else:
-        close = closest(wrong, siblings)
-        meant = f" Did you mean {prefix + close!r}?" if close else ""
-        hint = meant + suggestion("", siblings, "Known here")
+        hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
     addition = f"+{full_key}=<value>"
     if "." in wrong:  # the path of a class: on the command line its dots would lead into nested keys
         addition = f"'+{prefix.removesuffix('.')}={{{wrong}:{{<argument>:<value>}}}}'"

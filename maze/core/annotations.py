@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar, get_origin
+
+from maze.core.errors import did_you_mean
 
 T = TypeVar("T")
 
@@ -22,8 +23,7 @@ def override(interface_class: Any) -> Callable[[T], T]:
         function = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
         name = getattr(function, "__name__", None)
         if name is not None and not hasattr(interface, name):
-            close = difflib.get_close_matches(name, dir(interface), n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(name, dir(interface))
             raise NameError(f"@override: {interface.__name__} has no member `{name}`.{hint}")
         return member
 

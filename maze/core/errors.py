@@ -6,6 +6,9 @@ expected, what was found and what to do, and keeps its cause (``raise ... from``
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
+from difflib import get_close_matches
+
 
 class MazeError(Exception):
     """Common base: the command line prints it as one message, without a traceback."""
@@ -29,3 +32,29 @@ class WorkerError(MazeError):
 
 class CheckpointError(MazeError):
     """A checkpoint or another artefact is missing, damaged, foreign or does not fit the model."""
+
+
+def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
+    """Builds an error that names the unknown key, the known ones and the closest of them."""
+    known = list(known)
+    names = ", ".join(repr(name) for name in known) or "none"
+    return ConfigError(f"{what} {key!r} is unknown.{did_you_mean(key, known)} Known: {names}.")
+
+
+def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
+    """Returns a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
+
+    :param wrong: What was found.
+    :param known: What there is.
+    :param form: The place of the name in the whole that is shown, for instance ``algorithm.{}``.
+    """
+    close = closest(wrong, known)
+    return "" if close is None else f" Did you mean `{form.format(close)}`?"
+
+
+def closest(wrong: object, known: Iterable[object]) -> str | None:
+    """Returns the known name that is spelt most like ``wrong``, else the first that contains it, else None."""
+    text = str(wrong).lower()
+    names = {str(name).lower(): str(name) for name in known}
+    similar = get_close_matches(text, names, n=1) or sorted(name for name in names if text and text in name)
+    return names[similar[0]] if similar else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
@@ -159,9 +158,7 @@ def _entries(config: Any) -> list[Any]:
 
 def _did_you_mean(name: Any, known: Iterable[str]) -> str:
     known = list(known)
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
-    return f"{hint} Known: {', '.join(known)}."
+    return f"{did_you_mean(name, known)} Known: {', '.join(known)}."
 
 
 def _resolve_space(value: Any, where: str) -> type[Any]:

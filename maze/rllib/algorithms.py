@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 INSTALLATION = "pip install maze-rl[rllib]"
 
@@ -148,13 +147,6 @@ def validated(config: Any) -> Any:
     except Exception as error:
         raise ConfigError(f"algorithm.config: RLlib does not accept this configuration: {error}") from error
     return config
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the closest known name, or nothing."""
-    by_lower = {entry.lower(): entry for entry in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
 
 
 def _first_line(error: BaseException) -> str:

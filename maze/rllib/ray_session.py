@@ -9,8 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from maze.core.errors import ConfigError
-from maze.rllib.algorithms import did_you_mean
+from maze.core.errors import ConfigError, did_you_mean
 
 _ADDRESS = "RAY_ADDRESS"
 _QUIET = {

@@ -11,12 +11,12 @@ from typing import Any
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import TorchModel
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.errors import ConfigError, MazeError
+from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.rllib.algorithms import RLlibAlgorithm, did_you_mean, validated
+from maze.rllib.algorithms import RLlibAlgorithm, validated
 from maze.rllib.environment import EnvConfig, MazeRLlibEnv
 from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent, module_id, network_keys
 from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from maze.core.errors import ConfigError
-from maze.rllib.algorithms import did_you_mean
+from maze.core.errors import ConfigError, did_you_mean
 from maze.rllib.statistics import value_at
 
 _SHORT_NAMES = {

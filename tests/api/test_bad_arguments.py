@@ -32,26 +32,26 @@ def model_composer() -> CustomModelComposer:
 
 
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
-    "unknown environment": (lambda: {"env": "gym_evn"}, "env=gym_evn.*Did you mean 'gym_env'"),
-    "unknown algorithm": (lambda: {"algorithm": "pppo"}, "algorithm=pppo.*Did you mean 'ppo'.*Options.*sac"),
-    "unknown model": (lambda: {"model": "vektor_obs"}, "model=vektor_obs.*Did you mean 'vector_obs'"),
-    "unknown critic": (lambda: {"critic": "template_stat"}, "critic=template_stat.*Did you mean 'template_state'"),
-    "unknown wrappers": (lambda: {"wrappers": "vektor_obs"}, "wrappers=vektor_obs.*Did you mean 'vector_obs'"),
+    "unknown environment": (lambda: {"env": "gym_evn"}, "env=gym_evn.*Did you mean `gym_env`"),
+    "unknown algorithm": (lambda: {"algorithm": "pppo"}, "algorithm=pppo.*Did you mean `ppo`.*Options.*sac"),
+    "unknown model": (lambda: {"model": "vektor_obs"}, "model=vektor_obs.*Did you mean `vector_obs`"),
+    "unknown critic": (lambda: {"critic": "template_stat"}, "critic=template_stat.*Did you mean `template_state`"),
+    "unknown wrappers": (lambda: {"wrappers": "vektor_obs"}, "wrappers=vektor_obs.*Did you mean `vector_obs`"),
     "unknown runner": (lambda: {"runner": "remote"}, "runner=remote.*Options of runner: dev, local"),
     "unknown experiment": (lambda: {"experiment": "cartpole_pp"}, "experiment=cartpole_pp.*cartpole_ppo"),
     "unknown configuration": (lambda: {"configuration": "conf_trian"}, "^configuration: conf_trian.*conf_train"),
     "unknown launcher": (lambda: {"launcher": "locl", "multirun": True}, "hydra/launcher=locl.*local"),
     "unknown key": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.clip_rnge": 0.1}},
-        r"algorithm.clip_rnge.*Did you mean 'algorithm.clip_range'.*use the key '\+algorithm.clip_rnge'",
+        r"algorithm.clip_rnge.*Did you mean `algorithm.clip_range`.*use the key '\+algorithm.clip_rnge'",
     ),
     "unknown key of an object": (
         lambda: {"algorithm": PPOAlgorithmConfig(), "overrides": {"algorithm.clip_rnge": 0.1}},
-        "algorithm.clip_rnge.*`algorithm` has no key 'clip_rnge'.*Did you mean 'clip_range'",
+        "algorithm.clip_rnge.*`algorithm` has no key 'clip_rnge'.*Did you mean `clip_range`",
     ),
     "unknown key for a mapping": (
         lambda: {"overrides": {"model.polcy": {"_target_": "x.y"}}},
-        "`model` has no key 'polcy'.*Did you mean 'policy'",
+        "`model` has no key 'polcy'.*Did you mean `policy`",
     ),
     "value of the wrong type": (
         lambda: {"algorithm": "ppo", "overrides": {"algorithm.lr": "fast"}},
@@ -140,7 +140,7 @@ def test_what_needs_a_trained_policy_says_so(name: str) -> None:
     ("call", "message"),
     [
         (lambda rc: rc.train(n_epochs=1.5), "n_epochs: expected a whole number"),
-        (lambda rc: rc.evaluate(n_episode=3), "n_episode: unknown argument. Did you mean 'n_episodes'"),
+        (lambda rc: rc.evaluate(n_episode=3), "n_episode: unknown argument. Did you mean `n_episodes`"),
         (lambda rc: rc.rollout(max_steps=3), "runner.max_steps.*unknown key.*max_episode_steps"),
         (lambda rc: rc.rollout(runner="dev"), "runner: the chosen one cannot run this"),
     ],

@@ -103,7 +103,7 @@ def test_a_value_that_no_group_has_is_found_before_the_first_run(
     Path("conf/size").mkdir()
     Path("conf/size/small.yaml").write_text("n: 1")
     assert main([*command, "size=small,smal"]) == 2
-    assert "size=smal: there is no such option. Did you mean 'small'?" in capfd.readouterr().err
+    assert "size=smal: there is no such option. Did you mean `small`?" in capfd.readouterr().err
     assert not Path("runs.txt").exists()
 
 
@@ -263,7 +263,7 @@ def test_a_misspelt_objective_ends_the_sweep_with_the_first_run(
     command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "runner.x=1,2,3", "hydra.sweeper.objective=eval_BaseEnvEvents/reward/men"]) == 1
-    assert "Did you mean 'eval_BaseEnvEvents/reward/mean'?" in capfd.readouterr().err
+    assert "Did you mean `eval_BaseEnvEvents/reward/mean`?" in capfd.readouterr().err
     assert len(runs_so_far()) == 1
 
 
@@ -290,18 +290,18 @@ NEVERGRAD = ("hydra/sweeper=nevergrad",)
 OPTUNA = ("hydra/sweeper=optuna",)
 INTERVAL = "runner.x=interval(0,1)"
 WRONG = [
-    ([*NEVERGRAD, INTERVAL, "hydra.sweeper.optim.optimizer=OnePlusTwo"], "Did you mean 'OnePlusOne'?"),
-    ([*NEVERGRAD, INTERVAL, "hydra.sweeper.optim.budjet=1"], "Did you mean 'hydra.sweeper.optim.budget'?"),
+    ([*NEVERGRAD, INTERVAL, "hydra.sweeper.optim.optimizer=OnePlusTwo"], "Did you mean `OnePlusOne`?"),
+    ([*NEVERGRAD, INTERVAL, "hydra.sweeper.optim.budjet=1"], "Did you mean `hydra.sweeper.optim.budget`?"),
     ([*NEVERGRAD, INTERVAL, "hydra.sweeper.optim.budget=0"], "hydra.sweeper.optim.budget: expected a whole number"),
     ([*NEVERGRAD, "runner.x=interval(2,1)"], "runner.x: lower (2) must be smaller than upper (1)"),
     ([*NEVERGRAD, "+hydra.sweeper.parametrization.runner.z.lower=0"], "runner.z: unknown key"),
-    ([*OPTUNA, INTERVAL, "hydra.sweeper.optim.sampler=tpee"], "Did you mean 'tpe'?"),
+    ([*OPTUNA, INTERVAL, "hydra.sweeper.optim.sampler=tpee"], "Did you mean `tpe`?"),
     ([INTERVAL], "To search an interval, choose hydra/sweeper=nevergrad"),
     (
         ["runner.x=1,2", "hydra.sweeper.n_seeds=0"],
         "hydra.sweeper.n_seeds: expected a whole number of at least 1, got 0",
     ),
-    (["runner.x=1,2", "hydra/sweeper=gird"], "Did you mean 'grid'?"),
+    (["runner.x=1,2", "hydra/sweeper=gird"], "Did you mean `grid`?"),
 ]
 
 

@@ -83,7 +83,7 @@ def test_the_command_line_replaces_or_pins_entries_of_the_configuration() -> Non
         ({"a": {"lower": 1, "upper": 1}}, "must be smaller"),
         ({"a": {"lower": 0, "upper": 1, "log": True}}, "must be positive"),
         ({"a": {"lower": 0, "upper": 1, "init": 2}}, "init"),
-        ({"a": {"lower": 0, "uper": 1}}, "Did you mean 'upper'"),
+        ({"a": {"lower": 0, "uper": 1}}, "Did you mean `upper`"),
         ({"a": {"lower": "x"}}, "a.lower: expected a number, got 'x'"),
         ({"a": {"lower": float("nan")}}, "expected a number"),
         ({"a": {"lower": 0, "log": 1}}, "a.log: expected true or false"),

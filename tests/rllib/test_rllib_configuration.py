@@ -49,7 +49,7 @@ def test_an_algorithm_that_rllib_dropped_is_an_error_that_lists_what_there_is(na
 
 
 def test_a_misspelt_algorithm_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'IMPALA'"):
+    with pytest.raises(ConfigError, match="Did you mean `IMPALA`"):
         find_algorithm("impalla")
 
 
@@ -114,7 +114,7 @@ def test_rllibs_own_model_gets_no_critic_of_maze() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"stopp": {}}, "Did you mean 'stop'"),
+        ({"stopp": {}}, "Did you mean `stop`"),
         ({"stop": {"training_iteration": "many"}}, r"runner\.tune_config\.stop\.training_iteration"),
         ({"checkpoint_freq": -1}, r"runner\.tune_config\.checkpoint_freq"),
     ],
@@ -137,7 +137,7 @@ def test_training_stops_at_the_first_condition_that_holds() -> None:
 
 def test_a_condition_that_rllib_does_not_report_is_an_error() -> None:
     parameters = TuneParameters.from_config({"stop": {"time_totl_s": 3}})
-    with pytest.raises(ConfigError, match="Did you mean 'time_total_s'"):
+    with pytest.raises(ConfigError, match="Did you mean `time_total_s`"):
         parameters.reason_to_stop({"time_total_s": 1.0}, 1)
 
 

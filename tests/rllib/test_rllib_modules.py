@@ -223,7 +223,7 @@ def test_every_hyperparameter_of_the_option_is_known_to_rllib(name: str) -> None
 
 
 def test_an_unknown_hyperparameter_is_an_error_with_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.config\.clip_parm.*Did you mean 'clip_param'"):
+    with pytest.raises(ConfigError, match=r"algorithm\.config\.clip_parm.*Did you mean `clip_param`"):
         configured(ALGORITHMS["PPO"], {"clip_parm": 0.1})
 
 

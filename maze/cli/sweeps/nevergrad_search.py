@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from maze.cli.errors import UsageError, closest
+from maze.cli.errors import UsageError
 from maze.cli.sweeps.extras import required
 from maze.cli.sweeps.space import ChoiceParameter, Parameter, ScalarParameter, SearchSpace
 from maze.cli.sweeps.strategy import Search
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 COMMON = ("OnePlusOne", "TwoPointsDE", "CMA", "NGOpt", "TBPSA", "PSO", "RandomSearch", "ScrHammersleySearch")
 NO_RESULT_YET = 1e6
@@ -44,10 +44,9 @@ class NevergradSearch(Search):
         self.noisy = noisy
         registry = self._nevergrad.optimizers.registry
         if optimizer not in registry:
-            close = closest(optimizer, registry)
-            meant = f" Did you mean {close!r}?" if close else ""
             raise UsageError(
-                f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer.{meant} "
+                f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer."
+                f"{did_you_mean(optimizer, registry)} "
                 f"Often used: {', '.join(COMMON)}; it has {len(registry)} in all (nevergrad.optimizers.registry)."
             )
         self._reset()

@@ -11,9 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from maze.cli.errors import UsageError, closest
+from maze.cli.errors import UsageError
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter
 from maze.core.log_stats.log_stats_writer_tensorboard import tensorboard_tag
 from maze.core.log_stats.stats_format import scalar_value
@@ -75,15 +75,13 @@ class ObjectiveRecorder(LogStatsWriter):
         return values[-1] if self.step == "last" else fmean(values)
 
     def _unknown(self) -> str:
-        close = closest(self.name, self._seen)
-        meant = f" Did you mean {close!r}?" if close else ""
         if not self._seen:
             return f"hydra.sweeper.objective={self.name}: the run logged no statistics at all."
         shown = sorted(self._seen, key=lambda tag: (not tag.startswith("eval"), tag))[:20]
         more = f" and {len(self._seen) - len(shown)} more" if len(self._seen) > len(shown) else ""
         return (
-            f"hydra.sweeper.objective={self.name}: the run logged no such statistic.{meant} "
-            f"Known: {', '.join(shown)}{more}."
+            f"hydra.sweeper.objective={self.name}: the run logged no such statistic."
+            f"{did_you_mean(self.name, self._seen)} Known: {', '.join(shown)}{more}."
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from maze.core.agent.flat_policy import FlatPolicy
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ class DefaultPolicy(Policy):
                 raise ConfigError(f"There are policies for {list(self.policies)}; say which with `actor_id`.")
             return next(iter(self.policies.values()))
         if actor_id[0] not in self.policies:
-            from maze.core.agent.networks import unknown_key_error  # imports torch, which is not needed to act
-
             raise unknown_key_error("policy.policies: step key", actor_id[0], self.policies)
         return self.policies[actor_id[0]]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,14 +35,6 @@ def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
         if not isinstance(network, nn.Module):
             raise ConfigError(f"{what}[{key!r}]: expected a torch.nn.Module, found {type(network).__name__}.")
     return dict(networks)
-
-
-def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
-    """An error that names the unknown key, the known ones and the closest of them."""
-    known = list(known)
-    close = difflib.get_close_matches(str(key), [str(name) for name in known], n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return ConfigError(f"{what} {key!r} is unknown.{hint} Known: {', '.join(repr(name) for name in known) or 'none'}.")
 
 
 def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, torch.Tensor]]:

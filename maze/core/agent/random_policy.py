@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze.core.agent.action_masks import masked_heads
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -106,8 +106,6 @@ class RandomPolicy(Policy):
             return next(iter(self._samplers.values()))
         sampler = self._samplers.get(actor_id[0])
         if sampler is None:
-            from maze.core.agent.networks import unknown_key_error  # imports torch, which is not needed to act
-
             raise unknown_key_error("action_spaces_dict: step key", actor_id[0], self._samplers)
         return sampler
 

@@ -16,13 +16,12 @@ from maze.core.agent.networks import (
     check_networks,
     load_network_weights,
     network_weights,
-    unknown_key_error,
 )
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv

@@ -31,13 +31,12 @@ from maze.core.agent.networks import (
     check_networks,
     load_network_weights,
     network_weights,
-    unknown_key_error,
 )
 from maze.core.agent.state_action_critic import StateActionCritic
 from maze.core.agent.state_action_values import expected_soft_value, merged_action_space, q_values_key
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces
 
 STATE_GROUP = "critics"

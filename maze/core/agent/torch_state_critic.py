@@ -18,7 +18,6 @@ from maze.core.agent.networks import (
     check_networks,
     load_network_weights,
     network_weights,
-    unknown_key_error,
 )
 from maze.core.agent.returns import gae, next_values_from
 from maze.core.agent.state_critic import StateCritic
@@ -30,7 +29,7 @@ from maze.core.agent.state_critic_input_output import (
 )
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
 
 if TYPE_CHECKING:

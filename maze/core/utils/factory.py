@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, Union, cast
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, closest
 from maze.core.utils.parameter_hints import ParameterHints
 from maze.core.utils.targets import locate
 
@@ -188,8 +187,8 @@ def _argument_faults(signature: inspect.Signature, positional: Sequence[Any], ar
         faults.append(f"missing argument(s) {', '.join(f'`{name}`' for name in missing)}")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for name in (name for name in arguments if name not in names):
-            close = difflib.get_close_matches(name, names, n=1)
-            faults.append(f"unknown argument `{name}`" + (f" (did you mean `{close[0]}`?)" if close else ""))
+            close = closest(name, names)
+            faults.append(f"unknown argument `{name}`" + (f" (did you mean `{close}`?)" if close else ""))
     return faults
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
 from types import ModuleType
 from typing import Any
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 # fmt: off
 _FORBIDDEN_MODULES = frozenset({
@@ -87,8 +86,7 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         except ImportError as error:
             raise ConfigError(f"{_prefix(where)}`{path}`: importing `{name}` failed: {error}") from error
     top_levels = [module.name for module in pkgutil.iter_modules()]
-    close = difflib.get_close_matches(parts[0], top_levels, n=1)
-    hint = f" Did you mean `{'.'.join([close[0], *parts[1:]])}`?" if close else ""
+    hint = did_you_mean(parts[0], top_levels, ".".join(["{}", *parts[1:]]))
     raise ConfigError(
         f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in. Is it installed or on PYTHONPATH?{hint}"
     )
@@ -98,8 +96,7 @@ def _similar(name: str, container: Any, parent: str) -> str:
     candidates = [member for member in dir(container) if not member.startswith("_")]
     if isinstance(container, ModuleType) and hasattr(container, "__path__"):
         candidates += [module.name for module in pkgutil.iter_modules(container.__path__)]
-    close = difflib.get_close_matches(name, candidates, n=1)
-    return f" Did you mean `{parent}.{close[0]}`?" if close else ""
+    return did_you_mean(name, candidates, f"{parent}.{{}}")
 
 
 def _prefix(where: str) -> str:

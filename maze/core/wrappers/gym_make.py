@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import parse_env_id, registry
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -28,7 +27,7 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"Environment `{name}` cannot be made: {error}{_suggestion(name)}") from error
+        raise ConfigError(f"Environment `{name}` cannot be made: {error}{did_you_mean(name, registry)}") from error
     except TypeError as error:
         if not kwargs or "argument" not in str(error):
             raise
@@ -59,9 +58,3 @@ def _successor(name: str) -> str | None:
     if name in registry or version is None or newest is None:
         return None
     return newest if version < (parse_env_id(newest)[2] or 0) else None
-
-
-def _suggestion(name: str) -> str:
-    by_lower_case = {known.lower(): known for known in registry}
-    close = difflib.get_close_matches(name.lower(), by_lower_case, n=3)
-    return f" Did you mean {', '.join(f'`{by_lower_case[known]}`' for known in close)}?" if close else ""

@@ -13,14 +13,8 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import ConfigError
-from maze.core.wrappers.substep_wrappers import (
-    Observation,
-    SubstepObservationWrapper,
-    did_you_mean,
-    entry_names,
-    is_mask,
-)
+from maze.core.errors import ConfigError, did_you_mean
+from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names, is_mask
 from maze.core.wrappers.wrapper import ObservationsAndActions, ObservationWrapper
 
 _ENTRY_KEYS = ("observation", "keep_original", "tag", "delta", "stack_steps")

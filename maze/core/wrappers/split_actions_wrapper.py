@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, did_you_mean, entry_names, spaces_of_entry
+from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
+from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, entry_names, spaces_of_entry
 from maze.core.wrappers.wrapper import ActionWrapper
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gymnasium import spaces
@@ -124,9 +123,3 @@ def spaces_of_entry(spaces_dict: Mapping[StepKeyType, spaces.Dict], name: str) -
 def entry_names(spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> list[str]:
     """The names of all sub-steps' entries, each once."""
     return list(dict.fromkeys(name for space in spaces_dict.values() for name in space.spaces))
-
-
-def did_you_mean(name: Any, known: Sequence[str]) -> str:
-    """A sentence with the known name that is most like another one; empty where none is."""
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean `{close[0]}`?" if close else ""

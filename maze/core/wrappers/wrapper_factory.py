@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, Factory, plain_container
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -101,10 +100,9 @@ def _class_of_short_name(name: str, config_path: str) -> type[Wrapper[Any]]:
         raise ConfigError(f"{config_path}: `{name}` may be any of {paths}; name one by its dotted path.")
     known = [_camel_case(path.rpartition(".")[2]) for path in built_in if path.endswith("_wrapper")]
     known += [klass.__name__ for klass in _subclasses(Wrapper)]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
     raise ConfigError(
-        f"{config_path}: there is no built-in or imported wrapper `{name}`.{hint} Name your own by their dotted path."
+        f"{config_path}: there is no built-in or imported wrapper `{name}`.{did_you_mean(name, known)} Name your own "
+        "by their dotted path."
     )
 
 

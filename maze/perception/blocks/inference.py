@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
 
 
@@ -133,11 +132,9 @@ class InferenceBlock(PerceptionBlock):
 
     def _missing_key_error(self, key: str, wanted_by: str, producers: Iterable[str]) -> ConfigError:
         known = [*self.in_keys, *producers]
-        guess = difflib.get_close_matches(key, known, n=1)
         return ConfigError(
             f"{self.block_name}: {wanted_by} needs {key!r}, which is neither an input nor produced by a block."
-            + (f" Did you mean {guess[0]!r}?" if guess else "")
-            + f" Known keys: {', '.join(known)}."
+            f"{did_you_mean(key, known)} Known keys: {', '.join(known)}."
         )
 
     def _check_shapes(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory, plain_container
 from maze.perception.blocks.base import PerceptionBlock
 
@@ -98,7 +97,7 @@ class BaseModelBuilder(ABC):
             if key not in in_use:
                 raise ConfigError(
                     f"{WHERE}.observation_modality_mapping.{key}: the environment has no such observation."
-                    f"{_did_you_mean(key, found)} Observations: {', '.join(found)}."
+                    f"{did_you_mean(key, found)} Observations: {', '.join(found)}."
                 )
 
     def modality_of(self, observation_key: str) -> str:
@@ -111,7 +110,7 @@ class BaseModelBuilder(ABC):
             known = list(self.observation_modality_mapping)
             raise ConfigError(
                 f"{WHERE}.observation_modality_mapping: observation `{observation_key}` has no modality."
-                f"{_did_you_mean(observation_key, known)} Mapped are: {', '.join(known) or 'none'}. Add "
+                f"{did_you_mean(observation_key, known)} Mapped are: {', '.join(known) or 'none'}. Add "
                 f"`{observation_key}: <modality>` with one of the modalities {', '.join(self._modalities())}."
             )
         return self.observation_modality_mapping[mapped_key]
@@ -173,7 +172,7 @@ class BaseModelBuilder(ABC):
                 reserved = " (this name belongs to a stage of the template)" if modality in PRESET_KEYS else ""
                 raise ConfigError(
                     f"{WHERE}.observation_modality_mapping.{observation}: there is no modality "
-                    f"`{modality}`{reserved} in `modality_config`.{_did_you_mean(modality, self._modalities())} "
+                    f"`{modality}`{reserved} in `modality_config`.{did_you_mean(modality, self._modalities())} "
                     f"Modalities: {', '.join(self._modalities()) or 'none'}."
                 )
         return dict(mapping)
@@ -194,7 +193,7 @@ def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
             continue
         unknown = [key for key in entry if key not in ("block_type", "block_params")]
         if unknown or "block_type" not in entry:
-            hint = _did_you_mean(unknown[0], ["block_type", "block_params"]) if unknown else ""
+            hint = did_you_mean(unknown[0], ["block_type", "block_params"]) if unknown else ""
             raise ConfigError(
                 f"{where}.{modality}: expected `block_type` and `block_params`, found {list(entry)}.{hint}"
             )
@@ -217,8 +216,3 @@ def _stacked(space: spaces.Space[Any], n_steps: int, key: str) -> spaces.Space[A
     if isinstance(space, spaces.MultiBinary):
         return spaces.MultiBinary([n_steps, *space.shape])
     raise ConfigError(f"to_recurrent_gym_space: observation `{key}` is {space}, which cannot be stacked.")
-
-
-def _did_you_mean(name: Any, known: Iterable[Any]) -> str:
-    close = difflib.get_close_matches(str(name), [str(other) for other in known], n=1)
-    return f" Did you mean `{close[0]}`?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
@@ -159,9 +158,7 @@ def check_keys(model_config: Any, known: Iterable[str], shown: Iterable[str]) ->
     known = list(known)
     for key in model_config:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
-            raise ConfigError(f"model.{key}: unknown key.{hint} Known: {', '.join(shown)}.")
+            raise ConfigError(f"model.{key}: unknown key.{did_you_mean(key, known)} Known: {', '.join(shown)}.")
     if model_config.get("policy") is None:
         raise ConfigError("model.policy: missing. Choose a model, e.g. `model=flatten_concat`.")
     return model_config

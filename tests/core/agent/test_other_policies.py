@@ -56,7 +56,7 @@ def test_random_actions_are_elements_of_the_space_and_depend_on_the_seed_alone()
 
 def test_a_random_policy_names_unknown_substeps_and_offers_candidates():
     policy = RandomPolicy({"select": SPACE})
-    with pytest.raises(ConfigError, match=r"'selct' is unknown. Did you mean 'select'"):
+    with pytest.raises(ConfigError, match=r"'selct' is unknown. Did you mean `select`"):
         policy.compute_action(None, actor_id=ActorID("selct", 0))
     actions, probabilities = policy.compute_top_action_candidates(None, 4, None, None)
     assert len(actions) == 4

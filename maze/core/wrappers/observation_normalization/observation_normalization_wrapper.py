@@ -14,7 +14,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
 from maze.core.utils.targets import locate
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import ObservationNormalizationStrategy
@@ -27,7 +27,6 @@ from maze.core.wrappers.observation_normalization.strategy_registry import Strat
 from maze.core.wrappers.substep_wrappers import (
     Observation,
     SubstepObservationWrapper,
-    did_you_mean,
     entry_names,
     is_mask,
     spaces_of_entry,

@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.observation_normalization import normalization_strategies
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import ObservationNormalizationStrategy
-from maze.core.wrappers.substep_wrappers import did_you_mean
 
 
 class StrategyRegistry(Factory[ObservationNormalizationStrategy]):

@@ -11,15 +11,10 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
-from maze.core.wrappers.substep_wrappers import (
-    Observation,
-    SubstepObservationWrapper,
-    did_you_mean,
-    entry_names,
-)
+from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names
 from maze.core.wrappers.wrapper import ObservationWrapper
 
 _ENTRY_KEYS = ("observation", TARGET_KEY, "keep_original", "config")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from abc import ABC
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.config_utils import whole_number
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class AlgorithmConfig(ABC):
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                similar = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean `algorithm.{similar[0]}`?" if similar else f" Known fields: {', '.join(known)}."
+                hint = did_you_mean(key, known, "algorithm.{}") or f" Known fields: {', '.join(known)}."
                 raise ConfigError(f"algorithm.{key}: {cls.__name__} has no such field.{hint}")
         return cls(**values)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import ConfigType, Factory
 from maze_envs.logistics.cutting_2d.demand_generator.demand_generator import DemandGenerator
 from maze_envs.logistics.cutting_2d.demand_generator.mixed_periodic import MixedPeriodicDemandGenerator
@@ -27,8 +26,7 @@ class _DemandGeneratorFactory(Factory[DemandGenerator]):
         if "." in name:
             return super().type_or_function(name, config_path)
         if name not in SHORT_NAMES:
-            close = difflib.get_close_matches(name, SHORT_NAMES, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(name, SHORT_NAMES)
             raise ConfigError(
                 f"{config_path}: there is no demand generator `{name}`.{hint} Known: {sorted(SHORT_NAMES)}; name your "
                 "own by their dotted path."

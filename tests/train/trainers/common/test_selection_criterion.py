@@ -157,7 +157,7 @@ def test_settings_of_wrong_types_are_refused():
 
 
 def test_a_misspelt_objective_is_refused_with_what_was_probably_meant():
-    with pytest.raises(ConfigError, match=r"kpi/raw_peices.*Did you mean 'BaseEnvEvents/kpi/mean/raw_pieces'"):
+    with pytest.raises(ConfigError, match=r"kpi/raw_peices.*Did you mean `BaseEnvEvents/kpi/mean/raw_pieces`"):
         SelectionCriterion("kpi/raw_peices").judge(stats(raw_pieces=1.0))
 
 
@@ -198,7 +198,7 @@ def test_an_event_that_does_not_occur_counts_as_zero(name, logged, caplog):
     ],
 )
 def test_a_misspelt_name_in_a_constraint_is_refused_at_the_first_evaluation(name, meant):
-    with pytest.raises(ConfigError, match=f"Did you mean '{meant}'"):
+    with pytest.raises(ConfigError, match=f"Did you mean `{meant}`"):
         SelectionCriterion(constraints=[f"{name} <= 0"]).judge(cutting_stats())
 
 

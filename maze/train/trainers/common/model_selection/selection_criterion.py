@@ -210,7 +210,7 @@ def _closest(stats: LogStats, name: str) -> str | None:
 def _suggestion(stats: LogStats, name: str) -> str:
     names = _names(stats)
     close = _closest(stats, name)
-    meant = f" Did you mean {close!r}?" if close else ""
+    meant = f" Did you mean `{close}`?" if close else ""
     more = f" and {len(names) - _N_SHOWN} more" if len(names) > _N_SHOWN else ""
     return f"{meant} Known: {', '.join(names[:_N_SHOWN]) or 'none'}{more}."
 
