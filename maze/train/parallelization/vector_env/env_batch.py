@@ -161,7 +161,7 @@ class EnvBatch:
         states = []
         for index, env in enumerate(self.envs):
             state = self._log.state(index)
-            if "problem" in state or not with_running or not self.actor_ids:
+            if "problem" in state or not with_running or not (self.actor_ids or self._is_restored):
                 state = {key: state[key] for key in ("seed", "n_seedings", "problem") if key in state}
             else:
                 state["digest"] = self._digest(index, env)
@@ -176,12 +176,15 @@ class EnvBatch:
         """
         problems: dict[int, str] = {}
         self.actor_ids = []
+        self._log.forget_ticks()
         is_any_running = any("digest" in state for state in states)
         for index, state in enumerate(states):
             self.current_index = index
             problem = state.get("problem")
             if "digest" in state:
                 problem = self._play_again(index, state)
+                if problem is not None:
+                    self.envs[index].discard_episode()  # nobody has played what it is in the middle of
             elif "seed" in state:
                 self._log.adopt_seed(index, state)
                 if state["n_seedings"] == 0:

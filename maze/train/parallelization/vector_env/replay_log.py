@@ -133,11 +133,16 @@ class ReplayLog:
             return state
         return {**state, **self._actions(index, start), "statistics": self.statistics[index]}
 
-    def restore(self, index: int, state: EpisodeState) -> None:
-        """The environment has been played again from this state; all have to be restored before the next tick."""
+    def forget_ticks(self) -> None:
+        """Ticks are counted from here: the environments are about to be brought somewhere else."""
         self._ticks.clear()
         self._first_tick = self._n_ticks = 0
-        self._is_recording = True
+        self._starts = [0] * len(self._starts)
+        self._seedings = [[] for _ in self._starts]
+        self._earlier = [None] * len(self._starts)
+
+    def restore(self, index: int, state: EpisodeState) -> None:
+        """The environment has been played again from this state."""
         self.adopt_seed(index, state)
         self.statistics[index] = state["statistics"]
         self._earlier[index] = state

@@ -161,6 +161,16 @@ def signal_after(n_updates):
     return prepare
 
 
+def signal_in_evaluation(trainer):
+    evaluate_if_due = trainer._evaluate_if_due
+
+    def interrupted():
+        evaluate_if_due()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer._evaluate_if_due = interrupted
+
+
 def killed_after_saving(n_saved):
     def prepare(trainer):
         save, n_done = trainer._save_checkpoint, iter(range(1, 1000))
@@ -226,6 +236,37 @@ def test_resuming_twice_is_as_good_as_once(tmp_path, uninterrupted):
         prepare = signal_after(2) if index < 3 else None
         run = Run("ppo", tmp_path / f"{index}", prepare=prepare, input_dir=str(tmp_path / f"{index - 1}"), resume=True)
     assert differing(uninterrupted("ppo").result, run.result) == []
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupted, caplog):
+    first = Run(name, tmp_path / "0", n_epochs=2)
+    for index in range(1, 3):
+        idle = Run(name, tmp_path / f"{index}", 2, input_dir=str(tmp_path / f"{index - 1}"), resume=True)
+        assert differing(first.result, idle.result) == []
+        assert not idle.recorder.rows
+    resumed = Run(name, tmp_path / "last", input_dir=str(tmp_path / "2"), resume=True)
+    assert "not continued exactly" not in caplog.text
+    check(uninterrupted(name), first, resumed)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("begins", ["fresh", "resumed"])
+def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, uninterrupted, caplog):
+    """It may come during an evaluation, or while everything is built."""
+    rows, origin = [], {}
+    if begins == "resumed":
+        rows += Run(name, tmp_path / "0", prepare=signal_after(N_UPDATES.get(name, 2))).recorder.rows
+        origin = {"input_dir": str(tmp_path / "0"), "resume": True}
+    for index in range(1, 4):
+        run = Run(name, tmp_path / f"{index}", prepare=signal_in_evaluation, **origin)
+        assert run.interrupted
+        rows += run.recorder.rows
+        origin = {"input_dir": str(tmp_path / f"{index}"), "resume": True}
+    resumed = Run(name, tmp_path / "last", **origin)
+    assert "not continued exactly" not in caplog.text
+    assert differing(uninterrupted(name).result, resumed.result) == []
+    assert rows + resumed.recorder.rows == uninterrupted(name).recorder.rows
 
 
 def test_environments_in_processes_can_be_resumed_in_this_one(tmp_path, uninterrupted):
