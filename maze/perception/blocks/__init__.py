@@ -9,6 +9,7 @@ from maze.perception.blocks.feed_forward.point_net import PointNetFeatureBlock
 from maze.perception.blocks.feed_forward.strided_conv import StridedConvolutionBlock
 from maze.perception.blocks.feed_forward.vgg_conv import VGGConvolutionBlock
 from maze.perception.blocks.general.action_masking import ActionMaskingBlock
+from maze.perception.blocks.general.category_encoding import CategoryEncodingBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.correlation import CorrelationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
@@ -23,7 +24,9 @@ from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.general.torch_model_block import TorchModelBlock
 from maze.perception.blocks.inference import InferenceBlock, InferenceGraph
 from maze.perception.blocks.joint_blocks.flatten_dense import FlattenDenseBlock
+from maze.perception.blocks.joint_blocks.image_dense import ImageDenseBlock
 from maze.perception.blocks.joint_blocks.lstm_last_step import LSTMLastStepBlock
+from maze.perception.blocks.joint_blocks.set_attention import SetAttentionBlock
 from maze.perception.blocks.joint_blocks.strided_conv_dense import StridedConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_gap import VGGConvolutionGAPBlock
@@ -33,6 +36,7 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 __all__ = [
     "ActionMaskingBlock",
+    "CategoryEncodingBlock",
     "ConcatenationBlock",
     "CorrelationBlock",
     "DenseBlock",
@@ -42,6 +46,7 @@ __all__ = [
     "GlobalAveragePoolingBlock",
     "GraphAttentionBlock",
     "GraphConvBlock",
+    "ImageDenseBlock",
     "InferenceBlock",
     "InferenceGraph",
     "LSTMBlock",
@@ -55,6 +60,7 @@ __all__ = [
     "RepeatToMatchBlock",
     "SelfAttentionConvBlock",
     "SelfAttentionSeqBlock",
+    "SetAttentionBlock",
     "ShapeNormalizationBlock",
     "SliceBlock",
     "StridedConvolutionBlock",

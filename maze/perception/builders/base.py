@@ -30,6 +30,8 @@ class BaseModelBuilder(ABC):
     :param observation_modality_mapping: Modality of each observation.
     :param shared_embedding_keys: Tensors that the critic takes from the policy instead of computing them again: a list
         for all sub-steps, or one for each step key. ``None``: policy and critic share nothing.
+    :param joint_observations: Further observations that the block of an observation takes after it, such as the mask of
+        a set (``items: [items_mask]``) or the adjacency of a graph. They need no modality of their own.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class BaseModelBuilder(ABC):
         modality_config: dict[str, str | dict[str, Any]],
         observation_modality_mapping: dict[str, str],
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
+        joint_observations: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.modality_config = _checked_modality_config(modality_config)
         self.observation_modality_mapping = self._checked_mapping(observation_modality_mapping)
+        self.joint_observations = self._checked_joint_observations(joint_observations)
         self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
@@ -90,8 +94,10 @@ class BaseModelBuilder(ABC):
         :raises ConfigError: Names the observation.
         """
         found = list(dict.fromkeys(key for space in observation_spaces for key in space.spaces))
+        joined = {other for others in self.joint_observations.values() for other in others}
         for key in found:
-            self.modality_of(key)
+            if key not in joined:
+                self.modality_of(key)
         in_use = {self._mapped_key(key) for key in found}
         for key in self.observation_modality_mapping:
             if key not in in_use:
@@ -176,6 +182,18 @@ class BaseModelBuilder(ABC):
                     f"Modalities: {', '.join(self._modalities()) or 'none'}."
                 )
         return dict(mapping)
+
+    def _checked_joint_observations(self, joint_observations: Any) -> dict[str, list[str]]:
+        where = f"{WHERE}.joint_observations"
+        given = plain_container(joint_observations, where) or {}
+        if not isinstance(given, Mapping) or any(isinstance(others, str) for others in given.values()):
+            raise ConfigError(f"{where}: expected a mapping from observations to lists of others, found {given!r}.")
+        for key in given:
+            if key not in self.observation_modality_mapping:
+                raise ConfigError(
+                    f"{where}.{key}: `{key}` has no modality.{_did_you_mean(key, self.observation_modality_mapping)}"
+                )
+        return {key: list(others) for key, others in given.items()}
 
 
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:

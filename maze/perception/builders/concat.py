@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -26,6 +26,7 @@ class ConcatModelBuilder(BaseModelBuilder):
     :param modality_config: See :class:`BaseModelBuilder`.
     :param observation_modality_mapping: See :class:`BaseModelBuilder`.
     :param shared_embedding_keys: See :class:`BaseModelBuilder`.
+    :param joint_observations: See :class:`BaseModelBuilder`.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class ConcatModelBuilder(BaseModelBuilder):
         modality_config: dict[str, str | dict[str, Any]],
         observation_modality_mapping: dict[str, str],
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
+        joint_observations: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        super().__init__(modality_config, observation_modality_mapping, shared_embedding_keys)
+        super().__init__(modality_config, observation_modality_mapping, shared_embedding_keys, joint_observations)
 
     @override(BaseModelBuilder)
     def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
@@ -42,7 +44,8 @@ class ConcatModelBuilder(BaseModelBuilder):
         if not in_shapes:
             raise ConfigError(f"{WHERE}: there are no observations to process.")
         blocks: dict[str, PerceptionBlock] = {}
-        features = [self._add_observation(blocks, key, shape) for key, shape in in_shapes.items()]
+        joined = {other for key in in_shapes for other in self.joint_observations.get(key, ())}
+        features = [self._add_observation(blocks, key, in_shapes) for key in in_shapes if key not in joined]
         shapes = [blocks[key].out_shapes()[0] for key in features]
         if self.has_stage("recurrence"):
             self._check_time_steps(in_shapes, shapes)
@@ -54,16 +57,23 @@ class ConcatModelBuilder(BaseModelBuilder):
                 latent = stage
         return InferenceBlock(list(in_shapes), latent, list(in_shapes.values()), blocks)
 
-    def _add_observation(self, blocks: dict[str, PerceptionBlock], key: str, shape: Sequence[int]) -> str:
+    def _add_observation(
+        self, blocks: dict[str, PerceptionBlock], key: str, in_shapes: Mapping[str, Sequence[int]]
+    ) -> str:
         """Adds the blocks of one observation; returns the key of its features."""
         modality = self.modality_of(key)
-        in_key, in_shape = key, shape
-        if not shape:  # a single number
-            in_key = f"{key}_FlattenBlock"
-            blocks[in_key] = FlattenBlock(key, in_key, shape, num_flatten_dims=0)
-            in_shape = (1,)
+        in_keys = [key, *self.joint_observations.get(key, ())]
+        if missing := [other for other in in_keys if other not in in_shapes]:
+            raise ConfigError(
+                f"{WHERE}.joint_observations.{key}: there is no observation {missing[0]!r} beside `{key}`."
+            )
+        shapes = [in_shapes[other] for other in in_keys]
+        if not shapes[0]:  # a single number
+            in_keys[0] = f"{key}_FlattenBlock"
+            blocks[in_keys[0]] = FlattenBlock(key, in_keys[0], shapes[0], num_flatten_dims=0)
+            shapes[0] = (1,)
         out_key = f"{key}_{self.block_name(modality)}"
-        block = blocks[out_key] = self.build_block(modality, in_key, out_key, [in_shape])
+        block = blocks[out_key] = self.build_block(modality, in_keys, out_key, shapes)
         n_dims = len(block.out_shapes()[0])
         n_kept = 1 if self.has_stage("recurrence") else 0
         if n_dims - n_kept <= 1:

@@ -262,7 +262,9 @@ class TemplateModelComposer(BaseModelComposer):
 
     def _features(self, observation_space: spaces.Dict) -> spaces.Dict:
         """Observations that the perception part processes: all but the masks that have no modality."""
-        mapped, masks = self.model_builder.observation_modality_mapping, self._heads.masks.values()
+        masks = self._heads.masks.values()
+        joined = self.model_builder.joint_observations.values()
+        mapped = {*self.model_builder.observation_modality_mapping, *(key for others in joined for key in others)}
         return spaces.Dict(
             {key: space for key, space in observation_space.spaces.items() if key in mapped or key not in masks}
         )

@@ -188,6 +188,37 @@ def correlation(data: st.DataObject) -> PerceptionBlock:
     return blocks.CorrelationBlock(["x", "y"], "out", shapes, reduce=data.draw(st.booleans()))
 
 
+def category_encoding(data: st.DataObject) -> PerceptionBlock:
+    shape = data.draw(st.sampled_from([(), (2,), (2, 2)]))
+    n_categories = data.draw(st.sampled_from([3, [2, 3, 1, 4][: int(torch.Size(shape).numel())]]))
+    embedding_dim = data.draw(st.sampled_from([None, 2]))
+    shape = (*data.draw(st.sampled_from([(), (3,)])), *shape) if isinstance(n_categories, list) else shape
+    return blocks.CategoryEncodingBlock("category", "out", [shape], n_categories, embedding_dim)
+
+
+def image_dense(data: st.DataObject) -> PerceptionBlock:
+    layout = data.draw(st.sampled_from(["HW", "HWC", "CHW"]))
+    shape = {"HW": (6, 7), "HWC": (6, 7, 3), "CHW": (3, 6, 7)}[layout]
+    return blocks.ImageDenseBlock(
+        "x", "out", shape, layout, 0.5, [2, 3], [3, 2], data.draw(st.sampled_from([None, [2, 1]])), [1, 0], [4], nn.Tanh
+    )
+
+
+def set_attention(data: st.DataObject) -> PerceptionBlock:
+    n_items, n_features, head_dim = sizes(data, 3)
+    is_masked = data.draw(st.booleans())
+    shape = (n_items, n_features)
+    return blocks.SetAttentionBlock(
+        ["x", "mask"] if is_masked else "x",
+        "out",
+        [shape, (n_items,)] if is_masked else shape,
+        hidden_units=[3, 2 * head_dim],
+        num_heads=data.draw(st.sampled_from([0, 2])),
+        keep_places=data.draw(st.booleans()),
+        non_lin=nn.Tanh,
+    )
+
+
 def concatenation(data: st.DataObject) -> PerceptionBlock:
     shape = sizes(data, data.draw(st.integers(1, 3)))
     axis = data.draw(st.integers(0, len(shape) - 1))
@@ -301,6 +332,7 @@ def inference(data: st.DataObject) -> PerceptionBlock:
 
 CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "action_masking": action_masking,
+    "category_encoding": category_encoding,
     "concatenation": concatenation,
     "correlation": correlation,
     "dense": dense,
@@ -310,6 +342,7 @@ CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "global_average_pooling": global_average_pooling,
     "graph_attention": graph_attention,
     "graph_conv": graph_conv,
+    "image_dense": image_dense,
     "inference": inference,
     "linear_output": linear_output,
     "lstm": lstm,
@@ -321,6 +354,7 @@ CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "repeat_to_match": repeat_to_match,
     "self_attention_conv": self_attention_conv,
     "self_attention_seq": self_attention_seq,
+    "set_attention": set_attention,
     "slice": slice_block,
     "strided": strided,
     "strided_dense": strided_dense,

@@ -72,6 +72,8 @@ def test_gradients_reach_all_parameters_and_inputs(case, data):
         key: torch.ones_like(tensor) if key in ("mask", "adjacency") else tensor.requires_grad_()
         for key, tensor in random_input(block, (4,)).items()
     }
+    if block.in_keys == ["category"] and not any(True for _ in block.parameters()):
+        return  # unit vectors are no function that one could differentiate
     outputs = block(inputs)
     sum((torch.randn_like(outputs[key]) * outputs[key]).sum() for key in block.out_keys[:1]).backward()
     for name, parameter in block.named_parameters():
@@ -80,7 +82,7 @@ def test_gradients_reach_all_parameters_and_inputs(case, data):
         assert parameter.grad is not None, name
         assert bool(torch.isfinite(parameter.grad).all()), name
         assert name.endswith(WITHOUT_GRADIENT) or bool((parameter.grad != 0).any()), name
-    assert inputs[block.in_keys[0]].grad is not None
+    assert block.in_keys == ["category"] or inputs[block.in_keys[0]].grad is not None
 
 
 @every_block

@@ -47,7 +47,8 @@ class DenseBlock(ShapeNormalizationBlock):
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
+        features = block_input[self.in_keys[0]]
+        return {self.out_keys[0]: self.net(features if features.is_floating_point() else features.float())}
 
     @override(ShapeNormalizationBlock)
     def numpy_program(self) -> NumpyProgram | None:

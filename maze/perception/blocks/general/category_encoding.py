@@ -1,0 +1,108 @@
+"""Encoding of categories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+
+
+class CategoryEncodingBlock(PerceptionBlock):
+    """Encodes each category of an observation as a unit vector, or by a learned embedding.
+
+    Input ``(..., *entries)`` with whole numbers, output ``(..., width)``: the encodings of all entries side by side,
+    each as wide as there are categories, or ``embedding_dim`` wide. A number outside its range is encoded as zeros.
+    Where there are fewer ``num_categories`` than entries they describe the last dimensions, and the others, such as
+    time steps, stay.
+
+    :param in_keys: Key of the categories.
+    :param num_categories: Number of categories, one for all entries of the input or one for each of them.
+    :param embedding_dim: Width of learned embeddings; ``None``: unit vectors.
+    :param start: Number of the first category, one for all entries or one for each of them.
+    """
+
+    first: torch.Tensor
+    offsets: torch.Tensor
+    limits: torch.Tensor
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        num_categories: int | Sequence[int],
+        embedding_dim: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        shape = tuple(self.in_shapes[0])
+        self._n_dims = len(shape)
+        if not isinstance(num_categories, int):
+            fitting = [n for n in range(len(shape) + 1) if math.prod(shape[len(shape) - n :]) == len(num_categories)]
+            self._n_dims = max(fitting, default=self._n_dims)
+        n_entries = math.prod(shape[len(shape) - self._n_dims :])
+        self.num_categories = self._one_for_each("num_categories", num_categories, n_entries)
+        if min(self.num_categories, default=1) < 1:
+            raise ConfigError(f"{self.block_name}: `num_categories` must be positive, found {num_categories}.")
+        self.embedding_dim = embedding_dim
+        sizes = torch.tensor(self.num_categories)
+        self.register_buffer("first", torch.tensor(self._one_for_each("start", start, n_entries)), persistent=False)
+        self.register_buffer("limits", sizes, persistent=False)
+        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        # one row more than there are categories: that of numbers outside their range
+        self.embedding = None if embedding_dim is None else nn.Embedding(int(sizes.sum()) + 1, embedding_dim)
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (tensor,) = self.gather_inputs(block_input)
+        batch_shape = tensor.shape[: tensor.dim() - self._n_dims]
+        categories = tensor.reshape(*batch_shape, -1).long() - self.first
+        is_known = (categories >= 0) & (categories < self.limits)
+        total = int(sum(self.num_categories))
+        indices = torch.where(is_known, categories + self.offsets, total)
+        if self.embedding is not None:
+            encoded = self.embedding(indices) * is_known.unsqueeze(-1)
+            return {self.out_keys[0]: encoded.reshape(*batch_shape, -1)}
+        encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
+        return {self.out_keys[0]: encoded.scatter(-1, indices, 1.0)[..., :total]}
+
+    @override(PerceptionBlock)
+    def numpy_program(self) -> NumpyProgram | None:
+        if self.embedding is not None or self.first.device.type != "cpu":
+            return None
+        first, limits, offsets = (tensor.numpy() for tensor in (self.first, self.limits, self.offsets))
+        in_key, out_key, n_dims = self.in_keys[0], self.out_keys[0], self._n_dims
+        total, n_entries = int(limits.sum()), len(limits)
+
+        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
+            array = inputs[in_key]
+            kept_shape = array.shape[: array.ndim - n_dims]
+            categories = array.reshape(*kept_shape, n_entries).astype(np.int64) - first
+            is_known = (categories >= 0) & (categories < limits)
+            encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
+            np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
+            return {out_key: encoded[..., :total]}
+
+        return program
+
+    def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
+        if isinstance(value, int):
+            return [value] * n_entries
+        if len(value) != n_entries:
+            raise ConfigError(
+                f"{self.block_name}: `{name}` has {len(value)} numbers, but the input {self.in_keys[0]!r} of the shape "
+                f"{tuple(self.in_shapes[0])} has {n_entries} entries."
+            )
+        return [int(number) for number in value]
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        kind = "one-hot" if self.embedding_dim is None else f"embedded in {self.embedding_dim}"
+        return f"{sum(self.num_categories)} categories, {kind}"

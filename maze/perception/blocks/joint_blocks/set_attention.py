@@ -1,0 +1,88 @@
+"""Sets of items: attention among them, and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.perception.blocks.attention import masked_attention
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.feed_forward.dense import DenseBlock
+from maze.perception.blocks.pooling import pool
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+class SetAttentionBlock(ShapeNormalizationBlock):
+    """Describes a set of items by one vector, whatever their number.
+
+    Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
+    items are returned side by side. Inputs: items ``(batch, n, features)`` and optionally a mask ``(batch, n)``,
+    positive where there is an item. Output ``(batch, 2 * hidden_units[-1])``, or with ``keep_places`` also the items
+    themselves in their order, ``n * features`` more: for actions that name the place of an item. Items that are masked
+    count as zeros.
+
+    :param in_keys: Keys of the items and, optionally, of the mask.
+    :param hidden_units: Width of each dense layer.
+    :param num_heads: Number of attention heads; divides the last width. 0: no attention.
+    :param keep_places: Whether the output holds the items in their order as well.
+    :param non_lin: Activation after each layer.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_units: Sequence[int],
+        num_heads: int,
+        keep_places: bool,
+        non_lin: NonLinearity,
+    ) -> None:
+        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
+        if n_inputs not in (1, 2):
+            raise ConfigError(
+                f"SetAttentionBlock ({out_keys}): expected the keys of the items and, optionally, of the mask; "
+                f"found {in_keys}."
+            )
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
+        n_items = self.in_shapes[0][-2]
+        if n_inputs == 2 and self.in_shapes[1][-1] != n_items:
+            raise ConfigError(
+                f"{self.block_name}: the mask {self.in_keys[1]!r} must have an entry for each of the {n_items} items "
+                f"of {self.in_keys[0]!r}, found the shape {tuple(self.in_shapes[1])}."
+            )
+        item = f"{self.out_keys[0]}_item"
+        self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
+        width = self.dense_block.out_shapes()[0][-1]
+        if num_heads and width % num_heads:
+            raise ConfigError(f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width}).")
+        self.num_heads = num_heads
+        self.keep_places = keep_places
+        self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True) if num_heads else None
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        items = block_input[self.in_keys[0]].float()
+        valid = block_input[self.in_keys[1]] > 0 if len(self.in_keys) == 2 else None
+        if valid is not None:
+            items = items * valid.unsqueeze(-1)
+        (features,) = self.dense_block({"items": items}).values()
+        if self.attention is not None:
+            attended, _ = masked_attention(
+                self.attention, features, features, features, valid=valid, need_weights=False
+            )
+            features = features + attended
+        counts = None if valid is None else valid.unsqueeze(-1)
+        parts = [pool(features, name, [-2], counts) for name in ("mean", "max")]
+        if self.keep_places:
+            parts.append(items.flatten(-2))
+        return {self.out_keys[0]: torch.cat(parts, dim=-1)}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        places = ", places kept" if self.keep_places else ""
+        return f"{self.dense_block.extra_repr()}\nheads: {self.num_heads}{places}"

@@ -1,0 +1,388 @@
+"""Models that follow from the spaces of an environment, without a line of configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, plain_container
+from maze.perception.models.model_composer import BaseModelComposer, check_keys
+from maze.perception.models.template_model_composer import TemplateModelComposer
+
+if TYPE_CHECKING:
+    from maze.core.env.structured_env import StepKeyType
+    from maze.core.utils.factory import ConfigType
+
+MODEL_FILE = "model.yaml"
+"""Where the model that was derived is written, ready to be edited and used as an option of the group `model`."""
+
+EMBED_FROM = 65
+"""Observations with so many categories or more get learned embeddings instead of unit vectors."""
+_EMBEDDING_DIM = 32
+_MOST_PLACES = 512
+"""Up to so many numbers, the items of a set are passed on in their order as well."""
+_GRID_SIZE = 16
+"""Images smaller than this hold codes of what is in their cells, not intensities."""
+_N_HEADS = 4
+_FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat."
+_SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks")
+_KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
+_SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
+_BLOCKS = "maze.perception.blocks."
+
+
+class AutoModelComposer(TemplateModelComposer):
+    """Builds the networks of all sub-steps by a template that follows from their spaces.
+
+    * Discrete and MultiDiscrete observations become unit vectors, or learned embeddings from 65 values on;
+    * images (layout recognised) are scaled and convolved;
+    * vectors go through a dense layer;
+    * two-dimensional boxes ``[n, features]`` are sets: attention among their items and pooling; where there is an
+      observation ``<name>_mask`` of shape ``[n]``, it says which items exist;
+    * with an observation ``<name>_adjacency`` of shape ``[n, n]`` they are graphs;
+    * ``<head>_mask``, and ``action_mask`` where a sub-step has one action head, mask actions, and are no features.
+
+    The template is written to ``model.yaml`` by :meth:`save_models`.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param distribution_mapper_config: Distributions that differ from the defaults.
+    :param policy: A policy composer, or its configuration; ``None``: there is no policy.
+    :param critic: A critic composer, or its configuration; ``None``: there is no critic. The networks of the built-in
+        ``flatten_concat`` critics are replaced by those of the template.
+    :param hidden_units: Width of the dense layers: of each vector, and behind the joined observations.
+    :param non_lin: Activation of dense layers.
+    :param recurrence: Whether an LSTM follows; observations have the time steps in their first dimension then.
+    :param shared_embedding: Whether policy and critic share all but their outputs.
+    :param action_masks: For action heads, the observation with their mask, where the names do not say so.
+    """
+
+    def __init__(
+        self,
+        action_spaces_dict: dict[StepKeyType, spaces.Dict],
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        distribution_mapper_config: ConfigType = None,
+        policy: ConfigType = None,
+        critic: ConfigType = None,
+        hidden_units: Sequence[int] = (64,),
+        non_lin: Any = "torch.nn.Tanh",
+        recurrence: bool = False,
+        shared_embedding: bool = False,
+        action_masks: Mapping[str, str] | None = None,
+    ) -> None:
+        masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
+        self.template = {
+            "model_builder": model_builder_config(
+                action_spaces_dict,
+                observation_spaces_dict,
+                masks,
+                hidden_units=hidden_units,
+                non_lin=non_lin,
+                recurrence=recurrence,
+                shared_embedding=shared_embedding,
+            ),
+            "action_masks": masks,
+        }
+        self._parts = {
+            "distribution_mapper_config": plain_container(distribution_mapper_config) or [],
+            "policy": plain_container(policy),
+            "critic": _without_flat_networks(critic),
+        }
+        super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, **self._parts, **self.template)
+
+    @classmethod
+    @override(TemplateModelComposer)
+    def check_model_config(cls, model_config: ConfigType) -> None:
+        config = check_keys(model_config, (*_KEYS, *_SPACES), shown=_KEYS)
+        for part in ("policy", "critic"):
+            entry = config.get(part)
+            if isinstance(entry, Mapping) and TARGET_KEY not in entry:
+                raise ConfigError(f"model.{part}.{TARGET_KEY}: missing; found the keys {sorted(map(str, entry))}.")
+
+    @override(BaseModelComposer)
+    def save_models(self, save_path: str | Path = ".") -> None:
+        super().save_models(save_path)
+        (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
+
+    def as_yaml(self) -> str:
+        """The template as a configuration of the group ``model``; composers given as objects are left out."""
+        from omegaconf import OmegaConf
+
+        target = f"{TemplateModelComposer.__module__}.{TemplateModelComposer.__qualname__}"
+        parts = {key: part if isinstance(part, dict | list) else None for key, part in self._parts.items()}
+        text = OmegaConf.to_yaml({TARGET_KEY: target, **parts, **self.template}, sort_keys=False)
+        return f"# @package model\n\n# Derived from the spaces of the environment by `model=auto`.\n{text}"
+
+
+def is_flat(observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> bool:
+    """Whether all observations are vectors or single numbers, none of them categories."""
+    found = [space for step in observation_spaces_dict.values() for space in step.spaces.values()]
+    return all(
+        (isinstance(space, spaces.Box) and len(space.shape) <= 1) or isinstance(space, spaces.MultiBinary)
+        for space in found
+    )
+
+
+def recognised_masks(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
+) -> dict[str, str]:
+    """For action heads, the observation that masks them, told by its name and size.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    """
+    masks: dict[str, str] = {}
+    for step_key, action_space in action_spaces_dict.items():
+        observations = observation_spaces_dict[step_key].spaces
+        for head, space in action_space.spaces.items():
+            names = [f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])]
+            size = _n_choices(space)
+            for name in names:
+                shape = observations[name].shape if name in observations else None
+                if size is not None and shape and shape[-1] == size:
+                    masks[head] = name
+                    break
+    return {
+        head: mask
+        for head, mask in masks.items()
+        if all(
+            mask in observation_spaces_dict[step_key].spaces
+            for step_key, action_space in action_spaces_dict.items()
+            if head in action_space.spaces
+        )
+    }
+
+
+def model_builder_config(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    masks: Mapping[str, str],
+    *,
+    hidden_units: Sequence[int],
+    non_lin: Any,
+    recurrence: bool,
+    shared_embedding: bool,
+) -> dict[str, Any]:
+    """Configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` for these spaces.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param masks: Observations that mask action heads, by head; they are no features.
+    :param hidden_units: Width of dense layers.
+    :param non_lin: Activation of dense layers.
+    :param recurrence: Whether an LSTM follows.
+    :param shared_embedding: Whether policy and critic share all but their outputs.
+    """
+    dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
+    by_key: dict[str, list[spaces.Space[Any]]] = {}
+    for step in observation_spaces_dict.values():
+        for key, space in step.spaces.items():
+            by_key.setdefault(key, []).append(space)
+    companions = _companions(by_key, observation_spaces_dict, int(recurrence))
+    joined = {other for others in companions.values() for other in others}
+    modalities = {
+        key: _modality(key, found, companions.get(key), dense, int(recurrence))
+        for key, found in by_key.items()
+        if key not in joined and key not in masks.values()
+    }
+    if not modalities:
+        raise ConfigError("model: there are no observations to derive a model from, apart from masks of actions.")
+    names = _names(modalities)
+    config: dict[str, Any] = {names[key]: modality.config() for key, modality in modalities.items()}
+    config["hidden"] = {"block_type": f"{_BLOCKS}DenseBlock", "block_params": dense}
+    config["recurrence"] = {}
+    if recurrence:
+        config["recurrence"] = {
+            "block_type": f"{_BLOCKS}LSTMLastStepBlock",
+            "block_params": {
+                "hidden_size": int(hidden_units[-1]),
+                "num_layers": 1,
+                "bidirectional": False,
+                "non_lin": non_lin,
+            },
+        }
+    return {
+        TARGET_KEY: "maze.perception.builders.ConcatModelBuilder",
+        "shared_embedding_keys": ["latent"] if shared_embedding else None,
+        "observation_modality_mapping": names,
+        "joint_observations": companions,
+        "modality_config": config,
+    }
+
+
+@dataclass(frozen=True)
+class _Modality:
+    kind: str
+    block: str
+    params: dict[str, Any]
+
+    def config(self) -> dict[str, Any]:
+        return {"block_type": f"{_BLOCKS}{self.block}", "block_params": self.params}
+
+
+def _modality(
+    key: str,
+    found: Sequence[spaces.Space[Any]],
+    companions: Sequence[str] | None,
+    dense: dict[str, Any],
+    n_time_dims: int,
+) -> _Modality:
+    """How an observation is processed.
+
+    :param found: Its space in each sub-step that has it.
+    :param companions: What its block takes besides.
+    :param dense: Settings of dense layers.
+    :param n_time_dims: Number of leading dimensions that are time steps.
+    """
+    categories = _categories(found, n_time_dims)
+    if categories is not None:
+        n_categories, start = categories
+        embeds = max(n_categories) >= EMBED_FROM
+        params: dict[str, Any] = {
+            "num_categories": n_categories,
+            "embedding_dim": _EMBEDDING_DIM if embeds else None,
+            "start": start,
+        }
+        return _Modality("category", "CategoryEncodingBlock", params)
+    space = found[0]
+    shape = tuple(space.shape or ())[n_time_dims:]
+    if companions and companions[0].endswith("_adjacency"):
+        params = {"hidden_features": dense["hidden_units"], "bias": True, "non_lins": dense["non_lin"]}
+        params |= {"node_self_importance": 1.0, "trainable_node_self_importance": False, "preprocess_adj": True}
+        return _Modality("graph", "GraphConvBlock", params)
+    if isinstance(space, spaces.Box) and (layout := image_layout(space, shape)) is not None:
+        return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
+    if isinstance(space, spaces.Box) and len(shape) == 2 and shape[0] > 1:
+        n_heads = _N_HEADS if dense["hidden_units"][-1] % _N_HEADS == 0 else 1
+        keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
+        return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
+    if len(shape) > 1:
+        return _Modality("array", "FlattenDenseBlock", {"num_flatten_dims": len(shape), **dense})
+    return _Modality("feature", "DenseBlock", dense)
+
+
+def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
+    """Number of categories and the first of them, for each entry of an observation; ``None``: it has none."""
+    sizes: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
+    for space in found:
+        if isinstance(space, spaces.Discrete):
+            sizes.append(np.array([space.n]))
+            starts.append(np.array([space.start]))
+        elif isinstance(space, spaces.MultiDiscrete):
+            nvec, start = (space.nvec[0], space.start[0]) if n_time_dims else (space.nvec, space.start)
+            sizes.append(nvec.reshape(-1))
+            starts.append(start.reshape(-1))
+        elif n_time_dims and isinstance(space, spaces.Box) and space.dtype == np.int64 and len(space.shape) == 1:
+            sizes.append(np.array([space.high[0] - space.low[0] + 1]))  # a Discrete space that was stacked
+            starts.append(np.array([space.low[0]]))
+        else:
+            return None
+    if len({len(size) for size in sizes}) > 1:
+        return None
+    first = np.min(starts, axis=0)
+    last = np.max([start + size for start, size in zip(starts, sizes, strict=True)], axis=0)
+    return [int(n) for n in last - first], [int(n) for n in first]
+
+
+def image_layout(space: spaces.Box, shape: Sequence[int]) -> str | None:
+    """``HW``, ``HWC`` or ``CHW`` where an observation is an image, otherwise ``None``.
+
+    Three dimensions are an image where the first or the last is small enough to be channels, two where they hold bytes.
+
+    :param space: Its space.
+    :param shape: Its shape without time steps.
+    """
+    if len(shape) == 2:
+        return "HW" if space.dtype == np.uint8 and min(shape) >= _GRID_SIZE else None
+    if len(shape) != 3 or sorted(shape)[1] < 4:
+        return None
+    return "HWC" if shape[2] <= shape[0] else "CHW"
+
+
+def _image_params(space: spaces.Box, shape: Sequence[int], layout: str) -> dict[str, Any]:
+    height_and_width = {"HW": shape, "HWC": shape[:2], "CHW": shape[1:]}[layout]
+    size, high = min(height_and_width), float(np.max(space.high))
+    is_grid = size < _GRID_SIZE
+    scale = 1.0 if is_grid or not math.isfinite(high) or high <= 1.0 else 1.0 / high
+    if is_grid:
+        kernels, strides, paddings, units = [3, 3], [1, 1], [1, 1], 64
+    elif size < 36:
+        kernels, strides, paddings, units = [4, 4, 3], [2, 2, 1], [1, 1, 1], 128
+    else:  # as Mnih et al. (2015), with half the channels
+        kernels, strides, paddings, units = [8, 4, 3], [4, 2, 1], [0, 0, 0], 256
+    return {
+        "layout": layout,
+        "scale": scale,
+        "hidden_channels": [16, 32, 32][: len(kernels)],
+        "hidden_kernels": kernels,
+        "hidden_strides": strides,
+        "hidden_padding": paddings,
+        "hidden_units": [units],
+        "non_lin": "torch.nn.ReLU",
+    }
+
+
+def _companions(
+    by_key: Mapping[str, Sequence[spaces.Space[Any]]],
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    n_time_dims: int,
+) -> dict[str, list[str]]:
+    """Masks of sets and adjacencies of graphs, by the observation that they belong to."""
+    companions: dict[str, list[str]] = {}
+    for key, found in by_key.items():
+        if not all(isinstance(space, spaces.Box) and len(space.shape) == n_time_dims + 2 for space in found):
+            continue
+        for suffix, n_dims in (("_adjacency", 2), ("_mask", 1)):
+            name = f"{key}{suffix}"
+            steps = [step.spaces for step in observation_spaces_dict.values() if key in step.spaces]
+            if all(
+                name in step
+                and tuple(step[name].shape or ())[n_time_dims:] == ((step[key].shape or ())[n_time_dims],) * n_dims
+                for step in steps
+            ):
+                companions[key] = [name]
+                break
+    return companions
+
+
+def _names(modalities: Mapping[str, _Modality]) -> dict[str, str]:
+    """A name for the modality of each observation: what it is, and whose where they differ."""
+    names: dict[str, str] = {}
+    for key, modality in modalities.items():
+        same_kind = [other for other in modalities.values() if other.kind == modality.kind]
+        is_one = all(other == modality for other in same_kind)
+        names[key] = modality.kind if is_one else f"{modality.kind}_{key}"
+    return names
+
+
+def _n_choices(space: spaces.Space[Any]) -> int | None:
+    """Number of logits of a head that can be masked."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return int(math.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else None
+
+
+def _without_flat_networks(critic: Any) -> Any:
+    """A critic's configuration without networks that would flatten and concatenate all observations."""
+    critic = plain_container(critic) if isinstance(critic, Mapping) else critic
+    if not isinstance(critic, dict):
+        return critic
+    networks = critic.get("networks")
+    listed = list(networks.values() if isinstance(networks, Mapping) else networks or [])
+    targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else network for network in listed]
+    if all(isinstance(target, str) and target.startswith(_FLATTEN_CONCAT) for target in targets):
+        return {key: value for key, value in critic.items() if key != "networks"}
+    return critic

@@ -1,0 +1,218 @@
+"""Models that follow from spaces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from omegaconf import OmegaConf
+
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
+from maze.perception.builders import BaseModelBuilder
+from maze.perception.models.auto_model_composer import AutoModelComposer, image_layout, is_flat, recognised_masks
+from maze.perception.models.model_composer import BaseModelComposer
+from maze.perception.models.template_model_composer import TemplateModelComposer
+
+POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
+CRITIC = {"_target_": "maze.perception.models.critics.StateCriticComposer"}
+Q_CRITIC = {"_target_": "maze.perception.models.critics.StateActionCriticComposer"}
+FLAT_CRITIC = {
+    "_target_": "maze.perception.models.critics.SharedStateCriticComposer",
+    "networks": [{"_target_": "maze.perception.models.built_in.flatten_concat.FlattenConcatStateValueNet"}],
+    "stack_observations": False,
+}
+MIXTURE = spaces.Dict(
+    {
+        "vector": spaces.Box(-1.0, 1.0, (3,), np.float32),
+        "number": spaces.Box(0.0, 1.0, (), np.float32),
+        "direction": spaces.Discrete(4, start=-1),
+        "cell": spaces.Discrete(500),
+        "hand": spaces.MultiDiscrete([3, 2]),
+        "flags": spaces.MultiBinary([2, 2]),
+        "camera": spaces.Box(0, 255, (40, 44, 3), np.uint8),
+        "grid": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+        "items": spaces.Box(0.0, 1.0, (5, 2), np.float32),
+        "items_mask": spaces.Box(0.0, 1.0, (5,), np.float32),
+        "nodes": spaces.Box(0.0, 1.0, (4, 2), np.float32),
+        "nodes_adjacency": spaces.Box(0.0, 1.0, (4, 4), np.float32),
+        "choice_mask": spaces.Box(0.0, 1.0, (6,), np.float32),
+    }
+)
+ACTIONS = spaces.Dict({"choice": spaces.Discrete(6), "move": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+
+
+def composed(observations, actions, **arguments) -> AutoModelComposer:
+    if not isinstance(observations, dict):
+        observations, actions = {0: observations}, {0: actions}
+    arguments = {"policy": POLICY, "critic": CRITIC, **arguments}
+    return AutoModelComposer(actions, observations, dict.fromkeys(actions, 1), **arguments)
+
+
+def some(space: spaces.Dict, n: int = 3) -> dict[str, np.ndarray]:
+    space.seed(0)
+    samples = [space.sample() for _ in range(n)]
+    return {key: np.stack([np.asarray(sample[key]) for sample in samples]) for key in space.spaces}
+
+
+def tensors(arrays):
+    return {key: torch.as_tensor(array) for key, array in arrays.items()}
+
+
+@pytest.mark.parametrize("critic", [CRITIC, FLAT_CRITIC, None])
+def test_every_kind_of_observation_gets_a_network_that_acts_and_values(critic):
+    model = composed(MIXTURE, ACTIONS, critic=critic)
+    observation = some(MIXTURE)
+    observation["choice_mask"][:] = [0, 1, 0, 0, 0, 0]
+    model.policy.seed(0)
+    actions = model.policy.compute_actions(observation, ActorID(0, 0), deterministic=False)
+    assert actions["choice"].tolist() == [1, 1, 1]
+    assert actions["move"].shape == (3, 2)
+    if critic is not None:
+        network = next(iter(model.critic.networks.values()))
+        assert network(tensors(observation))["value"].shape == (3, 1)
+
+
+def test_each_observation_changes_what_the_policy_prefers_except_masks_and_absent_items():
+    model = composed(MIXTURE, ACTIONS)
+    network = model.policy.networks[0]
+    base = some(MIXTURE, 1)
+    base["items_mask"][:] = [1, 1, 0, 1, 1]
+    base["choice_mask"][:] = 1
+    base["nodes_adjacency"][:] = 1
+
+    def logits(**changes):
+        return network(tensors({**base, **changes}))["move"].detach()
+
+    for key in MIXTURE.spaces:
+        other = 1 - base[key] if key not in ("direction", "cell") else (base[key] + 1) % 3
+        if key == "choice_mask":
+            other[:, 0] = 1
+        is_mask = key == "choice_mask"
+        assert torch.equal(logits(), logits(**{key: other})) == is_mask, key
+    absent = base["items"].copy()
+    absent[0, 2] += 1.0
+    assert torch.equal(logits(), logits(items=absent))
+
+
+def test_categories_are_unit_vectors_up_to_64_values_and_embedded_above():
+    config = composed(MIXTURE, ACTIONS).template["model_builder"]["modality_config"]
+    assert config["category_direction"]["block_params"] == {
+        "num_categories": [4],
+        "embedding_dim": None,
+        "start": [-1],
+    }
+    assert config["category_cell"]["block_params"]["embedding_dim"] == 32
+    encoded = composed(spaces.Dict({"x": spaces.Discrete(3, start=1)}), ACTIONS_ONE).policy.networks[0]
+    block = encoded.perception_blocks["x_CategoryEncodingBlock"]
+    out = block({"x_FlattenBlock": torch.tensor([[1], [3], [0], [4]])})["x_CategoryEncodingBlock"]
+    assert out.tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
+
+
+ACTIONS_ONE = spaces.Dict({"action": spaces.Discrete(2)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((84, 84, 3), np.uint8, "HWC"),
+        ((3, 84, 84), np.uint8, "CHW"),
+        ((4, 84, 84), np.uint8, "CHW"),  # stacked frames
+        ((84, 84), np.uint8, "HW"),
+        ((7, 7, 3), np.uint8, "HWC"),
+        ((5, 2), np.float32, None),
+        ((20, 20), np.float32, None),
+        ((2, 3, 2), np.float32, None),
+    ],
+)
+def test_layouts_of_images_are_recognised(shape, dtype, expected):
+    assert image_layout(spaces.Box(0, 1, shape, dtype), shape) == expected
+
+
+def test_bytes_are_scaled_to_one_and_codes_are_not():
+    config = composed(MIXTURE, ACTIONS).template["model_builder"]["modality_config"]
+    assert config["image_camera"]["block_params"]["scale"] == pytest.approx(1 / 255)
+    assert config["image_grid"]["block_params"]["scale"] == 1.0
+
+
+def test_masks_are_told_by_name_and_size_in_every_substep():
+    observations = {
+        0: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "piece_mask": spaces.Box(0, 1, (4,))}),
+        1: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "action_mask": spaces.Box(0, 1, (5,))}),
+        2: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "size_mask": spaces.Box(0, 1, (3,))}),
+        3: spaces.Dict({"x": spaces.Box(0, 1, (2,)), "action_mask": spaces.Box(0, 1, (2,))}),
+    }
+    actions = {
+        0: spaces.Dict({"piece": spaces.Discrete(4)}),
+        1: spaces.Dict({"pair": spaces.MultiDiscrete([2, 3])}),
+        2: spaces.Dict({"size": spaces.Discrete(2)}),  # of another size: no mask of it
+        3: spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}),  # whose mask would it be?
+    }
+    assert recognised_masks(actions, observations) == {"piece": "piece_mask", "pair": "action_mask"}
+    model = composed(observations, actions)
+    for step_key in actions:
+        model.policy.networks[step_key](tensors(some(observations[step_key])))
+
+
+def test_the_written_template_builds_the_same_model(tmp_path):
+    torch.manual_seed(0)
+    model = composed(MIXTURE, ACTIONS)
+    model.policy, model.critic  # both are built when they are asked for
+    model.save_models(tmp_path)
+    config = OmegaConf.load(tmp_path / "model.yaml")
+    assert config._target_ == f"{TemplateModelComposer.__module__}.TemplateModelComposer"
+    torch.manual_seed(0)
+    again = Factory(BaseModelComposer).instantiate(
+        config, action_spaces_dict={0: ACTIONS}, observation_spaces_dict={0: MIXTURE}, agent_counts_dict={0: 1}
+    )
+    for part in ("policy", "critic"):
+        mine, other = getattr(model, part).state_dict(), getattr(again, part).state_dict()
+        assert list(mine) == list(other)
+    assert {path.name for path in tmp_path.glob("*.pdf")} == {"policy_0.pdf", "critic_0.pdf"}
+
+
+def test_recurrent_models_take_stacked_observations_of_every_kind():
+    kinds = {key: MIXTURE[key] for key in ("vector", "direction", "grid", "flags")}
+    stacked = BaseModelBuilder.to_recurrent_gym_space(spaces.Dict(kinds), 4)
+    model = composed(stacked, ACTIONS_ONE, recurrence=True)
+    out = model.policy.networks[0](tensors(some(stacked)))
+    assert out["action"].shape == (3, 2)
+
+
+def test_a_shared_embedding_is_computed_by_the_policy():
+    observations = spaces.Dict({"observation": spaces.Box(-1, 1, (3,), np.float32)})
+    model = composed(observations, ACTIONS_ONE, shared_embedding=True)
+    assert model.policy.networks[0].out_keys == ["action", "hidden"]
+    assert next(iter(model.critic.networks.values())).in_keys == ["hidden"]
+
+
+def test_state_action_critics_are_derived_as_well():
+    model = composed(MIXTURE, ACTIONS, critic=Q_CRITIC)
+    assert model.critic is not None
+    observation = tensors(some(MIXTURE))
+    action = {"choice": torch.tensor([[1.0, 0, 0, 0, 0, 0]] * 3), "move": torch.zeros(3, 2)}
+    network = next(iter(model.critic.networks.values()))[0]  # one of the twins
+    keys = set(network.in_keys)
+    assert {"move", "choice"} <= keys
+    assert network({**observation, **action})["q_value"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({"x": spaces.Box(-1, 1, (3,))}, True),
+        ({"x": spaces.MultiBinary(3), "y": spaces.Box(0, 1, ())}, True),
+        ({"x": spaces.Discrete(3)}, False),
+        ({"x": spaces.Box(0, 1, (3, 2))}, False),
+    ],
+)
+def test_flat_vectors_are_told_from_the_rest(space, expected):
+    assert is_flat({0: spaces.Dict(space)}) == expected
+
+
+def test_an_environment_that_shows_only_masks_is_named():
+    observations = spaces.Dict({"action_mask": spaces.Box(0, 1, (2,))})
+    with pytest.raises(ConfigError, match="no observations to derive a model from"):
+        composed(observations, ACTIONS_ONE)
