@@ -191,7 +191,7 @@ class BaseModelBuilder(ABC):
         for key in given:
             if key not in self.observation_modality_mapping:
                 raise ConfigError(
-                    f"{where}.{key}: `{key}` has no modality.{_did_you_mean(key, self.observation_modality_mapping)}"
+                    f"{where}.{key}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
                 )
         return {key: list(others) for key, others in given.items()}
 
