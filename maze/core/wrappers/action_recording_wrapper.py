@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.trajectory_recording.records.action_record import ActionRecord
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
 class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
@@ -25,6 +23,8 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param env: The environment, with all wrappers that the agent acts through.
     :param output_dir: Directory of the files.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
         self.output_dir = Path(output_dir)
@@ -53,12 +53,6 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self.episode_record = ActionRecord(self.env.get_episode_id(), self._next_seed)
         self._next_seed = None
         return observation
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
     @override(Wrapper)
     def clone_from(self, env: ActionRecordingWrapper) -> None:

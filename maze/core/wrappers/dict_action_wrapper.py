@@ -50,7 +50,3 @@ class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
         if self._is_dict:
             return dict(action)
         return {f"action_{i}": part for i, part in enumerate(action)} if self._is_tuple else {"action": action}
-
-    @override(ActionWrapper)
-    def clone_from(self, env: DictActionWrapper) -> None:
-        super().clone_from(env)

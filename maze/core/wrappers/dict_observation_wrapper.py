@@ -43,7 +43,3 @@ class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
         if self._is_tuple:
             return {f"observation_{i}": part for i, part in enumerate(observation)}
         return {"observation": observation}
-
-    @override(ObservationWrapper)
-    def clone_from(self, env: DictObservationWrapper) -> None:
-        super().clone_from(env)

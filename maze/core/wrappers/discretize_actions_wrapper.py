@@ -84,10 +84,6 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
                 discrete[name] = np.int64(nearest[0]) if len(values) == 1 else np.array(nearest, dtype=np.int64)
         return discrete
 
-    @override(ActionWrapper)
-    def clone_from(self, env: DiscretizeActionsWrapper) -> None:
-        super().clone_from(env)
-
 
 def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):

@@ -8,14 +8,12 @@ import gymnasium
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.errors import ConfigError
 from maze.core.rendering.recorded_frames import RecordedFramesRenderer
 from maze.core.rendering.renderer import Renderer
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 _PICTURE_MODES = ("rgb_array", "rgb_array_list")
 
@@ -31,6 +29,8 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         without such a render mode is made again with it.
     :param every_k_steps: Record a frame only every so many environment steps.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
         if every_k_steps < 1:
@@ -84,12 +84,6 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     def _gym_env(self) -> Any:
         return self.env.core_env.env
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
     def __getstate__(self) -> dict[str, Any]:
         self._release_surfaces()

@@ -7,16 +7,14 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_stats.episode_recorder import EpisodeRecorder
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 T = TypeVar("T")
 
@@ -31,6 +29,8 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     :param env: The environment.
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); ``None``: only collect them.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: MazeEnv[Any], logging_prefix: str | None = None) -> None:
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
@@ -141,12 +141,6 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         rendering.EventStatsRenderer().render_current_episode_stats(
             self.get_episode_event_log(), event_name, metric_name, aggregation_func, group_by, post_processing_func
         )
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
     @override(Wrapper)
     def clone_from(self, env: LogStatsWrapper) -> None:

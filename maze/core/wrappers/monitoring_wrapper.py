@@ -10,13 +10,11 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
 from maze.core.wrappers.monitoring_tap import MazeEnvTap
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 FireAction = Callable[[ActionEvents, str, str, Any], None]
 """Fires the events of one action head: topic, step key, agent name, action."""
@@ -36,6 +34,10 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
     :param action_logging: Fire :class:`ActionEvents`.
     :param reward_logging: Fire :class:`RewardEvents`.
     """
+
+    keeps_observations_and_actions = True
+
+    _CLONED = ("_observation", "_original")
 
     _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
 
@@ -108,17 +110,6 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
                 fire(self.action_events, step_key, agent, action)
             elif name in action:
                 fire(self.action_events, step_key, agent, action[name])
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
-
-    @override(Wrapper)
-    def clone_from(self, env: MazeEnvMonitoringWrapper) -> None:
-        super().clone_from(env)
-        self._observation, self._original = env._observation, env._original
 
 
 def step_key_name(step_key: StepKeyType) -> str:

@@ -48,10 +48,6 @@ class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]
         (only_action,) = action.values()
         return only_action
 
-    @override(ActionWrapper)
-    def clone_from(self, env: NoDictActionWrapper[Any]) -> None:
-        super().clone_from(env)
-
 
 def only_entry(space: Any, what: str) -> str:
     """The key of a dictionary space's only entry."""

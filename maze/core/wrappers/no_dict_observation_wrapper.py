@@ -41,7 +41,3 @@ class NoDictObservationWrapper(ObservationWrapper[Union[EnvType, StructuredEnvSp
     def observation(self, observation: Any) -> Any:
         (only_observation,) = observation.values()
         return only_observation
-
-    @override(ObservationWrapper)
-    def clone_from(self, env: NoDictObservationWrapper[Any]) -> None:
-        super().clone_from(env)

@@ -82,7 +82,3 @@ class NoDictSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
         if actions is not None:
             actions = {key: self.reverse_action(action) for key, action in actions.items()}
         return observations, actions
-
-    @override(Wrapper)
-    def clone_from(self, env: NoDictSpacesWrapper[Any]) -> None:
-        super().clone_from(env)

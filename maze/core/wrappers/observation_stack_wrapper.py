@@ -15,7 +15,7 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names, is_mask
-from maze.core.wrappers.wrapper import ObservationsAndActions, ObservationWrapper
+from maze.core.wrappers.wrapper import ObservationsAndActions
 
 _ENTRY_KEYS = ("observation", "keep_original", "tag", "delta", "stack_steps")
 
@@ -46,6 +46,8 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         (whether the observation stays beside it, default false; needs a tag), ``delta`` (default false; all but the
         latest observation are replaced by the difference to their successor, integers become float32).
     """
+
+    _CLONED = ("_history", "_conversion_history")  # arrays in a history are replaced, never written to
 
     def __init__(self, env: MazeEnv[Any], stack_config: list[dict[str, Any]]) -> None:
         super().__init__(env)
@@ -90,13 +92,6 @@ class ObservationStackWrapper(SubstepObservationWrapper):
             for key, entry in observations.items()
         }
         return stacked, actions
-
-    @override(ObservationWrapper)
-    def clone_from(self, env: ObservationStackWrapper) -> None:
-        super().clone_from(env)
-        # Arrays in a history are replaced, never written to.
-        self._history = dict(env._history)
-        self._conversion_history = dict(env._conversion_history)
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
         """Applies an entry of the configuration to all sub-steps with its observation, and updates their spaces."""

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import (
     define_episode_stats,
@@ -22,7 +20,7 @@ from maze.core.log_stats.event_decorators import (
 )
 from maze.core.utils.targets import locate
 from maze.core.wrappers.monitoring_wrapper import named_values, step_key_name
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 PlotFunction = Callable[..., Any]
 
@@ -84,6 +82,10 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     :param plot_function: Dotted path of the function, or the function itself. None: nothing is drawn.
     """
 
+    keeps_observations_and_actions = True
+
+    _CLONED = ("_observation",)
+
     _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")
 
     def __init__(self, env: MazeEnv[Any], plot_function: str | PlotFunction | None) -> None:
@@ -116,17 +118,6 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
         for name, value in named_values(self._observation).items():
             sample = ObservationSamples(plot_function, [np.array(value)])
             self.observation_events.observation_to_visualize(step_key=step_key, name=name, value=sample)
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
-
-    @override(Wrapper)
-    def clone_from(self, env: ObservationVisualizationWrapper) -> None:
-        super().clone_from(env)
-        self._observation = env._observation
 
 
 def _resolve(plot_function: str | PlotFunction | None) -> PlotFunction | None:

@@ -8,12 +8,10 @@ from typing import Any, Union
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
-from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError
-from maze.core.wrappers.wrapper import EnvType, ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
 class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
@@ -26,6 +24,8 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
     :param min_skip_steps: Least number of steps to skip.
     :param max_skip_steps: Greatest number of steps to skip.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: Any, min_skip_steps: int, max_skip_steps: int) -> None:
         if not 0 <= min_skip_steps <= max_skip_steps:
@@ -73,16 +73,6 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
             return next(iter(spaces.values())).sample()
         env: Any = self.env
         return spaces[env.actor_id().step_key].sample()
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        env: Any = self.env
-        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts
 
     @override(Wrapper)
     def clone_from(self, env: RandomResetWrapper[Any]) -> None:

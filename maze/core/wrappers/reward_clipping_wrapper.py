@@ -16,7 +16,10 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
     :param env: The environment to wrap.
     :param min_val: Smallest reward passed on.
     :param max_val: Largest reward passed on.
+    :raises ConfigError: The range is empty.
     """
+
+    _CLONED = (*RewardWrapper._CLONED, "min_val", "max_val")
 
     def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
         if min_val > max_val:
@@ -31,9 +34,3 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
         if reward < self.min_val:
             return self.min_val
         return self.max_val if reward > self.max_val else reward
-
-    @override(RewardWrapper)
-    def clone_from(self, env: RewardClippingWrapper) -> None:
-        super().clone_from(env)
-        self.min_val = env.min_val
-        self.max_val = env.max_val

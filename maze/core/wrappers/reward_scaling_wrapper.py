@@ -18,6 +18,8 @@ class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
     :param scale: The factor.
     """
 
+    _CLONED = (*RewardWrapper._CLONED, "scale")
+
     def __init__(self, env: MazeEnv[Any], scale: float) -> None:
         super().__init__(env)
         self.scale = scale
@@ -30,8 +32,3 @@ class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
     def get_actor_rewards(self) -> np.ndarray | None:
         rewards = self.env.get_actor_rewards()
         return None if rewards is None else np.asarray(rewards) * self.scale
-
-    @override(RewardWrapper)
-    def clone_from(self, env: RewardScalingWrapper) -> None:
-        super().clone_from(env)
-        self.scale = env.scale

@@ -7,12 +7,9 @@ from typing import Any, Union
 
 from gymnasium import spaces
 
-from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
-from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import StepKeyType
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
-from maze.core.wrappers.wrapper import EnvType, ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
 class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
@@ -20,6 +17,8 @@ class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
 
     :param env: The environment to wrap.
     """
+
+    keeps_observations_and_actions = True
 
     @property
     def action_space(self) -> spaces.Dict:
@@ -44,20 +43,6 @@ class SortedSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
         """Observation space of each sub-step."""
         env: Any = self.env
         return {key: _sorted(space) for key, space in env.observation_spaces_dict.items()}
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        env: Any = self.env
-        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts
-
-    @override(Wrapper)
-    def clone_from(self, env: SortedSpacesWrapper[Any]) -> None:
-        super().clone_from(env)
 
 
 def _sorted(space: spaces.Dict) -> spaces.Dict:

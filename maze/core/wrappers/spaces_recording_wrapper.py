@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
 class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
@@ -26,6 +24,8 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param env: Environment to record.
     :param output_dir: Directory of the files; None: episodes are only kept in ``episode_record``.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: MazeEnv[Any], output_dir: str | None = "space_records") -> None:
         super().__init__(env)
@@ -75,12 +75,6 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """Writes an episode that was not finished, and closes the environment."""
         self.publish_trajectory()
         self.env.close()
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
     @override(Wrapper)
     def clone_from(self, env: SpacesRecordingWrapper) -> None:

@@ -90,10 +90,6 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 parts.update({part: vector[index] for part, index in split.indices.items()})
         return parts
 
-    @override(ActionWrapper)
-    def clone_from(self, env: SplitActionsWrapper) -> None:
-        super().clone_from(env)
-
     def _split_of(self, name: str, parts: Any) -> _Split:
         where = f"split_config.{name}"
         step_spaces = list(spaces_of_entry(self.env.action_spaces_dict, name).values())

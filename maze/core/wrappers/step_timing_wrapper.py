@@ -6,11 +6,9 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.maze_state import MazeStateType
 from maze.core.log_events.step_timing_events import StepTimingEvents
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
 class _Probe(Wrapper[Any]):
@@ -18,6 +16,8 @@ class _Probe(Wrapper[Any]):
 
     :param env: The inner layer.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: Any) -> None:
         self.seconds = 0.0
@@ -39,15 +39,6 @@ class _Probe(Wrapper[Any]):
         finally:
             self.seconds += perf_counter() - start
 
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        dicts: ObservationsAndActions = self.env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts
-
 
 class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
     """Fires :class:`StepTimingEvents` for the environment and every wrapper that it is put around.
@@ -58,6 +49,8 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
 
     :param env: The environment with all wrappers that are to be measured.
     """
+
+    keeps_observations_and_actions = True
 
     _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_probes", "_layers", "_context")
 
@@ -93,12 +86,6 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
         below = [*(probe.seconds for probe in self._probes[1:]), 0.0]
         for layer, probe, inner in zip(self._layers, self._probes, below, strict=True):
             event(layer=layer, value=1000.0 * max(0.0, probe.seconds - inner))
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
 
 def _with_probes(env: Any) -> Any:

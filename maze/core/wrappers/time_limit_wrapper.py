@@ -6,12 +6,10 @@ from typing import Any, ClassVar, Union
 
 from maze.core.annotations import override
 from maze.core.env.base_env import BaseEnv
-from maze.core.env.maze_action import MazeActionType
-from maze.core.env.maze_state import MazeStateType
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.env.truncation import TRUNCATION_KEY
 from maze.core.errors import ConfigError
-from maze.core.wrappers.wrapper import EnvType, ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
 class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
@@ -23,6 +21,10 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     :param env: The environment to wrap, a Maze or a gymnasium one.
     :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
     """
+
+    keeps_observations_and_actions = True
+
+    _CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
 
     _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time", "_context")
 
@@ -82,23 +84,6 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     def close(self) -> None:
         env: Any = self.env
         env.close()
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        env: Any = self.env
-        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts
-
-    @override(Wrapper)
-    def clone_from(self, env: TimeLimitWrapper[Any]) -> None:
-        super().clone_from(env)
-        self._elapsed_steps = env._elapsed_steps
-        self._max_episode_steps = env._max_episode_steps
-        self._next_seed = env._next_seed
 
 
 def _cut_off(result: Any) -> Any:

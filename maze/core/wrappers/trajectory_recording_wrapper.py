@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 
 from maze.core.annotations import override
-from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.events.event_collection import EventCollection
@@ -18,7 +17,7 @@ from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, GymRenderer
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 
 
 class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
@@ -29,6 +28,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     :param env: Environment to record.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: gymnasium.Env[Any, Any] | MazeEnv[Any]) -> None:
         if not isinstance(env, MazeEnv):
@@ -90,12 +91,6 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         last = steps[-1]
         assert last.step_event_log is not None
         renderer.render(last.maze_state, last.maze_action, last.step_event_log, **kwargs)
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        return self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)
 
     @override(Wrapper)
     def clone_from(self, env: TrajectoryRecordingWrapper) -> None:

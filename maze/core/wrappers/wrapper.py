@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -40,6 +41,12 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
 
     _TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
     """Attributes made by :meth:`_bind`; they are neither pickled nor copied."""
+
+    _CLONED: ClassVar[tuple[str, ...]] = ()
+    """Attributes of which :meth:`clone_from` takes over a (shallow) copy; for what is replaced, never written to."""
+
+    keeps_observations_and_actions: ClassVar[bool] = False
+    """Says that the agent observes and does what it would without this wrapper, of recorded states as well."""
 
     def __init__(self, env: EnvType) -> None:
         self.env = env
@@ -100,18 +107,28 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
         :param maze_action: Action; None if actions are not needed.
         :param first_step_in_episode: Whether the state is the first of its episode (for wrappers with a memory).
         :return: Observations and actions by sub-step key.
+        :raises NotImplementedError: The wrapper does not say what it does with recorded states and actions.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say how it converts recorded states and actions. Implement "
-            f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions returns "
-            f"`self.env.get_observation_and_action_dicts(maze_state, maze_action, first_step_in_episode)`."
+        if not self.keeps_observations_and_actions:
+            raise NotImplementedError(
+                f"{type(self).__name__} does not say how it converts recorded states and actions. Implement "
+                f"`get_observation_and_action_dicts`; a wrapper that changes neither observations nor actions states "
+                f"`keeps_observations_and_actions = True` instead."
+            )
+        env: Any = self.env
+        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
+            maze_state, maze_action, first_step_in_episode
         )
+        return dicts
 
     @override(SimulatedEnvMixin)
     def clone_from(self, env: Any) -> None:
         """Takes over the state of an environment wrapped in the same way.
 
-        Wrappers with a state of their own take it over and then call this.
+        A wrapper names the attributes that are its state in ``_CLONED``; one that has more than that takes it over
+        itself, and calls this.
+
+        :raises EnvironmentContractError: The other environment is wrapped in another way.
         """
         if type(env) is not type(self):
             raise EnvironmentContractError(
@@ -120,6 +137,8 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
             )
         inner: Any = self.env
         inner.clone_from(env.env)
+        for name in self._CLONED:
+            setattr(self, name, copy.copy(getattr(env, name)))
 
     @override(SimulatedEnvMixin)
     def set_fast_step(self, do_fast_step: bool) -> None:
@@ -240,6 +259,10 @@ class ActionWrapper(Wrapper[EnvType], ABC):
 class RewardWrapper(Wrapper[EnvType], ABC):
     """Changes the reward before the agent gets it."""
 
+    keeps_observations_and_actions = True
+
+    _CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
+
     _last_rewards: tuple[Any, Any] = (0.0, 0.0)
 
     @override(Wrapper)
@@ -265,13 +288,3 @@ class RewardWrapper(Wrapper[EnvType], ABC):
             # Without a proportion, each actor gets the same part of what was added.
             return shares + reward / len(shares)  # type: ignore[no-any-return]
         return shares * (reward / original)  # type: ignore[no-any-return]
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        env: Any = self.env
-        dicts: ObservationsAndActions = env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts

@@ -162,6 +162,34 @@ def test_a_wrapper_must_say_how_it_converts_recordings():
         Silent(cart_pole()).get_observation_and_action_dicts(None, None, True)
 
 
+def test_a_wrapper_that_says_so_passes_recordings_through():
+    class Looking(Wrapper[MazeEnv]):
+        keeps_observations_and_actions = True
+
+    env = cart_pole()
+    env.reset()
+    state = env.get_maze_state()
+    observations, actions = Looking(env).get_observation_and_action_dicts(state, 1, True)
+    assert (
+        observations[0]["observation"].tolist()
+        == env.observation_conversion.maze_to_space(state)["observation"].tolist()
+    )
+    assert actions == {0: {"action": 1}}
+
+
+def test_a_clone_takes_over_the_last_step_s_shares_of_the_reward_as_well():
+    class Shared(GymMazeEnv):
+        def get_actor_rewards(self):
+            return np.array([0.25, 0.75])
+
+    original, clone = (RewardClippingWrapper(Shared("CartPole-v1"), 0.0, 0.5) for _ in range(2))
+    original.reset()
+    original.step(original.action_space.sample())
+    clone.reset()
+    clone.clone_from(original)
+    assert clone.get_actor_rewards().tolist() == original.get_actor_rewards().tolist() == [0.125, 0.375]
+
+
 def test_a_wrapper_without_methods_of_its_own_changes_nothing():
     class Nothing(Wrapper[MazeEnv]):
         pass

@@ -15,7 +15,6 @@ from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
 from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names
-from maze.core.wrappers.wrapper import ObservationWrapper
 
 _ENTRY_KEYS = ("observation", TARGET_KEY, "keep_original", "config")
 
@@ -60,10 +59,6 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         for source, target, process, keeps_original in self._stages[step_key]:
             processed[target] = process(processed[source] if keeps_original else processed.pop(source))
         return processed
-
-    @override(ObservationWrapper)
-    def clone_from(self, env: PreProcessingWrapper) -> None:
-        super().clone_from(env)
 
     def _add(self, entry: Any, where: str, step_spaces: dict[StepKeyType, dict[str, spaces.Space[Any]]]) -> None:
         """Applies an entry of the mapping to all sub-steps with its observation, and updates their spaces."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from maze.core.annotations import override
-from maze.core.wrappers.wrapper import ObservationsAndActions, Wrapper
+from maze.core.wrappers.wrapper import Wrapper
 from maze.train.trainers.es.distributed.episode_batch import play_episode, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
@@ -29,6 +29,8 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
     :param shared_noise: The noise table.
     :param agent_instance_seed: Seed of the perturbations.
     """
+
+    keeps_observations_and_actions = True
 
     def __init__(self, env: Any, shared_noise: SharedNoiseTable, agent_instance_seed: int) -> None:
         super().__init__(with_stats(env))
@@ -83,12 +85,3 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         finally:
             set_flat_parameters(policy, parameters)
         return result
-
-    @override(Wrapper)
-    def get_observation_and_action_dicts(
-        self, maze_state: Any, maze_action: Any, first_step_in_episode: bool
-    ) -> ObservationsAndActions:
-        dicts: ObservationsAndActions = self.env.get_observation_and_action_dicts(
-            maze_state, maze_action, first_step_in_episode
-        )
-        return dicts
