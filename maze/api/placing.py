@@ -16,8 +16,6 @@ from maze.api.utils import InvalidSpecificationError
 from maze.cli.errors import suggestion
 from maze.core.utils.factory import TARGET_KEY
 
-_PLAIN_KEY = re.compile(r"[A-Za-z_][\w.\-]*")
-
 
 def is_plain(value: Any) -> bool:
     """Whether the command line could state the value as well: numbers, texts, paths, nothing, and lists of these."""

@@ -74,7 +74,7 @@ def output(silent: bool) -> Iterator[None]:
 
 
 class RunStatsContext(StatsContext):
-    """A statistics context that can be left and entered again: its writers stay open until :meth:`finish`."""
+    """A statistics context that can be left and entered again: its writers stay open until :meth:`close`."""
 
     _is_leaving = False
 

@@ -37,11 +37,11 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     directory, cfg = claimed.path, loaded.config
     start = time.perf_counter()
     with ExitStack() as stack:
-        for context in (
-            *(output(silent), working_directory(directory), hydra_config(loaded.hydra)),
-            *(GlobalGenerators().active(), StatsContext()),
-        ):
-            stack.enter_context(context)
+        stack.enter_context(output(silent))
+        stack.enter_context(working_directory(directory))
+        stack.enter_context(hydra_config(loaded.hydra))
+        stack.enter_context(GlobalGenerators().active())
+        stack.enter_context(StatsContext())
         try:
             use_stored_model(cfg, loaded.arguments[2:], project)
             write_run_info(directory, cfg, project, loaded.arguments)

@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maze.core.errors import ConfigError, did_you_mean
@@ -112,7 +112,5 @@ def _paths_ending_in(node: Any, name: str) -> list[str]:
                     yield child
                 if child != "hydra":
                     yield from walk(node._get_node(key), child)
-        elif isinstance(node, ListConfig):
-            return
 
     return sorted(walk(node, ""), key=lambda path: (path.count("."), path))

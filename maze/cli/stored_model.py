@@ -15,7 +15,6 @@ from maze.core.errors import CheckpointError
 from maze.core.utils.stored_config import refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
-MODEL_KEYS = ("model", "critic", "policy.model", "env_model")
 
 
 def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -> None:

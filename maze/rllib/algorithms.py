@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
+
 from maze.core.errors import ConfigError, did_you_mean
 
 INSTALLATION = "pip install maze-rl[rllib]"
@@ -88,6 +90,16 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
         f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
         f"rllib/algorithm=<option>. Options: {options}.{own}"
     )
+
+
+def register_dropped() -> None:
+    """Has the options of the group ``rllib/algorithm`` that RLlib has dropped compose, for :func:`find_algorithm` to
+    say what there is instead.
+    """
+    store = ConfigStore.instance()
+    for name in DROPPED:
+        values = dict.fromkeys(("lr", "gamma", "rollout_fragment_length", "train_batch_size"))
+        store.store(name.lower(), {"algorithm": name, "config": values}, group="rllib/algorithm", package="algorithm")
 
 
 def require_ray() -> None:

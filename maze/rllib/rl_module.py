@@ -21,7 +21,7 @@ from torch import nn
 
 from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStateCritic
+from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
@@ -202,18 +202,12 @@ def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> 
             "`critic=flatten_concat_shared` or `critic=template_state`."
         )
     several = len(composer.action_spaces_dict) > 1 or any(n != 1 for n in composer.agent_counts_dict.values())
-    if several and (isinstance(critic, TorchSharedStateCritic) or not _values_by_step(critic)):
+    if several and not isinstance(critic, TorchStepStateCritic):
         raise ConfigError(
             f"model.critic: RLlib asks for values actor by actor, and a {type(critic).__name__} looks at all "
             "sub-steps of an environment step together. Choose `critic=flatten_concat_step`."
         )
     return critic
-
-
-def _values_by_step(critic: TorchStateCritic) -> bool:
-    from maze.core.agent.torch_state_critic import TorchStepStateCritic
-
-    return isinstance(critic, TorchStepStateCritic)
 
 
 def _critic_key(critic: TorchStateCritic, network_key: Any) -> Any:

@@ -21,9 +21,6 @@ from maze.core.log_stats.log_stats import (
     get_stats_logger,
 )
 
-RESULTS_DIRECTORY = "rllib_results"
-"""Where everything that RLlib reports goes, as TensorBoard events of its own."""
-
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
 _BOOKKEEPING = ("num_", "module_", "weights_", "diff_", "last_", "default_optimizer", "gradients_default", "connector")
 _SHOWN_OF_SAMPLING = (

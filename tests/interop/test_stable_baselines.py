@@ -47,13 +47,17 @@ def test_a_maze_environment_given_as_it_is_gives_an_error_with_the_line_that_exp
         "from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv\n"
         "from stable_baselines3 import A2C\n"
         "from stable_baselines3.common.vec_env import DummyVecEnv\n"
+        "from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper\n"
         "env = GymMazeEnv('CartPole-v1')\n"
-        "for attempt in (lambda: A2C('MlpPolicy', env), lambda: DummyVecEnv([lambda: env])):\n"
+        "wrapped = TimeLimitWrapper(env)\n"
+        "for attempt in (\n"
+        "    lambda: A2C('MlpPolicy', env), lambda: DummyVecEnv([lambda: env]), lambda: A2C('MlpPolicy', wrapped)\n"
+        "):\n"
         "    try:\n"
         "        attempt()\n"
         "    except Exception as error:\n"
         "        print(type(error).__name__, error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.count("ConfigError stable-baselines3 takes gymnasium environments") == 2
-    assert done.stdout.count("env = to_gymnasium(env)") == 2
+    assert done.stdout.count("not a Gymnasium environment") == 3
+    assert done.stdout.count("from maze.interop import to_gymnasium; env = to_gymnasium(env)") == 3

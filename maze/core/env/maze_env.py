@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -67,9 +65,6 @@ class MazeEnv(
         self._observation_spaces = {key: conv.space() for key, conv in self.observation_conversion_dict.items()}
         self._last_maze_action: MazeActionType | None = None
         super().__init__(core_env)
-        if "stable_baselines3" in sys.modules:
-            # By name: interoperability lies above the environments, and brings what other frameworks need.
-            import_module("maze.interop.stable_baselines").explain_maze_environments()
 
     @override(Wrapper)
     def _bind(self) -> None:

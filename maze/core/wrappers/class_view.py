@@ -8,6 +8,17 @@ from functools import lru_cache
 from typing import Any
 
 
+class WrapperMeta(ABCMeta):
+    """Metaclass of wrappers: their classes, when shown, name the line that exports their environments.
+
+    Other libraries refuse what is no gymnasium environment with a message that shows its class, and no other hint.
+    """
+
+    def __repr__(cls) -> str:
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        return f"<class '{path}' (from maze.interop import to_gymnasium; env = to_gymnasium(env))>"
+
+
 class _ClassViewMeta(ABCMeta):
     """Metaclass of views: their resolution order is given, not computed."""
 

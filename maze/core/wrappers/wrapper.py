@@ -16,7 +16,7 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.simulated_env_mixin import SimulatedEnvMixin
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.wrappers.class_view import class_view
+from maze.core.wrappers.class_view import WrapperMeta, class_view
 
 EnvType = TypeVar("EnvType")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _NOT_WRAPPING = (
 )
 
 
-class Wrapper(Generic[EnvType], SimulatedEnvMixin, ABC):
+class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     """Wraps an environment of any kind without hiding what it is.
 
     Attributes that the wrapper does not have are looked up in the wrapped environment, and ``isinstance`` answers for
