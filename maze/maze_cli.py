@@ -22,6 +22,7 @@ from hydra.types import RunMode
 from maze.cli.errors import UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
 from maze.core.errors import MazeError
+from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -102,7 +103,11 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``maze-run`` with these arguments (those of the process by default) and returns its exit status."""
-    command = list(sys.argv[1:] if arguments is None else arguments)
+    with lasting_console():
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(command: list[str]) -> int:
     if command == ["--version"]:
         from maze.cli.run_info import installed_versions
 

@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from maze.core.log_stats.log_stats import StatsContext
+from maze.utils.console import lasting_console
 
 CONFIG_MODULE = "maze.conf"
 
@@ -59,9 +60,10 @@ def working_directory(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def output(silent: bool) -> Iterator[None]:
-    """Context in which nothing is printed, if so wished; errors are still raised."""
+    """Context in which nothing is printed, if so wished; errors are still raised, but not those of the console."""
     if not silent:
-        yield
+        with lasting_console():
+            yield
         return
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,

@@ -27,6 +27,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.core.errors import WorkerError
+from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.fork_server import preload
 
@@ -251,6 +252,7 @@ def _redirect_output(directory: Path) -> None:
     with open(directory / CONSOLE_FILE, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    let_console_last()
 
 
 def _end_with_parent(connection: Connection) -> None:

@@ -13,21 +13,24 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from maze.core.errors import WorkerError
+from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
 
 
-def leave_signals_to_parent() -> None:
-    """In a worker process: signals often reach the whole group, and the parent decides what they mean.
+def depend_on_parent() -> None:
+    """In a worker process: it is the parent that decides what a signal means, or a console that takes nothing more.
 
-    It may want to finish an update first, for which it needs its workers. It ends them by ``kill``.
+    Signals often reach the whole group. The parent may want to finish an update first, for which it needs its workers.
+    It ends them by ``kill``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    let_console_last()
 
 
 def become_worker() -> None:
     """In a worker process that serves one job: signals are its parent's, it ends with it, and torch gets one thread."""
-    leave_signals_to_parent()
+    depend_on_parent()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

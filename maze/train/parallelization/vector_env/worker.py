@@ -21,7 +21,7 @@ from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, rows_of
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
-from maze.utils.process import leave_signals_to_parent
+from maze.utils.process import depend_on_parent
 
 _GRACE_SECONDS = 2.0
 """How long a worker whose parent is gone may take to notice it by itself."""
@@ -57,7 +57,7 @@ def open_channel(connection: Any, inherited: list[Any]) -> Channel:
     :param connection: End of the pipe to the parent.
     :param inherited: Connections that came along when the process was forked, and must not be held open.
     """
-    leave_signals_to_parent()
+    depend_on_parent()
     for other in inherited:
         other.close()
     channel = Channel(connection)

@@ -28,6 +28,7 @@ from maze.train.trainers.common.plain_state import (
 )
 from maze.train.trainers.common.progress import TrainingProgress
 from maze.train.trainers.common.trainer import Trainer
+from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
@@ -171,7 +172,7 @@ class EpochTrainer(Trainer, ABC):
         self._progress = TrainingProgress(n_epochs, self._n_updates_per_epoch(), self._steps_per_update())
         if isinstance(self.model_selection, ModelSelectionBase):
             self.model_selection.training_started()
-        with InterruptGuard(_announce_interrupt) as interrupt:
+        with lasting_console(), InterruptGuard(_announce_interrupt) as interrupt:
             try:
                 while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
                     self._evaluate_if_due()

@@ -1,0 +1,122 @@
+"""A console that takes nothing more ends no run: a closed pipe, a full disk, closed descriptors."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from maze.core.utils.checkpoint import load_state
+from maze.utils.console import LastingStream, lasting_console
+
+SEEDS = ("seeding.env_base_seed=1", "seeding.agent_base_seed=1")
+TRAINING = (
+    *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
+    *("algorithm.n_rollout_steps=4", "algorithm.rollout_evaluator.n_episodes=2", "hydra.run.dir=run"),
+    *SEEDS,
+)
+ROLLOUT = ("env.name=CartPole-v1", "runner.n_episodes=3", "runner.max_episode_steps=5", "hydra.run.dir=run", *SEEDS)
+COMMANDS = {
+    "training": (*TRAINING, "runner.concurrency=2"),
+    "training in processes": (*TRAINING, "runner=local", "runner.concurrency=2"),
+    "rollout": (*ROLLOUT, "runner=sequential"),
+    "rollout in processes": (*ROLLOUT, "runner=parallel", "runner.n_processes=2"),
+    "sweep": (*ROLLOUT, "runner=sequential", "-m", "runner.deterministic=true,false", "hydra.sweep.dir=sweep"),
+}
+TALKATIVE = """
+import sys
+import numpy as np
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+
+def talkative():
+    env = GymMazeEnv("CartPole-v1")
+    step = env.step
+    env.step = lambda action: (print("step", flush=True), step(action))[1]
+    return env
+
+env = SubprocVectorEnv([talkative] * 2, n_workers=1)
+env.seed([1, 2])
+env.reset()
+for _ in range(3):
+    env.step({"action": np.zeros(2, int)})
+env.close()
+print("done", file=sys.stderr)
+"""
+REDIRECTIONS = {
+    "full": "exec >/dev/full 2>/dev/full",
+    "head": "exec 1> >(head -n 1 > head.txt)",
+    "closed": "exec >&- 2>&-",
+}
+
+
+def run(command: tuple[str, ...], redirection: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    script = f'{redirection}\nexec "$@"'
+    line = ["bash", "-c", script, "bash", sys.executable, "-m", "maze.maze_cli", *command]
+    return subprocess.run(line, cwd=directory, check=False, capture_output=True, text=True, timeout=100)
+
+
+def files(directory: Path) -> list[str]:
+    """Names of the files that a command leaves, without numbers of times and processes."""
+    names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
+    return sorted("events.out.tfevents" if "tfevents" in name else name for name in names if name != "head.txt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_run_goes_on_without_a_console(name: str, tmp_path: Path) -> None:
+    (tmp_path / "expected").mkdir()
+    assert run(COMMANDS[name], "", tmp_path / "expected").returncode == 0
+    for case, redirection in REDIRECTIONS.items():
+        (tmp_path / case).mkdir()
+        found = run(COMMANDS[name], redirection, tmp_path / case)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert files(tmp_path / case) == files(tmp_path / "expected")
+        for file in (tmp_path / "expected").rglob("latest.pt"):
+            expected = load_state(file)
+            state = load_state(tmp_path / case / file.relative_to(tmp_path / "expected"))
+            assert to_bytes(state["model"]) == to_bytes(expected["model"])
+
+
+def to_bytes(weights: Any) -> Any:
+    if isinstance(weights, torch.Tensor):
+        return weights.numpy().tobytes()
+    return {key: to_bytes(value) for key, value in weights.items()}
+
+
+def test_what_environments_print_in_processes_ends_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TALKATIVE]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (found.returncode, found.stderr) == (0, "done\n")
+
+
+def test_the_console_is_the_same_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout, sys.stderr
+    with lasting_console():
+        assert isinstance(sys.stdout, LastingStream)
+        print("one")
+        with lasting_console():
+            print("two")
+        assert isinstance(sys.stdout, LastingStream)
+    assert (sys.stdout, sys.stderr) == before
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_whoever_replaces_the_console_meanwhile_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with lasting_console():
+        sys.stdout = other
+    assert sys.stdout is other
+
+
+def test_letters_that_a_console_does_not_know_become_question_marks() -> None:
+    target = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print("μ = 1", file=LastingStream(target), flush=True)
+    assert target.buffer.getvalue() == b"? = 1\n"
