@@ -5,14 +5,19 @@ environment step are reduced to step statistics, those of all steps to episode s
 epoch statistics. ``input_name`` selects what a definition reduces: on the step level an attribute of the event, above
 it the ``output_name`` of the level below.
 
+Definitions of one level that would have the same name are told apart by what differs between them: two that give no
+``output_name`` are named after their inputs, or else after their functions. What the level above defines for the name
+that they share is calculated for each of them.
+
 Definitions are stored on the function; :mod:`maze.core.log_stats.stats_plan` compiles them once per event. Rows appear
 in the order in which the decorators are applied, that is from the method upwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar
 
 EventMethod = TypeVar("EventMethod", bound=Callable[..., Any])
@@ -50,10 +55,19 @@ class EventDefinition:
     plots: list[PlotDefinition] = field(default_factory=list)
 
 
+@cache
 def event_definition(event: Callable[..., Any]) -> EventDefinition:
-    """The statistics defined for an event method; an empty definition if there are none."""
+    """Returns the statistics defined for an event method, each with a name of its own.
+
+    An event without definitions has an empty one.
+    """
     definition = getattr(event, _ATTRIBUTE, None)
-    return definition if isinstance(definition, EventDefinition) else EventDefinition()
+    if not isinstance(definition, EventDefinition):
+        return EventDefinition()
+    step, names = _named(definition.step)
+    episode, names = _named(_for_each_input(definition.episode, names))
+    epoch, _ = _named(_for_each_input(definition.epoch, names))
+    return replace(definition, step=step, episode=episode, epoch=epoch)
 
 
 def define_step_stats(
@@ -69,7 +83,7 @@ def define_step_stats(
         values on as they are.
     :param input_name: The event attribute to reduce. ``None``: the only attribute that is not grouped by, or else the
         dictionary of all attributes.
-    :param output_name: Name of the result; needed where an event has several statistics on this level.
+    :param output_name: Name of the result.
     :param group_by: Calculate this statistic separately for each value of this attribute, instead of the grouping that
         :func:`define_stats_grouping` declares.
     :param cumulative: Reduce all values since the beginning and not only those of the current step.
@@ -86,11 +100,12 @@ def define_episode_stats(
 ) -> Callable[[EventMethod], EventMethod]:
     """Adds a statistic over the step statistics of one episode.
 
-    A step in which the event did not occur counts as 0 where the step statistic is a ``len`` or ``sum``.
+    A step in which the event did not occur counts as 0 where the step statistic is a ``len`` or ``sum``. An episode in
+    which it never occurred has no statistics of it.
 
     :param reduce_function: Reduces the list of step statistics to one value; ``None`` passes them on as they are.
     :param input_name: The ``output_name`` of the step statistic to reduce.
-    :param output_name: Name of the result; needed where an event has several statistics on this level.
+    :param output_name: Name of the result.
     :param group_by: Keep only this one of the attributes that the step statistics are grouped by.
     :param cumulative: Reduce all values since the beginning and not only those of the current episode.
     """
@@ -106,7 +121,10 @@ def define_epoch_stats(
 ) -> Callable[[EventMethod], EventMethod]:
     """Adds a statistic over the episode statistics of one epoch.
 
-    An episode in which the event did not occur counts as 0 where the episode statistic is a ``len`` or ``sum``.
+    An episode in which the event did not occur counts as well where zeros stand for the steps without it, or where the
+    episode statistic is a ``len`` or ``sum``: with what the episode statistic makes of as many zeros as the episode had
+    steps (0 for means, extremes and sums). So an epoch's statistics depend on its episodes only, not on which
+    environments played them. An event has a row from its first occurrence on.
 
     :param reduce_function: Reduces the list of episode statistics to one value; ``None`` passes them on as they are.
     :param input_name: The ``output_name`` of the episode statistic to reduce.
@@ -157,3 +175,61 @@ def _own_definition(event: Callable[..., Any]) -> EventDefinition:
     definition = getattr(event, _ATTRIBUTE)
     assert isinstance(definition, EventDefinition)
     return definition
+
+
+_Names = dict[str | None, list[str | None]]
+"""The names of the statistics that were declared under one name."""
+
+
+def _named(stats: list[StatsDefinition]) -> tuple[list[StatsDefinition], _Names]:
+    """Gives definitions that share a name different ones, and says which they were given."""
+    stats = list(dict.fromkeys(stats))
+    by_name: dict[str | None, list[StatsDefinition]] = {}
+    for stat in stats:
+        by_name.setdefault(stat.output_name, []).append(stat)
+    named: dict[StatsDefinition, StatsDefinition] = {}
+    taken = {name for name, alike in by_name.items() if len(alike) == 1}
+    for name, alike in by_name.items():
+        for stat, label in zip(alike, _labels(alike), strict=True):
+            own_name = name
+            if len(alike) > 1:
+                own_name = _free_name("_".join(part for part in (name, label) if part) or None, taken)
+                taken.add(own_name)
+            named[stat] = replace(stat, output_name=own_name)
+    names: _Names = {
+        name: list(dict.fromkeys(named[stat].output_name for stat in alike)) for name, alike in by_name.items()
+    }
+    return [named[stat] for stat in stats], names
+
+
+def _labels(stats: list[StatsDefinition]) -> list[str]:
+    """What tells definitions apart: their inputs, groupings, functions and periods, as far as these differ."""
+    parts = [
+        (
+            stat.input_name or "",
+            stat.group_by or "",
+            getattr(stat.reduce_function, "__name__", ""),
+            "cumulative" if stat.cumulative else "",
+        )
+        for stat in stats
+    ]
+    differing = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
+    return ["_".join(part for part, differs in zip(row, differing, strict=True) if differs and part) for row in parts]
+
+
+def _free_name(name: str | None, taken: Set[str | None]) -> str | None:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name or 'value'}_{number}" in taken:
+        number += 1
+    return f"{name or 'value'}_{number}"
+
+
+def _for_each_input(stats: list[StatsDefinition], names: _Names) -> list[StatsDefinition]:
+    """Has a definition whose input's name several definitions of the level below share stand for each of them."""
+    return [
+        replace(stat, input_name=input_name)
+        for stat in stats
+        for input_name in names.get(stat.input_name, [stat.input_name])
+    ]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.events.event_record import EventRecord
 from maze.core.events.event_topic_factory import event_topic_factory
 from maze.core.log_stats.stats_plan import LevelPlan, group_of, level_plan, stat_value
@@ -39,6 +40,9 @@ class LogStatsKey(NamedTuple):
 
 
 LogStats = dict[LogStatsKey, Any]
+
+_STEP_COUNT = LogStatsKey(BaseEnvEvents.reward, "count", None)
+"""Among the statistics of every episode that an environment played."""
 
 
 class LogStatsLevel(Enum):
@@ -75,20 +79,23 @@ class LogStatsAggregator(LogStatsConsumer):
         self._consumers: list[LogStatsConsumer] = list(consumers)
         self._slots: dict[tuple[Any, ...], StatsSlot] = {}
         self._touched: list[StatsSlot] = []
-        self._n_received = 0
+        self._lengths: list[int] = []
+        """How many steps (1 for a step itself) each received period had."""
 
     @override(LogStatsConsumer)
     def receive(self, stats: LogStats) -> None:
-        self._n_received += 1
+        period = len(self._lengths)
+        self._lengths.append(stats.get(_STEP_COUNT, 1))
         for (event, name, group), value in stats.items():
             for slot in self._add(event, value, name, group):
-                slot.count_period(self._n_received)
+                slot.count_period(period)
 
     def clear_inputs(self) -> None:
         """Drops what was collected since the last :meth:`reduce`."""
         for slot in self._slots.values():
             slot.clear()
         self._touched.clear()
+        self._lengths.clear()
 
     def add_event(self, event_record: EventRecord) -> None:
         """Adds a fired event to the statistics of this level."""
@@ -133,15 +140,16 @@ class LogStatsAggregator(LogStatsConsumer):
 
         :param n_periods: How many steps (episodes) the episode (epoch) had, where the received statistics do not tell.
         """
-        slots: list[StatsSlot]
+        slots: Iterable[StatsSlot] = self._slots.values()
         if self.level is LogStatsLevel.STEP:
             slots = self._touched
-        else:
-            slots = list(self._slots.values())
-            n_periods = max((slot.periods for slot in slots), default=0) if n_periods == 0 else n_periods
+        elif self.level is LogStatsLevel.EPISODE:
+            # Without the event an episode has no statistics of it, whether an earlier one had or not.
+            slots = [slot for slot in slots if any(slot.inputs.values())]
         stats: LogStats = {}
         for slot in slots:
-            slot.reduce_into(stats, n_periods)
+            slot.reduce_into(stats, n_periods or len(self._lengths), self._lengths)
+        self._lengths.clear()
         self._touched.clear()
         self.last_stats = stats
         for consumer in self._consumers:
@@ -158,19 +166,21 @@ class LogStatsAggregator(LogStatsConsumer):
         for key, slot in other._slots.items():
             own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
             own.copy_from(slot)
+        self._lengths.extend(other._lengths)
 
-    def state(self) -> list[dict[str, Any]]:
+    def state(self) -> dict[str, Any]:
         """What was collected since the last :meth:`reduce`, row by row, with the names of the events."""
-        return [
+        rows = [
             {"event": [event.__module__, event.__qualname__], "index": index, "group": group, **slot.state()}
             for (event, index, group), slot in self._slots.items()
         ]
+        return {"lengths": list(self._lengths), "rows": rows}
 
-    def load_state(self, state: Iterable[Mapping[str, Any]]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state` returned; rows of events that nobody has imported are left out."""
         self.clear_inputs()
-        self._n_received = 0
-        for row in state:
+        self._lengths.extend(state.get("lengths", ()))
+        for row in state.get("rows", ()):
             module, name = row["event"]
             event: Any = sys.modules.get(module)
             for part in name.split("."):

@@ -5,6 +5,7 @@ Done once per event and level; adding a value is then a dictionary look-up and a
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +19,17 @@ from maze.core.log_stats.event_decorators import EventDefinition, StatsDefinitio
 Reducer = Callable[[Any], Any]
 
 _LEVELS = ("step", "episode", "epoch")
-_COUNTS_OCCURRENCES: tuple[Reducer, ...] = (len, sum, np.sum)
+_COUNTS_OCCURRENCES: tuple[Reducer | None, ...] = (len, sum, np.sum)
 """Reducers for which "did not occur" is the number 0."""
 
-_IGNORES_ABSENCE: tuple[Reducer | None, ...] = (None, len, sum, np.sum)
-"""Reducers that zeros for absent occurrences would not change, or that ask how often there was a value."""
+_ASKS_FOR_OCCURRENCES: tuple[Reducer | None, ...] = (None, len)
+"""Reducers that ask which values there were, or how many: zeros for absent occurrences would be wrong."""
+
+_ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
+    *(len, sum, min, max, statistics.mean, statistics.median),
+    *(np.sum, np.mean, np.median, np.min, np.max, np.std, np.var),
+)
+"""Reducers whose result for an absent event is the number 0, however long the period."""
 
 
 class PassedThrough(list[Any]):
@@ -34,7 +41,8 @@ class CompiledStat:
     """One statistic of an event on one level.
 
     :param position: Index among the event's statistics of this level; rows are ordered by it.
-    :param counts_absence: A period of the level below without the event counts as 0.
+    :param counts_absence: A period of the level below without the event counts as well.
+    :param of_absence: What makes its value from the zeros of its own periods; ``None``: the value is 0.
     """
 
     position: int
@@ -43,6 +51,7 @@ class CompiledStat:
     output_name: str | None
     cumulative: bool
     counts_absence: bool
+    of_absence: Reducer | None
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,10 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
     definition = event_definition(event)
     own: list[StatsDefinition] = getattr(definition, level)
     lower = _level_below(definition, level)
+    lowest = definition.step if level == "epoch" else []
     by_grouping: dict[str | None, list[CompiledStat]] = {}
     for position, stat in enumerate(own):
-        by_grouping.setdefault(stat.group_by, []).append(_compile(position, stat, lower))
+        by_grouping.setdefault(stat.group_by, []).append(_compile(position, stat, lower, lowest))
     variants = tuple(Variant(group_by, tuple(stats)) for group_by, stats in by_grouping.items())
     routes = {
         name: tuple(
@@ -132,13 +142,31 @@ def _level_below(definition: EventDefinition, level: str) -> list[StatsDefinitio
     return [] if position == 0 else getattr(definition, _LEVELS[position - 1])
 
 
-def _compile(position: int, stat: StatsDefinition, lower: list[StatsDefinition]) -> CompiledStat:
-    counts_absence = stat.reduce_function not in _IGNORES_ABSENCE and any(
-        below.reduce_function in _COUNTS_OCCURRENCES for below in lower if below.output_name == stat.input_name
-    )
+def _compile(
+    position: int, stat: StatsDefinition, lower: list[StatsDefinition], lowest: list[StatsDefinition]
+) -> CompiledStat:
+    below = _input_of(stat, lower)
+    counts = below is not None and below.reduce_function in _COUNTS_OCCURRENCES
+    of_absence = None
+    if below is not None and not counts and below.reduce_function is not None:
+        # Its own periods without the event were zeros to it, so it has a value even if there was no other period.
+        source = _input_of(below, lowest)
+        counts = source is not None and source.reduce_function in _COUNTS_OCCURRENCES
+        of_absence = None if below.reduce_function in _ZERO_OF_ZEROS else below.reduce_function
+    zeros_are_neutral = of_absence is None and stat.reduce_function in (sum, np.sum)
     return CompiledStat(
-        position, stat.reduce_function, stat.input_name, stat.output_name, stat.cumulative, counts_absence
+        position=position,
+        reduce_function=stat.reduce_function,
+        input_name=stat.input_name,
+        output_name=stat.output_name,
+        cumulative=stat.cumulative,
+        counts_absence=counts and stat.reduce_function not in _ASKS_FOR_OCCURRENCES and not zeros_are_neutral,
+        of_absence=of_absence,
     )
+
+
+def _input_of(stat: StatsDefinition, lower: list[StatsDefinition]) -> StatsDefinition | None:
+    return next((below for below in lower if below.output_name == stat.input_name), None)
 
 
 def _component(
@@ -147,8 +175,7 @@ def _component(
     """Which component of an incoming group a variant keeps."""
     if group_by is None or level == "step":
         return None
-    lower = _level_below(definition, level)
-    below = next((stat for stat in lower if stat.output_name == input_name), None)
+    below = next((stat for stat in _level_below(definition, level) if stat.output_name == input_name), None)
     if below is None:
         return None  # values arrive from fired events, which bring their attributes
     incoming = definition.grouping if below.group_by is None else (below.group_by,)

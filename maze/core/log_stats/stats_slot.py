@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,17 +32,16 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_cumulative", "_last_period", "inputs", "is_touched", "keys", "periods", "variant")
+    __slots__ = ("_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
         self.keys = keys
         self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
-        self.periods = 0
-        """How many periods of the level below delivered values."""
+        self.periods: list[int] = []
+        """Which periods of the level below delivered values."""
         self.is_touched = False
         self._cumulative: dict[int, Any] = {}
-        self._last_period = 0
 
     def add(self, name: str | None, value: Any) -> None:
         values = self.inputs.get(name)
@@ -55,26 +54,28 @@ class StatsSlot:
 
     def count_period(self, period: int) -> None:
         """Notes that a period of the level below delivered a value; several values of one count once."""
-        if period != self._last_period:
-            self._last_period = period
-            self.periods += 1
+        if not self.periods or self.periods[-1] != period:
+            self.periods.append(period)
 
     def clear(self) -> None:
         """Drops the inputs; what cumulative statistics have already counted stays."""
         for values in self.inputs.values():
             values.clear()
-        self.periods = 0
+        self.periods.clear()
         self.is_touched = False
 
-    def reduce_into(self, stats: dict[Any, Any], n_periods: int) -> None:
+    def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
         """Calculates the statistics for which there are values and drops the inputs.
 
-        :param n_periods: How many periods of the level below there were; those without this event count as zeros.
+        :param n_periods: How many periods of the level below there were.
+        :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
         """
         for stat, key in zip(self.variant.stats, self.keys, strict=True):
             values = self.inputs[stat.input_name]
-            if stat.counts_absence and len(values) < n_periods:
-                values = values + [0] * (n_periods - len(values))
+            if stat.counts_absence:
+                n_absent = n_periods - (len(self.periods) or len(values))
+                if n_absent > 0:
+                    values = values + self._of_absence(stat, n_absent, lengths)
             if values:
                 stats[key] = self._accumulate(stat, values) if stat.cumulative else reduce_values(stat, values)
         self.clear()
@@ -83,14 +84,14 @@ class StatsSlot:
         self.clear()
         for name, values in other.inputs.items():
             self.inputs[name].extend(values)
-        self.periods = other.periods
+        self.periods.extend(other.periods)
         self.is_touched = other.is_touched
         self._cumulative = dict(other._cumulative)
 
     def state(self) -> dict[str, Any]:
         """What waits to be reduced, and what cumulative statistics have counted so far."""
         inputs = {name: list(values) for name, values in self.inputs.items()}
-        return {"inputs": inputs, "periods": self.periods, "cumulative": dict(self._cumulative)}
+        return {"inputs": inputs, "periods": list(self.periods), "cumulative": dict(self._cumulative)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues from a state that :meth:`state` returned."""
@@ -98,9 +99,17 @@ class StatsSlot:
         for name, values in state["inputs"].items():
             if name in self.inputs:
                 self.inputs[name].extend(values)
-        self.periods = state["periods"]
-        self._last_period = 0
+        self.periods.extend(state["periods"])
         self._cumulative = dict(state["cumulative"])
+
+    def _of_absence(self, stat: CompiledStat, n_absent: int, lengths: Sequence[int]) -> list[Any]:
+        """The values of the periods without the event."""
+        if stat.of_absence is None:
+            return [0] * n_absent
+        present = set(self.periods)
+        absent = [length for period, length in enumerate(lengths) if period not in present]
+        absent += [1] * (n_absent - len(absent))
+        return [stat.of_absence([0] * length) for length in absent]
 
     def _accumulate(self, stat: CompiledStat, values: list[Any]) -> Any:
         fold = _FOLDS.get(stat.reduce_function) if stat.reduce_function is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,20 +56,21 @@ def from_plain(value: Any) -> Any:
     return value
 
 
-def statistics_to_plain(aggregator: LogStatsAggregator) -> list[Any]:
+def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:
     """What an aggregator has collected, as far as it can be saved."""
     rows = []
-    for row in aggregator.state():
+    state = aggregator.state()
+    for row in state["rows"]:
         try:
             rows.append(to_plain(row))
         except TypeError as error:  # noqa: PERF203 - rows fail one by one
             logger.warning("Values of the statistic %s are missing in the checkpoint: %s.", row["event"][1], error)
-    return rows
+    return {**state, "rows": rows}
 
 
-def statistics_from_plain(aggregator: LogStatsAggregator, rows: Iterable[Any]) -> None:
+def statistics_from_plain(aggregator: LogStatsAggregator, state: Mapping[str, Any]) -> None:
     """Has an aggregator continue from what :func:`statistics_to_plain` gave."""
-    aggregator.load_state(from_plain(list(rows)))
+    aggregator.load_state(from_plain(dict(state)))
 
 
 def global_generators_state() -> dict[str, Any]:
