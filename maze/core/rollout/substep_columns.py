@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.space_arrays import dict_specs
 from maze.core.env.structured_env import StepKeyType
 
 Row = dict[str, np.ndarray]
@@ -131,14 +132,7 @@ class SubstepColumns:
 
 
 def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:
-    arrays: Row = {}
-    for key, sub in space.items():
-        if sub.shape is None or sub.dtype is None:
-            raise ValueError(
-                f"`{key}`: values of {type(sub).__name__} spaces have no fixed shape; no array can hold them."
-            )
-        arrays[key] = np.zeros((*leading, *sub.shape), sub.dtype)
-    return arrays
+    return {key: np.zeros((*leading, *shape), dtype) for key, (shape, dtype) in dict_specs(space).items()}
 
 
 def _rows(arrays: Row, n_rows: int) -> list[Row]:

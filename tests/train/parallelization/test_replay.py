@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from maze.core.env.space_arrays import zeros
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -17,7 +18,6 @@ from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingW
 from maze.train.parallelization.vector_env import replay_log
 from maze.train.parallelization.vector_env.replay_log import derived_seed
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.space_arrays import zeros
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.common.plain_state import from_plain, to_plain
 from tests.train.parallelization.toy_envs import (

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.space_arrays import zeros
 from maze.train.parallelization.vector_env.subproc_vector_env import CloudpickleWrapper, SubprocVectorEnv
 from maze.train.parallelization.vector_env.vector_env_utils import SinkHoleConsumer, disable_epoch_level_stats
 from tests.train.parallelization.toy_envs import (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.env.core_env import CoreEnv
+from maze.core.env.space_arrays import action_column, array_specs, check_observation
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.env.truncation import is_truncated
 from maze.core.errors import EnvironmentContractError
@@ -32,7 +33,6 @@ from maze.train.parallelization.vector_env.replay_log import (
     digest_of,
     replayed_actions,
 )
-from maze.train.parallelization.vector_env.space_arrays import action_column, array_specs, check_observation
 from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
 from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
 

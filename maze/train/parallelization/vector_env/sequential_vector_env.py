@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
 from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
-from maze.train.parallelization.vector_env.space_arrays import zeros
 from maze.train.parallelization.vector_env.structured_vector_env import (
     StructuredVectorEnv,
     WrapperStates,

@@ -15,8 +15,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 
 import numpy as np
 
+from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, array_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.train.parallelization.vector_env.space_arrays import Arrays, ArraySpec, SpacesDict, array_specs
 
 _ALIGNMENT = 64  # a cache line: workers write side by side
 

@@ -20,9 +20,9 @@ from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
+    from maze.core.env.space_arrays import Arrays
     from maze.core.rollout.rollout_columns import Seeding
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
-    from maze.train.parallelization.vector_env.space_arrays import Arrays
 
 
 WrapperStates = list[dict[str, float]]

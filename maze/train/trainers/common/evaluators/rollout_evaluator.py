@@ -12,6 +12,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.space_arrays import zeros
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -20,7 +21,7 @@ from maze.train.trainers.common.plain_state import statistics_from_plain, statis
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.core.env.structured_env import ActorID
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
@@ -153,8 +154,8 @@ class _VectorPlayer:
         self._policy = policy
         self._env = env
         self._deterministic = deterministic
-        self._observations = _arrays(env.observation_spaces_dict, env.n_envs)
-        self._actions = _arrays(env.action_spaces_dict, env.n_envs)
+        self._observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
+        self._actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
 
     def reset(self) -> None:
         self._env.reset(out=self._observations)
@@ -214,10 +215,3 @@ def _seed_beside(rng_state: Mapping[str, Any]) -> int:
     """A seed that depends on generators, without drawing from them."""
     numpy_state = rng_state["numpy"]
     return int(np.random.SeedSequence([numpy_state["state"], numpy_state["inc"]]).generate_state(1, np.uint64)[0])
-
-
-def _arrays(spaces_dict: dict[StepKeyType, Any], n_envs: int) -> dict[StepKeyType, Rows]:
-    return {
-        step_key: {key: np.zeros((n_envs, *space.shape), space.dtype) for key, space in spaces.items()}
-        for step_key, spaces in spaces_dict.items()
-    }

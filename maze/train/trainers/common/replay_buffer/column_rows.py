@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.action_bounds import ActionBounds
+from maze.core.env.space_arrays import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
@@ -283,7 +284,7 @@ def _at(values: list[Any], position: int) -> Any:
 
 
 def _zeros(space: spaces.Dict) -> Arrays:
-    return {key: np.zeros(sub.shape or (), sub.dtype) for key, sub in space.spaces.items()}
+    return {key: np.zeros(shape, dtype) for key, (shape, dtype) in dict_specs(space).items()}
 
 
 def _stack(values: list[Any], zeros: Arrays) -> Arrays:

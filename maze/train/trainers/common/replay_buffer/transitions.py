@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from maze.core.env.space_arrays import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 
@@ -131,8 +132,8 @@ class TransitionColumns:
         return cls(
             capacity,
             actors,
-            [_shapes_of(observation_spaces_dict[actor.step_key]) for actor in actors],
-            [_shapes_of(action_spaces_dict[actor.step_key]) for actor in actors],
+            [dict_specs(observation_spaces_dict[actor.step_key]) for actor in actors],
+            [dict_specs(action_spaces_dict[actor.step_key]) for actor in actors],
             [_allowed_values(observation_spaces_dict[actor.step_key]) for actor in actors],
         )
 
@@ -245,17 +246,6 @@ class TransitionColumns:
             groups[f"observation_{position}"] = self.observations[position]
             groups[f"action_{position}"] = self.actions[position]
         return {**named, **{f"{group}/{key}": array for group, part in groups.items() for key, array in part.items()}}
-
-
-def _shapes_of(space: spaces.Dict) -> dict[str, tuple[tuple[int, ...], Any]]:
-    shapes = {}
-    for key, sub in space.spaces.items():
-        if sub.shape is None or sub.dtype is None:
-            raise ConfigError(
-                f"`{key}`: values of {type(sub).__name__} spaces have no fixed shape; no array holds them."
-            )
-        shapes[key] = (tuple(sub.shape), sub.dtype)
-    return shapes
 
 
 def _is_observed(rows: TransitionRows, position: int) -> np.ndarray:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze.core.env.space_arrays import array_specs, check_observation, zeros
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
-from maze.train.parallelization.vector_env.space_arrays import array_specs, check_observation, zeros
 from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
 from maze.train.trainers.es.distributed.population import Population
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome

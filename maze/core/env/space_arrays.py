@@ -23,6 +23,7 @@ def array_spec(space: spaces.Space[Any], place: str) -> ArraySpec:
 
     :param space: A space with values of one fixed shape.
     :param place: Where the space belongs, for the error message.
+    :raises EnvironmentContractError: Its values have no fixed numeric shape.
     """
     if space.shape is None or space.dtype is None or np.dtype(space.dtype).kind not in "biuf":
         raise EnvironmentContractError(
@@ -39,10 +40,17 @@ def array_specs(spaces_dict: SpacesDict, kind: str) -> dict[StepKeyType, dict[st
     :param spaces_dict: Spaces by step key.
     :param kind: `observation` or `action`, for error messages.
     """
-    return {
-        step_key: {key: array_spec(sub, f"{kind} `{key}` of sub-step {step_key!r}") for key, sub in space.items()}
-        for step_key, space in spaces_dict.items()
-    }
+    return {step_key: dict_specs(space, kind, f" of sub-step {step_key!r}") for step_key, space in spaces_dict.items()}
+
+
+def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict[str, ArraySpec]:
+    """Shapes and dtypes for all keys of a sub-step's spaces, in their order.
+
+    :param space: The sub-step's spaces.
+    :param kind: `observation` or `action`, for error messages.
+    :param place: Where the spaces belong, for error messages.
+    """
+    return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
 
 
 def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:
@@ -59,7 +67,7 @@ def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Array
 
 
 def copy_rows(source: Arrays, target: Mapping[StepKeyType, Mapping[str, np.ndarray]], actors: list[ActorID]) -> None:
-    """Copy each environment's current observation between two sets of arrays `[n_envs, ...]`.
+    """Copies each environment's current observation between two sets of arrays `[n_envs, ...]`.
 
     :param source: Arrays by step key and observation key.
     :param target: The same structure.
@@ -84,6 +92,7 @@ def action_column(
     :param key: The action key.
     :param shape: Its expected shape, environments included.
     :param dtype: Its type in the action space.
+    :raises EnvironmentContractError: The key is missing, or its values do not have that shape and type.
     """
     place = f"actions of sub-step {step_key!r}"
     if key not in actions:
@@ -102,7 +111,14 @@ def action_column(
 def check_observation(
     observation: Any, actor: ActorID, specs: Mapping[StepKeyType, Mapping[str, ArraySpec]], env_index: int
 ) -> None:
-    """Raise an error that names environment, sub-step and key if an observation does not fit its space."""
+    """Checks an observation against its space.
+
+    :param observation: What the environment gave.
+    :param actor: Whom it is for.
+    :param specs: Shapes and dtypes by step key and observation key.
+    :param env_index: Which environment it is.
+    :raises EnvironmentContractError: It does not fit; names environment, sub-step and key.
+    """
     place = f"environment {env_index}, sub-step {actor.step_key!r}"
     expected = specs.get(actor.step_key)
     if expected is None:
