@@ -27,6 +27,8 @@ from maze.cli.errors import translated
 from maze.core.errors import ConfigError
 from maze.core.wrappers.wrapper import Wrapper
 
+_GYM_ID = re.compile(r"-v\d+$|[:/]")
+"""What tells the id of a gymnasium environment from an option of the group `env`."""
 ROLLOUT_SECTIONS = ("env", "wrappers", "model", "critic", "policy", "seeding", "runner", "input_dir", "log_base_dir")
 """Where overrides have a meaning for rollouts as well."""
 
@@ -157,6 +159,8 @@ class ConfigurationLoader:
                     f"policy: {value!r} names a policy for rollouts. For training, pass a composer such as "
                     "ProbabilisticPolicyComposer(...) or its configuration."
                 )
+            if name == "env" and _GYM_ID.search(value):
+                return Choice(value, (f"env.name={hydra_text(value)}",))
             return Choice(value, (f"hydra/launcher={value}" if name == "launcher" else f"{name}={value}",))
         if name == "wrappers":
             if isinstance(value, Wrapper):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from maze.core.errors import EnvironmentContractError
+from maze.core.utils.config_utils import EnvFactory
 from maze.utils.env_checks.findings import CheckReport
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
 from maze.utils.env_checks.replay_checks import check_cloning, check_determinism, check_pickling
@@ -33,8 +34,8 @@ def check_env(
     Checked are actors and their order, spaces and observations, rewards, ``done`` and ``info``, determinism under a
     seed, pickling and cloning, the round trips of conversions, and action masks.
 
-    :param env: The environment with its wrappers, or a function that makes one. An environment is left in an undefined
-        state.
+    :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. An
+        environment is left in an undefined state.
     :param n_steps: Sub-steps to take.
     :param seed: Seed of environment and actions.
     :param masks: Which action each mask is for, where their sizes do not tell.
@@ -42,7 +43,8 @@ def check_env(
         has an entry ``error``, or an event with ``invalid`` in its name was fired.
     :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
     """
-    make_env = env if callable(env) and not hasattr(env, "step") else _copies_of(env)
+    is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
+    make_env = EnvFactory(env if is_made else _copies_of(env))
     report = CheckReport(str(_name_of(make_env())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what environments warn of is checked below

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from maze.core.env.maze_env import MazeEnv
 
+_GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
+"""Target of the default configuration of environments."""
 _USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
 
 
@@ -61,8 +63,9 @@ def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, An
 class EnvFactory:
     """Makes environments, each with its wrappers; can be sent to other processes.
 
-    :param env: Configuration of the environment, or a function without arguments that makes one. Of an environment
-        that is given as such, every call makes a copy.
+    :param env: Configuration of the environment, the id of a gymnasium environment, or a class or function that makes a
+        Maze or gymnasium environment without arguments. Of an environment that is given as such, every call makes a
+        copy.
     :param wrappers: Wrappers to apply, the first one innermost.
     """
 
@@ -78,13 +81,50 @@ class EnvFactory:
         return WrapperFactory.wrap_from_config(env, self.wrappers) if self.wrappers else env
 
     def _make_env(self) -> Any:
-        if isinstance(self.env, Mapping):
-            return Factory(StructuredEnv).instantiate(self.env, config_path="env")  # type: ignore[type-abstract]
-        if isinstance(self.env, StructuredEnv):
-            return copy.deepcopy(self.env)
-        if callable(self.env):
-            return self.env()
-        raise ConfigError(f"env: expected a mapping with `{TARGET_KEY}` or a function, got {self.env!r}.")
+        env = self.env
+        if isinstance(env, Mapping):
+            env = Factory(object).instantiate(_without_foreign_defaults(env), config_path="env")
+        elif isinstance(env, StructuredEnv) or _is_gymnasium_env(env):
+            env = copy.deepcopy(env)
+        elif isinstance(env, str):
+            env = Factory(object).instantiate({TARGET_KEY: _GYM_ENV, "name": env}, config_path="env")
+        elif callable(env):
+            env = env()
+        if not isinstance(env, StructuredEnv) and _is_gymnasium_env(env):
+            from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+
+            env = GymMazeEnv(env)
+        if not isinstance(env, StructuredEnv):
+            raise ConfigError(
+                f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
+                f"function that makes a Maze or gymnasium environment; {self.env!r} gave {_shown(env)}."
+            )
+        return env
+
+
+def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an environment without those that the default configuration has for another one.
+
+    Where only ``env._target_`` was changed the rest of the default ``env`` configuration is still there.
+    """
+    if env.get(TARGET_KEY) == _GYM_ENV:
+        return dict(env)
+    from importlib.resources import files
+
+    defaults = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
+    return {
+        key: value for key, value in env.items() if key == TARGET_KEY or key not in defaults or value != defaults[key]
+    }
+
+
+def _is_gymnasium_env(env: Any) -> bool:
+    import gymnasium
+
+    return isinstance(env, gymnasium.Env)
+
+
+def _shown(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 
 def read_hydra_config(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> DictConfig:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 import warnings
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 import gymnasium
@@ -17,6 +22,8 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :param name: Id such as ``CartPole-v1``, or ``module:id`` for one that a module registers when it is imported.
     :param kwargs: Passed to ``gymnasium.make``, ``render_mode`` for instance.
     """
+    if ":" not in name and newest_version(name) is None and name not in registry:
+        _register_from_installed_packages(name)
     current = _successor(name)
     if current is not None:
         warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
@@ -27,11 +34,52 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise ConfigError(f"Environment `{name}` cannot be made: {error}{did_you_mean(name, registry)}") from error
+        others = [other for other in registry if other != name]
+        raise ConfigError(
+            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} Where another package "
+            f"brings it, install that package, and name the module that registers it: env.import=[<module>] or "
+            f"env.name=<module>:{name}."
+        ) from error
     except TypeError as error:
         if not kwargs or "argument" not in str(error):
             raise
         raise ConfigError(f"Environment `{name}` does not take the arguments {sorted(kwargs)}: {error}") from error
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules that register environments.
+
+    :param names: Dotted names.
+    """
+    for name in names:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(f"env.import: module `{name}` cannot be imported: {error}") from error
+        if hasattr(module, "register_envs"):  # what some packages ask to be called
+            gymnasium.register_envs(module)
+
+
+def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[str, Any]]) -> gymnasium.Env[Any, Any]:
+    """Applies gymnasium's wrappers, or those of others, the first one innermost.
+
+    :param env: The environment.
+    :param wrappers: For each the path of a class or function, a name in ``gymnasium.wrappers``, or one of both mapped
+        to its arguments.
+    """
+    from maze.core.utils.targets import locate
+
+    for index, entry in enumerate(wrappers):
+        where = f"env.gym_wrappers[{index}]"
+        if isinstance(entry, Mapping) and len(entry) != 1:
+            raise ConfigError(f"{where}: expected one wrapper mapped to its arguments, got {dict(entry)!r}.")
+        path, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
+        wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
+        try:
+            env = wrapper(env, **(arguments or {}))
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"{where}: {path} cannot wrap {env}: {error}") from error
+    return env
 
 
 def newest_version(name: str) -> str | None:
@@ -43,6 +91,38 @@ def newest_version(name: str) -> str | None:
         if spec.namespace == namespace and spec.name == base and spec.version is not None
     ]
     return max(versions)[1] if versions else None
+
+
+def _register_from_installed_packages(name: str) -> None:
+    """Imports installed packages that register environments, those of a similar name first, until one knows the id."""
+    modules = _registering_modules()
+    for module in sorted(modules, key=lambda module: -SequenceMatcher(None, module, name.lower()).ratio()):
+        if module in sys.modules:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(module)
+        except Exception:  # a broken package, or one that lacks another; not the one that was asked for
+            continue
+        if name in registry or newest_version(name) is not None:
+            return
+
+
+def _registering_modules() -> list[str]:
+    """Packages that depend on gymnasium and, as their `__init__` says, register environments when they are imported."""
+    from importlib import metadata, util
+
+    modules: list[str] = []
+    for distribution in metadata.distributions():
+        if not any(re.match(r"gym(nasium)?\b", requirement.lower()) for requirement in distribution.requires or ()):
+            continue
+        for file in distribution.files or ():
+            if len(file.parts) == 2 and file.name == "__init__.py" and file.parts[0].isidentifier():
+                module = file.parts[0]
+                if util.find_spec(module) is not None and "register" in file.read_text():
+                    modules.append(module)
+    return list(dict.fromkeys(modules))
 
 
 def _successor(name: str) -> str | None:

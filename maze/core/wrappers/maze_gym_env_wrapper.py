@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -22,7 +23,8 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.env.truncation import TRUNCATION_KEY
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import Renderer
-from maze.core.wrappers.gym_make import make_gymnasium_env
+from maze.core.wrappers.gym_adapters import InfoActionMask, adapted, tells_action_mask
+from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
 
 if TYPE_CHECKING:
@@ -35,7 +37,9 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     """A gymnasium environment as a Maze environment with dictionary spaces.
 
     A single space becomes ``{"observation": ...}`` and ``{"action": ...}``, a Tuple ``observation_0``, ``action_0`` and
-    so on, a Dict keeps its keys. Discrete actions are counted from zero. Boxes of float64 become float32.
+    so on, a Dict keeps its keys; those of nested containers are joined by ``_``. Sequences and graphs become arrays
+    with masks, texts are left out (see :class:`~maze.core.wrappers.gym_adapters.ArrayObservations`). Discrete actions
+    are counted from zero. Boxes of float64 become float32.
 
     >>> env = GymMazeEnv("CartPole-v1")
     >>> env.seed(1)
@@ -54,10 +58,11 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, got {env!r}.")
+        gym_env = adapted(env)
         super().__init__(
-            core_env=GymCoreEnv(env),
-            action_conversion_dict={0: GymActionConversion(env)},
-            observation_conversion_dict={0: GymObservationConversion(env)},
+            core_env=GymCoreEnv(gym_env),
+            action_conversion_dict={0: GymActionConversion(gym_env)},
+            observation_conversion_dict={0: GymObservationConversion(gym_env)},
         )
 
     @override(RenderEnvMixin)
@@ -69,13 +74,33 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
         self.get_renderer().render(self.get_maze_state(), self.get_maze_action(), events)
 
 
-def make_gym_maze_env(name: str, **kwargs: Any) -> GymMazeEnv:
-    """Makes a registered gymnasium environment as a Maze environment.
+def make_gym_maze_env(
+    name: str,
+    kwargs: Mapping[str, Any] | None = None,
+    gym_wrappers: Sequence[str | Mapping[str, Any]] = (),
+    drop: Sequence[str] = (),
+    encode: Mapping[str, int] | None = None,
+    action_mask: bool | None = None,
+    **further_kwargs: Any,
+) -> GymMazeEnv:
+    """Makes a gymnasium environment, of whichever package, as a Maze environment.
 
-    :param name: Id such as ``CartPole-v1``.
-    :param kwargs: Passed to ``gymnasium.make``; ``render_mode="human"`` or ``"rgb_array"`` for rendering.
+    :param name: Id such as ``CartPole-v1``, or ``module:id``. Installed packages that register environments are
+        imported where an id is not known yet.
+    :param kwargs: Arguments of the environment.
+    :param gym_wrappers: gymnasium's wrappers, the first one innermost: names or paths, or mapped to their arguments.
+    :param drop: Observations that are left out.
+    :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
+    :param action_mask: Whether the mask of valid actions that the environment tells in ``info["action_mask"]``, or by
+        a method ``action_masks``, becomes the observation ``action_mask``; ``None``: where there is one.
+    :param further_kwargs: Further arguments of the environment, such as ``render_mode``; ``import``: modules to import
+        first.
     """
-    return GymMazeEnv(name, **kwargs)
+    import_modules(further_kwargs.pop("import", None) or ())
+    env = gym_wrapped(make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), gym_wrappers)
+    if action_mask or (action_mask is None and tells_action_mask(env)):
+        env = InfoActionMask(env)
+    return GymMazeEnv(adapted(env, drop, encode))
 
 
 class GymCoreEnv(CoreEnv):

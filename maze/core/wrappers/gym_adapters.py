@@ -1,0 +1,316 @@
+"""gymnasium wrappers that bring what an environment shows and takes into a form that networks can be built for.
+
+They are applied where an environment needs them, before it becomes a Maze environment.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space
+from gymnasium.utils import RecordConstructorArgs
+
+from maze.core.errors import ConfigError, did_you_mean
+
+ACTION_MASK = "action_mask"
+MAX_ITEMS = 32
+"""So many items of a sequence, or nodes of a graph, are kept where nobody says how many."""
+
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_ENCODED = (*_LEAVES, spaces.OneOf, spaces.Graph, spaces.Sequence)
+_Part = tuple[str, tuple[Any, ...], "spaces.Space[Any]"]
+"""Key in the flat dictionary, path to the value, space."""
+
+
+def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None = None) -> Any:
+    """The environment with flat dictionaries of arrays, unless that is what it has, or it is no gymnasium environment.
+
+    :param env: The environment.
+    :param drop: Observations that are left out.
+    :param encode: See :class:`ArrayObservations`.
+    """
+    if not isinstance(env, gymnasium.Env):
+        if drop or encode:
+            raise ConfigError(f"env: `drop` and `encode` need an environment of gymnasium, found {env!r}.")
+        return env
+    if drop or encode or not _is_flat(env.observation_space):
+        env = ArrayObservations(env, list(drop), dict(encode or {}))
+    return env if _is_flat(env.action_space) or not _has_leaves(env.action_space) else FlatActions(env)
+
+
+class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Observations as a flat dictionary of arrays.
+
+    Keys of nested containers are joined by ``_``. A sequence becomes an array ``[n, features]`` and a mask
+    ``<key>_mask`` of what is there, a graph has an adjacency ``<key>_adjacency`` besides; what exceeds ``n`` is cut
+    off. A ``OneOf`` becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters,
+    and so are spaces of other kinds.
+
+    :param env: The environment.
+    :param drop: Observations that are left out.
+    :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], drop: Sequence[str], encode: Mapping[str, int]) -> None:
+        RecordConstructorArgs.__init__(self, drop=list(drop), encode=dict(encode))
+        super().__init__(env)
+        parts = list(_parts(env.observation_space, "observation", (), is_outermost=True))
+        known = [key for key, _, _ in parts]
+        for name, keys in (("drop", drop), ("encode", encode)):
+            for key in keys:
+                if not any(other == key or other.startswith(f"{key}_") for other in known):
+                    raise ConfigError(
+                        f"env.{name}: there is no observation `{key}`.{did_you_mean(key, known)} "
+                        f"Observations: {', '.join(known)}."
+                    )
+        self._encoders: list[tuple[tuple[Any, ...], _Encoder]] = []
+        entries: dict[str, spaces.Space[Any]] = {}
+        left_out: list[str] = []
+        for key, path, space in parts:
+            if any(key == dropped or key.startswith(f"{dropped}_") for dropped in drop):
+                continue
+            if not isinstance(space, _ENCODED) and not (isinstance(space, spaces.Text) and key in encode):
+                left_out.append(key)
+                continue
+            encoder = _encoder(key, space, encode.get(key, MAX_ITEMS))
+            self._encoders.append((path, encoder))
+            if twice := [other for other in encoder.spaces if other in entries]:
+                raise ConfigError(f"env: two observations are called `{twice[0]}` when they are flattened; drop one.")
+            entries |= encoder.spaces
+        if left_out:
+            text = next((key for key, _, space in parts if key in left_out and isinstance(space, spaces.Text)), None)
+            hint = "" if text is None else f", env.encode={{{text}: <n>}} keeps the first n characters"
+            warnings.warn(
+                f"Observations that are no numbers are left out: {', '.join(left_out)}. "
+                f"env.drop=[{', '.join(left_out)}] says that this is meant{hint}.",
+                UserWarning,
+                stacklevel=4,
+            )
+        if not entries:
+            raise ConfigError("env: no observation is left, all are dropped.")
+        self.observation_space = spaces.Dict(entries)
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        """The entries of the flat dictionary."""
+        entries: dict[str, Any] = {}
+        for path, encoder in self._encoders:
+            value = observation
+            for step in path:
+                value = value[step]
+            encoder.encode(value, entries)
+        return entries
+
+
+class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by ``_``.
+
+    :param env: The environment.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        parts = list(_parts(env.action_space, "action", (), is_outermost=True))
+        self._key_of = {path: key for key, path, _ in parts}
+        self.action_space = spaces.Dict({key: space for key, _, space in parts})
+
+    def action(self, action: Mapping[str, Any]) -> Any:
+        """The nested action."""
+        return self._nested(self.env.action_space, (), action)
+
+    def _nested(self, space: spaces.Space[Any], path: tuple[Any, ...], action: Mapping[str, Any]) -> Any:
+        if isinstance(space, spaces.Dict):
+            return {key: self._nested(part, (*path, key), action) for key, part in space.spaces.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(self._nested(part, (*path, i), action) for i, part in enumerate(space.spaces))
+        return action[self._key_of[path]]
+
+
+class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Shows the mask of valid actions, which the environment tells in ``info`` or by a method, as an observation.
+
+    :param env: Environment for which :func:`tells_action_mask` holds.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        assert isinstance(env.action_space, spaces.Discrete)
+        size = int(env.action_space.n)
+        shown = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else None
+        self._is_dict = shown is not None
+        shown = dict(shown) if shown is not None else {"observation": env.observation_space}
+        self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (size,), np.int8)})
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """The first observation with its mask."""
+        observation, info = self.env.reset(**kwargs)
+        return self._with_mask(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """The next observation with its mask."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(observation, info), reward, terminated, truncated, info
+
+    def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        mask = info[ACTION_MASK] if ACTION_MASK in info else _mask_method(self.env)()  # type: ignore[misc]
+        shown = observation if self._is_dict else {"observation": observation}
+        return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
+
+
+def tells_action_mask(env: Any) -> bool:
+    """Whether an environment with one discrete action tells which choices are valid, but does not show it.
+
+    It does in ``info["action_mask"]`` or by a method ``action_masks``; to see the former it is reset once.
+    """
+    if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
+        return False
+    if isinstance(env.observation_space, spaces.Dict) and ACTION_MASK in env.observation_space.spaces:
+        return False
+    result: Any = env.reset(seed=0)
+    has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    mask = result[1].get(ACTION_MASK) if has_info else None
+    if mask is None and (method := _mask_method(env)) is not None:
+        mask = method()
+    return mask is not None and np.shape(mask) == (int(env.action_space.n),)
+
+
+def _mask_method(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
+    method = getattr(env.unwrapped, "action_masks", None)
+    return method if callable(method) else None
+
+
+# -- parts of spaces -------------------------------------------------------------------------------------------------
+
+
+def _is_flat(space: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(isinstance(part, _LEAVES) for part in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return all(isinstance(part, _LEAVES) for part in space.spaces)
+    # what is no space at all is left to those who say what is wrong with it
+    return isinstance(space, _LEAVES) or not isinstance(space, spaces.Space)
+
+
+def _has_leaves(space: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return all(_has_leaves(part) for part in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return all(_has_leaves(part) for part in space.spaces)
+    return isinstance(space, _LEAVES)
+
+
+def _parts(space: spaces.Space[Any], name: str, path: tuple[Any, ...], is_outermost: bool = False) -> list[_Part]:
+    """The parts of nested containers, each with its key and the path to its value."""
+    inner: list[tuple[str, Any, spaces.Space[Any]]]
+    if isinstance(space, spaces.Dict):
+        inner = [(key if is_outermost else f"{name}_{key}", key, part) for key, part in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        inner = [(f"{name}_{index}", index, part) for index, part in enumerate(space.spaces)]
+    else:
+        return [(name, path, space)]
+    return [found for key, step, part in inner for found in _parts(part, key, (*path, step))]
+
+
+class _Encoder:
+    """Passes a value on as it is.
+
+    :param key: Key of the entry.
+    :param space: Its space.
+    """
+
+    def __init__(self, key: str, space: spaces.Space[Any]) -> None:
+        self.key = key
+        self.spaces: dict[str, spaces.Space[Any]] = {key: space}
+
+    def encode(self, value: Any, entries: dict[str, Any]) -> None:
+        """Writes the value's entries."""
+        entries[self.key] = value
+
+
+class _OneOfEncoder(_Encoder):
+    """A vector that tells which of the alternatives it is, and its value."""
+
+    def __init__(self, key: str, space: spaces.Space[Any]) -> None:
+        super().__init__(key, _real(flatten_space(space)))
+        self._space = space
+
+    def encode(self, value: Any, entries: dict[str, Any]) -> None:
+        entries[self.key] = np.asarray(flatten(self._space, value), np.float32)
+
+
+class _TextEncoder(_Encoder):
+    """Numbers of the characters, counted from 1 in the order of the character set; 0 behind the end."""
+
+    def __init__(self, key: str, space: spaces.Text, n_characters: int) -> None:
+        super().__init__(key, spaces.MultiDiscrete([len(space.characters) + 1] * n_characters))
+        self._n = n_characters
+        self._number = {character: index for index, character in enumerate(sorted(space.characters), start=1)}
+
+    def encode(self, value: Any, entries: dict[str, Any]) -> None:
+        numbers = np.zeros(self._n, np.int64)
+        for index, character in enumerate(str(value)[: self._n]):
+            numbers[index] = self._number.get(character, 0)
+        entries[self.key] = numbers
+
+
+class _SequenceEncoder(_Encoder):
+    """Rows of features, and which of them are there."""
+
+    def __init__(self, key: str, item: spaces.Space[Any], n_items: int) -> None:
+        features = _real(flatten_space(item))
+        low, high = (
+            np.tile(bound, (n_items, 1)) for bound in (np.minimum(features.low, 0), np.maximum(features.high, 0))
+        )
+        super().__init__(key, spaces.Box(low, high, dtype=np.float32))
+        self.spaces[f"{key}_mask"] = spaces.Box(0, 1, (n_items,), np.float32)
+        self._item, self._n, self._width = item, n_items, flatdim(item)
+
+    def encode(self, value: Any, entries: dict[str, Any]) -> None:
+        rows, mask = np.zeros((self._n, self._width), np.float32), np.zeros(self._n, np.float32)
+        for index, item in enumerate(value[: self._n]):
+            flat: Any = flatten(self._item, item)
+            rows[index] = flat
+            mask[index] = 1.0
+        entries[self.key], entries[f"{self.key}_mask"] = rows, mask
+
+
+class _GraphEncoder(_SequenceEncoder):
+    """Nodes as a sequence, and which of them are connected, in both directions; features of edges are left out."""
+
+    def __init__(self, key: str, space: spaces.Graph, n_nodes: int) -> None:
+        super().__init__(key, space.node_space, n_nodes)
+        self.spaces[f"{key}_adjacency"] = spaces.Box(0, 1, (n_nodes, n_nodes), np.float32)
+
+    def encode(self, value: Any, entries: dict[str, Any]) -> None:
+        super().encode(value.nodes, entries)
+        adjacency = np.zeros((self._n, self._n), np.float32)
+        if value.edge_links is not None:
+            links = np.asarray(value.edge_links, np.int64).reshape(-1, 2)
+            first, second = links[(links < self._n).all(axis=1)].T
+            adjacency[first, second] = adjacency[second, first] = 1.0
+        entries[f"{self.key}_adjacency"] = adjacency
+
+
+def _encoder(key: str, space: spaces.Space[Any], n: int) -> _Encoder:
+    if isinstance(space, spaces.Text):
+        return _TextEncoder(key, space, n)
+    if isinstance(space, spaces.OneOf):
+        return _OneOfEncoder(key, space)
+    if isinstance(space, spaces.Graph):
+        return _GraphEncoder(key, space, n)
+    if isinstance(space, spaces.Sequence):
+        return _SequenceEncoder(key, space.feature_space, n)
+    return _Encoder(key, space)
+
+
+def _real(space: spaces.Space[Any]) -> spaces.Box:
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(f"env: observations of the space {space!r} have no fixed size; drop them by `env.drop`.")
+    with np.errstate(over="ignore"):
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
