@@ -159,9 +159,10 @@ class ConfigurationLoader:
                     f"policy: {value!r} names a policy for rollouts. For training, pass a composer such as "
                     "ProbabilisticPolicyComposer(...) or its configuration."
                 )
+            key = {"launcher": "hydra/launcher"}.get(name, name)
             if name == "env" and _GYM_ID.search(value):
-                return Choice(value, (f"env.name={hydra_text(value)}",))
-            return Choice(value, (f"hydra/launcher={value}" if name == "launcher" else f"{name}={value}",))
+                key, value = "env.name", hydra_text(value)
+            return Choice(value, (f"{key}={value}",))
         if name == "wrappers":
             if isinstance(value, Wrapper):
                 return Choice(value, placed=(("env", value), ("wrappers", {})))
