@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.space_arrays import dict_specs
-from maze.core.env.structured_env import StepKeyType
+from maze.core.env.structured_env import ActorID, StepKeyType
 
 Row = dict[str, np.ndarray]
 
@@ -129,6 +129,20 @@ class SubstepColumns:
         valid = self.valid if self.valid is not None else np.ones((self.n_rows, n_envs), np.bool_)
         rows, env_indices = np.nonzero(valid)
         return rows, env_indices
+
+    def entries_by_actor(self, are_separate: bool = True) -> Iterator[tuple[ActorID, tuple[np.ndarray, np.ndarray]]]:
+        """The entries of each actor that acted.
+
+        :param are_separate: Whether agents are told apart; otherwise the first one stands for all.
+        """
+        rows, env_indices = self.entries()
+        agents = self.agent_ids[rows, env_indices]
+        if not are_separate and len(agents):
+            yield ActorID(self.step_key, int(agents[0])), (rows, env_indices)
+            return
+        for agent in np.unique(agents):
+            chosen = agents == agent
+            yield ActorID(self.step_key, int(agent)), (rows[chosen], env_indices[chosen])
 
 
 def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:

@@ -38,6 +38,7 @@ class RolloutPacket(NamedTuple):
     truncated: np.ndarray
     step_complete: np.ndarray
     actor_rewards: np.ndarray | None
+    actor_done: np.ndarray | None
     final_observations: list[FinalObservationEntry]
     last_actor_ids: list[ActorID]
     actor_sequence: list[ActorID] | None
@@ -58,6 +59,7 @@ class RolloutPacket(NamedTuple):
             columns.truncated,
             columns.step_complete,
             columns.actor_rewards,
+            columns.actor_done,
             columns.final_observations,
             columns.last_actor_ids,
             columns.actor_sequence,
@@ -103,6 +105,8 @@ def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> 
     places = [slice(index * n_envs, (index + 1) * n_envs) for index in range(len(packets))]
     if any(packet.actor_rewards is not None for packet in packets):
         columns.actor_rewards = np.zeros_like(columns.rewards)
+    if any(packet.actor_done is not None for packet in packets):
+        columns.actor_done = np.zeros_like(columns.terminated)
     last_actor_ids: list[ActorID] = []
     for packet, envs in zip(packets, places, strict=True):
         first_tick = n_ticks - len(packet.rewards)
@@ -112,6 +116,7 @@ def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> 
             (columns.truncated, packet.truncated),
             (columns.step_complete, packet.step_complete),
             (columns.actor_rewards, packet.actor_rewards),
+            (columns.actor_done, packet.actor_done),
         ):
             if target is not None and source is not None:
                 target[:first_tick, envs] = 0

@@ -16,11 +16,12 @@ from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCri
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
 from maze.train.trainers.common.actor_critic.losses import policy_gradient_loss
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.actor_critic.valuation import AskedSubsteps, value_rollout
 from maze.train.trainers.common.module_modes import depends_on_mode
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
-from maze.train.trainers.impala.impala_valuation import VTraceOptions, VTraceSubsteps, vtrace_rollout
+from maze.train.trainers.impala.impala_vtrace import VTrace
 
 if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput
@@ -69,7 +70,7 @@ class IMPALA(ActorCritic):
         self.rollout_generator: DistributedActors = rollout_generator
         self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self._impala_events = self._events_aggregator.create_event_topic(ImpalaEvents)
-        self._options = VTraceOptions(
+        self._returns = VTrace(
             self.config.gamma,
             self.config.vtrace_clip_rho_threshold,
             self.config.vtrace_clip_pg_rho_threshold,
@@ -122,10 +123,10 @@ class IMPALA(ActorCritic):
         """
         if not self._has_modes:
             self.model.train()
-            return vtrace_rollout(self.model, columns, self._options)
+            return value_rollout(self.model, columns, self._returns)
         self.model.eval()
         with torch.no_grad():
-            valued = vtrace_rollout(self.model, columns, self._options)
+            valued = value_rollout(self.model, columns, self._returns)
         self.model.train()
         return valued
 
@@ -135,7 +136,7 @@ class IMPALA(ActorCritic):
 
     @override(ActorCritic)
     def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
-        if isinstance(part, VTraceSubsteps) and not self._has_modes:
+        if isinstance(part, AskedSubsteps) and not self._has_modes:
             return part.outputs
         return super()._outputs(part)
 

@@ -7,12 +7,17 @@ the learning (target) policy and the policy that acted (behaviour) give to an ac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from maze.core.annotations import override
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Streams
+
 if TYPE_CHECKING:
+    from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.distributions.dict import DictProbabilityDistribution
     from maze.distributions.distribution_mapper import DistributionMapper
 
@@ -21,6 +26,50 @@ TorchActionType = dict[str, Tensor]
 
 MAX_LOG_RHO = 80.0
 """Larger importance weights would overflow float32; where there is no threshold, they are limited to exp(80)."""
+
+
+@dataclass(frozen=True)
+class VTrace(ReturnFunction):
+    """V-trace as the returns of whole rollouts; see :func:`from_importance_weights`."""
+
+    gamma: float
+    clip_rho_threshold: float | None = 1.0
+    clip_pg_rho_threshold: float | None = 1.0
+    trace_lambda: float = 1.0
+
+    is_off_policy: ClassVar[bool] = True
+
+    @override(ReturnFunction)
+    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
+        terminated, truncated = streams.terminated, streams.truncated
+        discounts = torch.full(terminated.shape, self.gamma, device=terminated.device)
+        trace_lambda: Tensor | float = self.trace_lambda
+        if streams.step_complete is not None:  # sub-steps of the same environment step belong to the same time
+            discounts = torch.where(streams.step_complete, discounts, 1.0)
+            trace_lambda = torch.where(
+                streams.step_complete if streams.acts is None else streams.acts, trace_lambda, 1.0
+            )
+        sum_of_rewards = torch.stack(streams.rewards).sum(0)
+        log_rhos = log_rhos_of_streams(streams.log_rhos, terminated | truncated, len(streams.values))
+        returns = [
+            from_importance_weights(
+                log_rhos[index],
+                discounts.masked_fill(terminated, 0.0),
+                streams.rewards[index] if streams.has_own_rewards else sum_of_rewards,
+                values,
+                next_values[-1],
+                self.clip_rho_threshold,
+                self.clip_pg_rho_threshold,
+                truncated=truncated,
+                final_values=next_values,
+                trace_lambda=trace_lambda,
+            )
+            for index, (values, next_values) in enumerate(zip(streams.values, streams.next_values, strict=True))
+        ]
+        advantages = [entry.pg_advantages for entry in returns]
+        if len(returns) == 1:
+            advantages = advantages * len(streams.rewards)
+        return Returns(advantages, [entry.vs for entry in returns])
 
 
 class VTraceReturns(NamedTuple):
@@ -87,7 +136,7 @@ def from_importance_weights(
     *,
     truncated: Tensor | None = None,
     final_values: Tensor | None = None,
-    trace_lambda: float = 1.0,
+    trace_lambda: Tensor | float = 1.0,
 ) -> VTraceReturns:
     """V-trace targets and advantages (Espeholt et al. 2018, equation 1 and section 4.2).
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.returns import gae
+from maze.core.agent.returns import actor_streams, gae, structured_gae
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
@@ -16,8 +16,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.actor_streams import actor_stream_gae
-from maze.train.trainers.common.actor_critic.valuation import value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
 GAMMA, LAMBDA = 0.9, 0.8
@@ -92,7 +91,7 @@ def build_columns(
 )
 def test_flat_rollout_matches_the_fixture(terminated, truncated, expected):
     columns = build_columns([(FLAT, v) for v in (10, 20, 30, 40)], (FLAT, 50), terminated, truncated)
-    (part,) = value_rollout(build_model([0]), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0]), columns, GAE(GAMMA, LAMBDA)).parts
     assert part.advantages[0].tolist() == pytest.approx(expected, abs=1e-4)
     assert part.targets[0].tolist() == pytest.approx([a + v for a, v in zip(expected, (10, 20, 30, 40), strict=True)])
     assert part.old_values[0].tolist() == [10, 20, 30, 40]
@@ -112,7 +111,7 @@ def test_rows_of_several_environments_stay_together():
     columns.rewards[:] = rng.normal(size=(4, 3))
     columns.terminated[2, 1] = True
     columns.finish([FLAT] * 3, [FLAT] * 4)
-    (part,) = value_rollout(build_model([0]), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0]), columns, GAE(GAMMA, LAMBDA)).parts
     expected = gae(columns.rewards, values[:4], values[1:], columns.terminated, columns.truncated, GAMMA, LAMBDA)
     assert torch.allclose(part.advantages[0].reshape(4, 3), torch.from_numpy(expected), atol=1e-5)
     assert torch.equal(part.record.observations[0]["v0"][:, 0], torch.from_numpy(values[:4].flatten()))
@@ -126,7 +125,7 @@ def test_shared_critic_values_environment_steps_and_discounts_them_once():
     columns = build_columns(
         TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
     )
-    (part,) = value_rollout(build_model([0, 1]), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0, 1]), columns, GAE(GAMMA, LAMBDA)).parts
     second = (2 + 3) + GAMMA * 50 - 20
     first = (0 + 1) + GAMMA * 20 - 10 + GAMMA * LAMBDA * second
     for advantage in part.advantages:
@@ -138,7 +137,7 @@ def test_step_critic_without_own_rewards_learns_the_rewards_of_whole_steps():
     columns = build_columns(
         TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
     )
-    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAE(GAMMA, LAMBDA)).parts
     second = 5 + GAMMA * 50 - 4  # after the rollout, the first sub-step's critic tells what is to come
     first = 1 + GAMMA * 4 - 3 + GAMMA * LAMBDA * second
     assert part.advantages[1].tolist() == pytest.approx([first, second])
@@ -156,7 +155,7 @@ def test_step_critic_with_own_rewards_has_a_stream_for_each_actor():
         actor_rewards=[1, 2, 3, 4],
         n_keys=2,
     )
-    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAE(GAMMA, LAMBDA)).parts
     second = 3 + GAMMA * 50 - 20
     assert part.advantages[0].tolist() == pytest.approx([1 + GAMMA * 20 - 10 + GAMMA * LAMBDA * second, second])
     second = 4 + GAMMA * 4 - 4  # its own next observation is not known: the latest value stands in
@@ -167,7 +166,7 @@ def test_delta_critic_adds_up_to_values_of_the_same_step():
     columns = build_columns(
         TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=[False, True, False, True], n_keys=2
     )
-    (part,) = value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAE(GAMMA, LAMBDA)).parts
     assert part.old_values[1].tolist() == [13.0, 24.0]
     assert torch.allclose(part.advantages[0] - part.advantages[1], torch.tensor([3.0, 4.0]))
 
@@ -181,7 +180,7 @@ def test_a_truncated_step_of_several_substeps_bootstraps_from_its_final_observat
         rewards=[0, 1, 0, 1],
         n_keys=2,
     )
-    (part,) = value_rollout(build_model([0, 1]), columns, GAMMA, LAMBDA).parts
+    (part,) = value_rollout(build_model([0, 1]), columns, GAE(GAMMA, LAMBDA)).parts
     assert part.advantages[0].tolist() == pytest.approx([1 + GAMMA * 25 - 10, 1 + GAMMA * 50 - 20])
 
 
@@ -196,7 +195,7 @@ IRREGULAR = [(FIRST, 10.0), (SECOND, 20.0), (SECOND, 30.0), (FIRST, 40.0)]
 def test_irregular_actors_share_one_stream_where_rewards_are_shared(critic_class, terminated, truncated, expected):
     columns = build_columns(IRREGULAR, (SECOND, 50), terminated, truncated, n_keys=2)
     assert not columns.is_dense()
-    batch = value_rollout(build_model([0, 1], critic_class), columns, GAMMA, LAMBDA)
+    batch = value_rollout(build_model([0, 1], critic_class), columns, GAE(GAMMA, LAMBDA))
     first, second = batch.parts
     assert first.advantages[0].tolist() == pytest.approx([expected[0], expected[3]], abs=1e-4)
     assert second.advantages[0].tolist() == pytest.approx([expected[1], expected[2]], abs=1e-4)
@@ -207,14 +206,14 @@ def test_irregular_actors_share_one_stream_where_rewards_are_shared(critic_class
 def test_shared_critic_sees_each_observation_by_itself_where_actors_vary():
     """It reads the first sub-step's observation only; values elsewhere are zero."""
     columns = build_columns(IRREGULAR, (FIRST, 50), n_keys=2)
-    first, second = value_rollout(build_model([0, 1]), columns, GAMMA, 0.0).parts
+    first, second = value_rollout(build_model([0, 1]), columns, GAE(GAMMA, 0.0)).parts
     assert first.advantages[0].tolist() == pytest.approx([1 + GAMMA * 0 - 10, 1 + GAMMA * 50 - 40])
     assert second.advantages[0].tolist() == pytest.approx([1 + GAMMA * 0 - 0, 1 + GAMMA * 40 - 0])
 
 
 def test_irregular_actors_with_own_rewards_have_streams_of_their_own():
     columns = build_columns(IRREGULAR, (SECOND, 50), actor_rewards=[1, 2, 3, 4], n_keys=2)
-    first, second = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAMMA, LAMBDA).parts
+    first, second = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, GAE(GAMMA, LAMBDA)).parts
     last = 4 + GAMMA * 40 - 40  # the first actor's latest value stands in
     decay = GAMMA**3  # three environment steps between its decisions
     assert first.advantages[0].tolist() == pytest.approx([1 + decay * 40 - 10 + decay * LAMBDA * last, last])
@@ -225,7 +224,7 @@ def test_irregular_actors_with_own_rewards_have_streams_of_their_own():
 def test_delta_critic_is_refused_where_actors_vary():
     columns = build_columns(IRREGULAR, (SECOND, 50), n_keys=2)
     with pytest.raises(ConfigError, match="Use a step or a shared critic"):
-        value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAMMA, LAMBDA)
+        value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, GAE(GAMMA, LAMBDA))
 
 
 @settings(deadline=None, max_examples=30)
@@ -233,25 +232,34 @@ def test_delta_critic_is_refused_where_actors_vary():
 def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs, seed):
     rng = np.random.default_rng(seed)
     rewards, values = rng.normal(size=(2, n_ticks, n_envs))
-    last = rng.normal(size=(n_envs, 1))
+    last = rng.normal(size=n_envs)
     terminated = rng.random((n_ticks, n_envs)) < 0.2
     truncated = (rng.random((n_ticks, n_envs)) < 0.2) & ~terminated
-    final = {(int(t), int(e)): rng.normal(size=1) for t, e in np.argwhere(truncated)}
-    next_values = np.concatenate([values[1:], last.T])
+    final = {(int(t), int(e)): float(rng.normal()) for t, e in np.argwhere(truncated)}
+    next_values = np.concatenate([values[1:], last[np.newaxis]])
     for place, value in final.items():
-        next_values[place] = value[0]
-    actors, complete = np.zeros((n_ticks, n_envs), int), np.ones((n_ticks, n_envs), bool)
-    found = actor_stream_gae(
-        rewards,
+        next_values[place] = value
+    complete = np.ones((n_ticks, n_envs), bool)
+    ends = {**final, **{(n_ticks, env): float(value) for env, value in enumerate(last)}}
+    streams = actor_streams(
         values,
-        actors,
-        last_values=last,
-        final_values=final,
-        terminated=terminated,
-        truncated=truncated,
-        step_complete=complete,
-        gamma=GAMMA,
-        gae_lambda=LAMBDA,
+        complete[..., np.newaxis],
+        {place: (0, value) for place, value in ends.items()},
+        terminated,
+        truncated,
+        complete,
+        GAMMA,
+    )
+    found = structured_gae(
+        rewards,
+        streams.values[..., 0],
+        streams.next_values[..., 0],
+        terminated,
+        truncated,
+        complete,
+        GAMMA,
+        LAMBDA,
+        acts=complete,
     )
     expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
     assert np.allclose(found, expected)
@@ -259,7 +267,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
 
 def test_minibatches_hold_every_row_once_and_keep_rows_together():
     columns = build_columns([(FLAT, float(v)) for v in range(10)], (FLAT, 0.0))
-    batch = value_rollout(build_model([0]), columns, GAMMA, LAMBDA)
+    batch = value_rollout(build_model([0]), columns, GAE(GAMMA, LAMBDA))
     generator = torch.Generator().manual_seed(0)
     minibatches = list(batch.shuffled(4, generator))
     assert [minibatch.n_rows for minibatch in minibatches] == [3, 3, 4]  # as even as possible

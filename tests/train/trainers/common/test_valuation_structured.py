@@ -21,7 +21,7 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.valuation import value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
 FIRST, SECOND = ActorID(0, 0), ActorID(1, 0)
@@ -108,7 +108,7 @@ def rollout_of(envs, last, n_keys=2):
 
 
 def valued(critic_class, columns):
-    return value_rollout(model_with(critic_class, len(columns.substeps)), columns, gamma=0.5, gae_lambda=0.5)
+    return value_rollout(model_with(critic_class, len(columns.substeps)), columns, GAE(gamma=0.5, gae_lambda=0.5))
 
 
 # -- two sub-steps, always in the same order -----------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Advantages and targets of whole batches: ends of episodes, importance weights, sub-steps."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,12 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
-from maze.train.trainers.common.actor_critic.valuation import value_rollout
-from maze.train.trainers.impala.impala_valuation import VTraceOptions, vtrace_rollout
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.impala.impala_vtrace import VTrace
+from tests.train.parallelization.toy_envs import coming_and_going_env, hierarchical_env, two_step_env
+from tests.train.trainers.common.test_structured_training import build_model as build_structured_model
 from tests.train.trainers.common.test_valuation import ACTION_SPACE, build_model, spaces_of
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -18,7 +24,18 @@ ON_POLICY = [np.log(3.0), 0.0]
 """The logits of the test model; action 1 has probability 1/4."""
 
 
-def build_columns(ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, logits=None, n_keys=1):
+def build_columns(
+    ticks,
+    last,
+    terminated=(),
+    truncated=None,
+    *,
+    rewards=None,
+    complete=None,
+    logits=None,
+    actor_rewards=None,
+    n_keys=1,
+):
     """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
     keys = list(range(n_keys))
     shapes = {key: {"action": (2,)} for key in keys}
@@ -35,6 +52,8 @@ def build_columns(ticks, last, terminated=(), truncated=None, *, rewards=None, c
     columns.terminated[:, 0] = [tick in terminated for tick in range(len(ticks))]
     columns.truncated[:, 0] = [tick in (truncated or {}) for tick in range(len(ticks))]
     columns.step_complete[:, 0] = True if complete is None else complete
+    if actor_rewards is not None:
+        columns.actor_rewards = np.array(actor_rewards, np.float32)[:, None]
     for tick, (actor, value) in (truncated or {}).items():
         observation = {f"v{actor.step_key}": np.array([value], np.float32)}
         columns.final_observations.append(FinalObservationEntry(tick, 0, actor, observation))
@@ -45,7 +64,7 @@ def build_columns(ticks, last, terminated=(), truncated=None, *, rewards=None, c
 
 
 def targets_minus_values(model, columns, **options):
-    batch = vtrace_rollout(model, columns, VTraceOptions(GAMMA, **{"trace_lambda": LAMBDA, **options}))
+    batch = value_rollout(model, columns, VTrace(GAMMA, **{"trace_lambda": LAMBDA, **options}))
     (part,) = batch.parts
     return [(target - old).tolist() for target, old in zip(part.targets, part.old_values, strict=True)]
 
@@ -63,7 +82,7 @@ def test_flat_batch_on_policy_matches_the_fixture(terminated, truncated, expecte
 def test_importance_weights_compare_the_learning_policy_with_the_recorded_logits():
     # the actor gave action 1 a probability of 1/2 where the learner gives it 1/4: rho = 1/2
     columns = build_columns([(FLAT, 10.0), (FLAT, 20.0)], (FLAT, 50.0), logits=[[0.0, 0.0], ON_POLICY])
-    batch = vtrace_rollout(build_model([0]), columns, VTraceOptions(GAMMA))
+    batch = value_rollout(build_model([0]), columns, VTrace(GAMMA))
     (part,) = batch.parts
     second = 1 + GAMMA * 50 - 20
     first = 0.5 * (1 + GAMMA * 20 - 10) + GAMMA * 0.5 * second
@@ -82,8 +101,8 @@ COMPLETE = [False, True, False, True]
 def test_sub_steps_on_policy_have_the_targets_of_generalized_advantage_estimation(critic_class):
     columns = build_columns(TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=COMPLETE, n_keys=2)
     model = build_model([0, 1], critic_class)
-    (expected,) = value_rollout(model, columns, GAMMA, LAMBDA).parts
-    (part,) = vtrace_rollout(model, columns, VTraceOptions(GAMMA, trace_lambda=LAMBDA)).parts
+    (expected,) = value_rollout(model, columns, GAE(GAMMA, LAMBDA)).parts
+    (part,) = value_rollout(model, columns, VTrace(GAMMA, trace_lambda=LAMBDA)).parts
     assert torch.allclose(part.targets[0], expected.targets[0])
     assert len(part.advantages) == 2
     if critic_class is TorchStepStateCritic:
@@ -95,7 +114,7 @@ def test_a_shared_critic_weighs_the_whole_step_and_discounts_it_once():
     columns = build_columns(
         TWO_SUBSTEPS, (FIRST, 50.0), rewards=[0, 1, 2, 3], complete=COMPLETE, logits=logits, n_keys=2
     )
-    (part,) = vtrace_rollout(build_model([0, 1]), columns, VTraceOptions(GAMMA)).parts
+    (part,) = value_rollout(build_model([0, 1]), columns, VTrace(GAMMA)).parts
     second = (2 + 3) + GAMMA * 50 - 20
     first = 0.25 * ((0 + 1) + GAMMA * 20 - 10) + GAMMA * 0.25 * second
     assert (part.targets[0] - part.old_values[0]).tolist() == pytest.approx([first, second])
@@ -118,7 +137,7 @@ def test_an_episode_that_ends_within_a_step_is_followed_sub_step_by_sub_step(is_
     )
     assert not columns.is_dense()
     model = build_model([0, 1], TorchStepStateCritic)
-    batch = vtrace_rollout(model, columns, VTraceOptions(GAMMA))
+    batch = value_rollout(model, columns, VTrace(GAMMA))
     found = {part.record.substep_keys[0]: (part.targets[0]).tolist() for part in batch.parts}
     after = 0.0 if is_terminated else GAMMA * 7.0
     third = 2 + after
@@ -130,8 +149,41 @@ def test_an_episode_that_ends_within_a_step_is_followed_sub_step_by_sub_step(is_
     }
 
 
+def test_actors_with_own_rewards_weigh_all_decisions_up_to_their_next():
+    """The second actor's second decision was half as likely under the learner: rho = 1/2, also for who waits for it."""
+    ticks = [(FIRST, 10.0), (SECOND, 20.0), (SECOND, 30.0), (FIRST, 40.0)]
+    logits = [ON_POLICY, ON_POLICY, [0.0, 0.0], ON_POLICY]
+    columns = build_columns(ticks, (SECOND, 50.0), actor_rewards=[1, 2, 3, 4], logits=logits, n_keys=2)
+    batch = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, VTrace(GAMMA))
+    first, second = ((part.targets[0] - part.old_values[0]).tolist() for part in batch.parts)
+    last = 4 + GAMMA * 40 - 40  # its own next observation is not known: the latest value stands in
+    assert first == pytest.approx([0.5 * (1 + GAMMA**3 * 40 - 10) + GAMMA**3 * 0.5 * last, last])
+    last = 0.5 * (3 + GAMMA**2 * 50 - 30)
+    assert second == pytest.approx([2 + GAMMA * 30 - 20 + GAMMA * last, last])
+
+
+@pytest.mark.parametrize("trace_lambda", [1.0, 0.8, 0.0])
+@pytest.mark.parametrize("critic", ["Shared", "Step"])
+@pytest.mark.parametrize("make_env", [hierarchical_env, coming_and_going_env, partial(two_step_env, 3, 1)])
+def test_on_policy_the_targets_are_those_of_generalized_advantage_estimation_wherever_actors_vary(
+    make_env, critic, trace_lambda
+):
+    env = SequentialVectorEnv([make_env] * 3)
+    env.seed([1, 2, 3])
+    model = build_structured_model(env, critic)
+    generator = RolloutGenerator(env, record_logits=True)
+    columns = generator.collect(model.policy, generator.allocate(41, model.policy))
+    assert not columns.is_dense()
+    expected = value_rollout(model, columns, GAE(GAMMA, trace_lambda))
+    found = value_rollout(model, columns, VTrace(GAMMA, trace_lambda=trace_lambda))
+    for part, of_gae in zip(found.parts, expected.parts, strict=True):
+        assert torch.allclose(part.targets[0], of_gae.targets[0], atol=1e-4)
+        if trace_lambda == 1.0:
+            assert torch.allclose(part.advantages[0], of_gae.advantages[0], atol=1e-4)
+
+
 def test_a_delta_critic_needs_fixed_sub_steps():
     ticks = [(FIRST, 1.0), (FIRST, 2.0), (SECOND, 3.0)]
     columns = build_columns(ticks, (FIRST, 0.0), complete=[True, False, True], n_keys=2)
     with pytest.raises(ConfigError, match=r"model\.critic: a delta critic"):
-        vtrace_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, VTraceOptions(GAMMA))
+        value_rollout(build_model([0, 1], TorchDeltaStateCritic), columns, VTrace(GAMMA))

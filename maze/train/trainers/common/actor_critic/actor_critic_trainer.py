@@ -28,7 +28,7 @@ from maze.train.trainers.common.actor_critic.lr_schedule import scheduled_lr
 from maze.train.trainers.common.actor_critic.non_finite import columns_as_tensors, describe_non_finite
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.actor_critic.update_stats import UpdateStats
-from maze.train.trainers.common.actor_critic.valuation import value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.common.epoch_trainer import EpochTrainer, new_episodes
 from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
 from maze.train.trainers.common.plain_state import from_plain, to_plain
@@ -191,7 +191,7 @@ class ActorCritic(EpochTrainer, ABC):
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
-        batch = value_rollout(self.model, columns, self.config.gamma, self.config.gae_lambda)
+        batch = value_rollout(self.model, columns, GAE(self.config.gamma, self.config.gae_lambda))
         self.model.train()
         self._optimize(batch)
         self._stats.add("time_rollout", collected - start)

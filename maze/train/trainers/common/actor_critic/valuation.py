@@ -1,184 +1,350 @@
-"""From a rollout as it was collected to tensors with advantages and targets."""
+"""From a rollout as it was collected to tensors with advantages and targets.
+
+Policy and critic are asked about a whole rollout at once. Their answers become streams, sequences of decisions in the
+order of time, which a return function (GAE, V-trace) turns into advantages and targets. Where all environments take
+the same sub-steps, the rows of the networks lie in a stream as they are; otherwise they are found by index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import next_values_from, structured_gae
+from maze.core.agent.returns import actor_streams, has_known_reward, next_values_from, structured_gae
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
+from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.trainers.common.actor_critic.actor_streams import actor_stream_gae, has_known_reward
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 
 if TYPE_CHECKING:
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.core.rollout.substep_columns import SubstepColumns
 
 Place = tuple[int, int]
-"""(time, environment)"""
+"""(tick, environment)"""
+
+Index = tuple[Any, Any]
+"""Where rows lie in a stream: two slices for all of it, or times and sequences of each row."""
+
+_EVERYWHERE: Index = (slice(None), slice(None))
 
 
-@torch.no_grad()
-def value_rollout(model: TorchActorCritic, columns: RolloutColumns, gamma: float, gae_lambda: float) -> RolloutBatch:
+# -- returns ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Streams:
+    """Sequences of decisions, time-major ``[n_times, n_sequences]``, without gradients.
+
+    Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
+    """
+
+    values: list[Tensor]
+    """V before each decision."""
+    next_values: list[Tensor]
+    """V after it, of the final observation where an episode was cut off. Not even finite where one terminated."""
+    rewards: list[Tensor]
+    has_own_rewards: bool
+    """Whether the values of a sub-step predict its own entry of the rewards; otherwise they predict the sum."""
+    terminated: Tensor
+    truncated: Tensor
+    step_complete: Tensor | None = None
+    """Where time passes, so that the discount applies; ``None``: everywhere."""
+    acts: Tensor | None = None
+    """Where decisions are, if not everywhere, see :func:`~maze.core.agent.returns.actor_streams`."""
+    log_rhos: list[Tensor] = field(default_factory=list)
+    """Logarithms of the importance weights by sub-step, if a return function asked for them."""
+
+
+@dataclass
+class Returns:
+    """What there is to learn from streams."""
+
+    advantages: list[Tensor]
+    """By sub-step, shaped like the stream."""
+    targets: list[Tensor]
+    """By output of the critic."""
+
+
+class ReturnFunction(ABC):
+    """Estimates advantages and targets of values."""
+
+    gamma: float
+    is_off_policy: ClassVar[bool] = False
+    """Whether it needs importance weights: then rollouts hold the logits of the policies that acted."""
+
+    @abstractmethod
+    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
+        """The returns of all decisions."""
+
+
+@dataclass(frozen=True)
+class GAE(ReturnFunction):
+    """Generalised advantage estimation (Schulman et al. 2016)."""
+
+    gamma: float
+    """Discount for each environment step."""
+    gae_lambda: float
+    """0: one-step targets, 1: discounted returns."""
+
+    @override(ReturnFunction)
+    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
+        values, ends = streams.values, (streams.terminated, streams.truncated)
+        if streams.step_complete is None:  # whole environment steps: the critic says what its values predict
+            targets = critic.compute_structured_return(
+                self.gamma,
+                self.gae_lambda,
+                streams.rewards,
+                values,
+                streams.terminated,
+                truncated=streams.truncated,
+                next_values=streams.next_values,
+            )
+            advantages = [target - values[min(index, len(values) - 1)] for index, target in enumerate(targets)]
+            return Returns(advantages, targets[: len(values)])
+        (reward,), (value,), (following,) = streams.rewards, values, streams.next_values
+        advantage = structured_gae(
+            reward, value, following, *ends, streams.step_complete, self.gamma, self.gae_lambda, acts=streams.acts
+        )
+        return Returns([advantage], [advantage + value])
+
+
+# -- valuation -------------------------------------------------------------------------------------
+
+
+def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: ReturnFunction) -> RolloutBatch:
     """Asks policy and critic about a whole rollout at once, and computes what there is to learn.
 
-    :param model: The model that collected the rollout.
+    :param model: The model that learns.
     :param columns: The rollout.
-    :param gamma: Discount per environment step.
-    :param gae_lambda: Parameter of generalized advantage estimation.
+    :param returns: How advantages and targets are estimated.
+    :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
-    if columns.is_dense():
-        return _value_dense(model, columns, gamma, gae_lambda)
-    return _value_irregular(model, columns, gamma, gae_lambda)
-
-
-def _value_dense(model: TorchActorCritic, columns: RolloutColumns, gamma: float, gae_lambda: float) -> RolloutBatch:
-    """All environments take the same sub-steps: the sub-steps of an environment step stay together."""
-    stacked = columns.structured_record()
-    n_substeps = len(stacked.substep_records)
-    shape = (columns.n_ticks // n_substeps, columns.n_envs)
-    record = StructuredSpacesRecord([flat_tensors(substep, model.device) for substep in stacked.substep_records])
-    policy_output, critic_output = model.compute_actor_critic_output(record)
-    values = [value.reshape(shape) for value in critic_output.detached_values]
-
-    rewards, actor_rewards = (by_substep(array, n_substeps) for array in (columns.rewards, columns.actor_rewards))
-    terminated, truncated = (
-        torch.from_numpy(array.reshape(-1, n_substeps, columns.n_envs).any(axis=1)).to(model.device)
-        for array in (columns.terminated, columns.truncated)
-    )
-    has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
-    if has_own_rewards:
-        rewards = actor_rewards or [torch.stack(rewards).sum(0)] * n_substeps
-    ends = dense_bootstrap(model, columns, stacked)
-    next_values = [
-        next_values_of_later_actor(value, ends)
-        if index and has_own_rewards and actor_rewards
-        else next_values_from(value, torch.from_numpy(ends.last).to(value), ends.final)
-        for index, value in enumerate(values)
-    ]
-    assert isinstance(model.critic, TorchStateCritic)
-    targets = model.critic.compute_structured_return(
-        gamma,
-        gae_lambda,
-        [reward.to(model.device) for reward in rewards],
-        values,
-        terminated,
-        truncated=truncated,
-        next_values=next_values,
-    )
-    part = AlignedSubsteps(
-        record=record,
-        advantages=[(target - values[min(index, len(values) - 1)]).flatten() for index, target in enumerate(targets)],
-        old_log_probs=policy_output.joint_log_probs_for_actions(record.actions),
-        targets=[target.flatten() for target in targets[: len(values)]],
-        old_values=[value.flatten() for value in values],
-    )
-    return RolloutBatch([part], shape[0] * shape[1])
-
-
-def _value_irregular(model: TorchActorCritic, columns: RolloutColumns, gamma: float, gae_lambda: float) -> RolloutBatch:
-    """Actors differ between environments or steps: all that one policy did forms a group of its own."""
-    if isinstance(model.critic, TorchDeltaStateCritic):
+    critic = model.critic
+    assert isinstance(critic, TorchStateCritic)
+    if isinstance(critic, TorchDeltaStateCritic) and not columns.is_dense():
         raise ConfigError(
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    groups = list(groups_of(model, columns))
-    values = np.zeros(columns.rewards.shape, np.float32)
+    groups = [_dense_group(model, columns)] if columns.is_dense() else list(_groups_of(model, columns))
     for group in groups:
-        policy_output, critic_output = model.compute_actor_critic_output(group.record)
-        group.old_log_probs = policy_output.joint_log_probs_for_actions(group.record.actions)
-        group.values = critic_output.detached_values[0]
-        values[group.place] = group.values.cpu().numpy()
+        group.ask(model, returns.is_off_policy)
+    with torch.no_grad():
+        if columns.is_dense() or columns.actor_rewards is None or not isinstance(critic, TorchStepStateCritic):
+            streams = _streams(model, columns, groups)
+        else:
+            streams = _streams_of_actors(model, columns, groups, returns.gamma)
+        found = returns(critic, streams)
+        parts = [group.with_returns(found, returns.is_off_policy) for group in groups]
+    return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
+
+
+@dataclass
+class AskedSubsteps(AlignedSubsteps):
+    """Sub-steps together with what the networks said about them, gradients included: it is asked for only once."""
+
+    outputs: tuple[PolicyOutput, StateCriticOutput]
+
+
+@dataclass
+class _Group:
+    """What one policy network did, in the order of time; in a dense rollout, what all of them did."""
+
+    record: StructuredSpacesRecord
+    index: Index
     is_known: np.ndarray | None = None
-    if columns.actor_rewards is not None and isinstance(model.critic, TorchStepStateCritic):
-        advantages = _advantages_of_actors(model, columns, values, gamma, gae_lambda)
-        is_known = has_known_reward(columns.step_complete)
-    else:
-        ends = bootstrap(model, columns)
-        advantages = structured_gae(
-            columns.rewards,
-            values,
-            next_values_from(values, ends.last, ends.final),
-            columns.terminated,
-            columns.truncated,
-            columns.step_complete,
-            gamma,
-            gae_lambda,
-        )
-    parts = []
-    for group in groups:
-        advantage = torch.from_numpy(advantages[group.place]).to(model.device)
+    """Rows whose rewards are known; ``None``: all of them."""
+    old_log_probs: list[Tensor] = field(default_factory=list)
+    log_rhos: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+    def ask(self, model: TorchActorCritic, is_off_policy: bool) -> None:
+        """Asks the networks about all rows; gradients are only kept where the loss uses the same outputs."""
+        with torch.set_grad_enabled(is_off_policy and torch.is_grad_enabled()):
+            self.outputs = model.compute_actor_critic_output(self.record)
+        with torch.no_grad():
+            policy_output, critic_output = self.outputs
+            self.values = critic_output.detached_values
+            self.old_log_probs = log_probs = policy_output.joint_log_probs_for_actions(self.record.actions)
+            if is_off_policy:
+                self.old_log_probs = _behaviour_log_probs(model, self.record)
+                self.log_rhos = [new - old for new, old in zip(log_probs, self.old_log_probs, strict=True)]
+
+    def with_returns(self, found: Returns, keeps_outputs: bool) -> AlignedSubsteps:
         part = AlignedSubsteps(
-            record=group.record,
-            advantages=[advantage],
-            old_log_probs=group.old_log_probs,
-            targets=[advantage + group.values],
-            old_values=[group.values],
+            record=self.record,
+            advantages=[advantage[self.index].flatten() for advantage in found.advantages],
+            old_log_probs=self.old_log_probs,
+            targets=[target[self.index].flatten() for target in found.targets],
+            old_values=self.values,
         )
-        if is_known is not None and not is_known[group.place].all():
-            part = part.rows(torch.from_numpy(np.flatnonzero(is_known[group.place])).to(model.device))
-        if part.n_rows:
-            parts.append(part)
-    return RolloutBatch(parts, max(1, int(columns.step_complete.sum())))
+        if self.is_known is not None and not self.is_known.all():
+            return part.rows(torch.from_numpy(np.flatnonzero(self.is_known)).to(part.advantages[0].device))
+        return AskedSubsteps(**vars(part), outputs=self.outputs) if keeps_outputs else part
+
+
+def _behaviour_log_probs(model: TorchActorCritic, record: StructuredSpacesRecord) -> list[Tensor]:
+    """Joint log-probabilities of the actions under the policies that chose them."""
+    mapper = model.policy.distribution_mapper
+    return [
+        mapper.logits_dict_to_distribution(substep.logits, 1.0).joint_log_prob(substep.action)  # type: ignore[arg-type]  # tensors
+        for substep in record.substep_records
+    ]
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def _streams(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group]) -> Streams:
+    """Environment steps of a dense rollout, or else ticks of all actors together."""
+    n_substeps = len(groups[0].record.substep_records)
+    shape = (columns.n_ticks // n_substeps, columns.n_envs)
+    values, log_rhos = (
+        [_in_stream(groups, rows, shape) for rows in zip(*of_groups, strict=True)]
+        for of_groups in ([group.values for group in groups], [group.log_rhos for group in groups])
+    )
+    ends = _values_at_ends(model, columns, groups[0].record.substep_records if n_substeps > 1 else None)
+    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
+    final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
+    next_values = [next_values_from(value, last.to(value), final) for value in values]
+    rewards = _by_substep(columns.rewards, n_substeps, model.device)
+    has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
+    if has_own_rewards and columns.actor_rewards is not None:
+        rewards = _by_substep(columns.actor_rewards, n_substeps, model.device)
+        next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
+    elif has_own_rewards:
+        rewards = [torch.stack(rewards).sum(0)] * n_substeps
+    terminated, truncated = (
+        torch.from_numpy(array.reshape(-1, n_substeps, columns.n_envs).any(axis=1)).to(model.device)
+        for array in (columns.terminated, columns.truncated)
+    )
+    complete = None if columns.is_dense() else torch.from_numpy(_passes_time(columns)).to(model.device)
+    return Streams(values, next_values, rewards, has_own_rewards, terminated, truncated, complete, log_rhos=log_rhos)
+
+
+def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group], gamma: float) -> Streams:
+    """Actors with rewards of their own, and a critic that predicts them: each actor of an environment is a stream.
+
+    The last decisions of a rollout may have no reward yet. Nothing is learned from them, but their values are what
+    follows the decisions before.
+    """
+    assert columns.actor_rewards is not None
+    numbers, actors = _numbered_actors(columns)
+    acts = actors[..., np.newaxis] == np.arange(len(numbers))
+    values, *log_rhos = (
+        _in_stream(groups, rows, actors.shape).cpu().numpy()
+        for rows in zip(*([*group.values, *group.log_rhos] for group in groups), strict=True)
+    )
+    ends = {
+        place: (numbers[actor], value)
+        for place, (actor, value) in _values_at_ends(model, columns).items()
+        if actor in numbers
+    }
+    complete, terminated, truncated = _passes_time(columns), columns.terminated, columns.truncated
+    own = actor_streams(values, acts, ends, terminated, truncated, complete, gamma, *log_rhos)
+    is_known = has_known_reward(complete)
+    is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
+    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
+    for group in groups:
+        ticks, envs = group.index
+        group.is_known = is_known[ticks, envs]
+        group.index = (ticks, envs * len(numbers) + actors[ticks, envs])
+
+    def stream(grid: np.ndarray) -> Tensor:
+        """Environments times actors are the sequences; what is common to all actors of an environment is repeated."""
+        filled = np.broadcast_to(grid if grid.ndim == 3 else grid[..., np.newaxis], acts.shape)
+        return torch.from_numpy(filled.reshape(len(filled), -1).copy()).to(model.device)
+
+    return Streams(
+        values=[stream(own.values)],
+        next_values=[stream(own.next_values)],
+        rewards=[stream(np.where(acts, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
+        has_own_rewards=True,
+        terminated=stream(terminated[..., np.newaxis] | has_left),
+        truncated=stream(truncated | is_last_known),
+        step_complete=stream(complete),
+        acts=stream(acts),
+        log_rhos=[stream(own.log_rhos)] if log_rhos else [],
+    )
+
+
+def _passes_time(columns: RolloutColumns) -> np.ndarray:
+    """Where an environment step ends: complete, or cut off with its episode."""
+    ends: np.ndarray = columns.step_complete | columns.truncated
+    return ends
+
+
+def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
+    """Numbers of all actors, and who acted in each environment and tick (-1: nobody)."""
+    numbers: dict[ActorID, int] = {}
+    actors = np.full(columns.rewards.shape, -1)
+    for substep in columns.substeps.values():
+        for actor, (rows, envs) in substep.entries_by_actor():
+            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
+    return numbers, actors
+
+
+def _in_stream(groups: list[_Group], rows: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """What the networks said about each row, in the order of time ``[n_times, n_envs]``."""
+    if groups[0].index is _EVERYWHERE:
+        return rows[0].reshape(shape)
+    stream = rows[0].new_zeros(shape)
+    for group, of_group in zip(groups, rows, strict=True):
+        stream[group.index] = of_group
+    return stream
+
+
+def _by_substep(array: np.ndarray, n_substeps: int, device: str) -> list[Tensor]:
+    """``[n_ticks, n_envs]`` as one tensor ``[n_steps, n_envs]`` for each sub-step."""
+    return [torch.from_numpy(array[position::n_substeps]).to(device) for position in range(n_substeps)]
+
+
+def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
+    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
+    next_values = torch.cat([values[1:], values[-1:]])
+    for place in final:
+        next_values[place] = values[place]
+    return next_values
 
 
 # -- values after the last recorded action ---------------------------------------------------------
 
 
-@dataclass
-class Ends:
-    """Values of observations that nobody acted on."""
+def _values_at_ends(
+    model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] | None = None
+) -> dict[Place, tuple[ActorID, float]]:
+    """Who would have acted next, and its value: after the rollout (time ``n_ticks``), and where episodes were cut off.
 
-    last: np.ndarray
-    """After the rollout, ``[n_envs]``."""
-    final: dict[Place, float] = field(default_factory=dict)
-    """At the end of truncated episodes."""
-
-
-def dense_bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord) -> Ends:
-    n_substeps = len(stacked.substep_records)
-    ends = bootstrap(model, columns, stacked if n_substeps > 1 else None)
-    ends.final = {(tick // n_substeps, env): value for (tick, env), value in ends.final.items()}
-    return ends
-
-
-def bootstrap(model: TorchActorCritic, columns: RolloutColumns, stacked: StructuredSpacesRecord | None = None) -> Ends:
-    """Values the observations after the rollout and those at the end of truncated episodes, one pass for each actor.
-
-    :param stacked: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still
+    :param substeps: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still
         to come from the step before.
     """
-    ends = Ends(np.zeros(columns.n_envs, np.float32))
+    ends: dict[Place, tuple[ActorID, float]] = {}
     for actor, places, observation in _open_ends(columns):
         known, position = None, 0
-        if stacked is not None:
-            n_substeps = len(stacked.substep_records)
-            steps = [min(tick, columns.n_ticks - 1) // n_substeps for tick, _ in places]
-            envs = [env for _, env in places]
-            known = [_select(substep.observation or {}, (steps, envs)) for substep in stacked.substep_records]
-            position = stacked.actor_ids.index(actor) if actor in stacked.actor_ids else 0
+        if substeps is not None:
+            actors = [substep.actor_id for substep in substeps]
+            position = actors.index(actor) if actor in actors else 0
+            rows = [min(tick, columns.n_ticks - 1) // len(substeps) * columns.n_envs + env for tick, env in places]
+            known = [_select(substep.observation or {}, rows) for substep in substeps]
         values = model.bootstrap_values(observation, actor, known, position).cpu().tolist()
-        for (tick, env), value in zip(places, values, strict=True):
-            if tick == columns.n_ticks:
-                ends.last[env] = value
-            else:
-                ends.final[tick, env] = value
+        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 
 
-def _open_ends(columns: RolloutColumns) -> Iterable[tuple[ActorID, list[Place], dict[str, np.ndarray]]]:
-    """Observations that nobody acted on, grouped by actor; time ``n_ticks`` is after the rollout."""
+def _open_ends(columns: RolloutColumns) -> Iterator[tuple[ActorID, list[Place], dict[str, np.ndarray]]]:
+    """Observations that nobody acted on, grouped by actor."""
     places: dict[ActorID, list[Place]] = {}
     observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
     for actor in dict.fromkeys(columns.last_actor_ids):
@@ -195,123 +361,49 @@ def _open_ends(columns: RolloutColumns) -> Iterable[tuple[ActorID, list[Place], 
         yield actor, places[actor], joined
 
 
-def next_values_of_later_actor(values: Tensor, ends: Ends) -> Tensor:
-    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
-    next_values = torch.cat([values[1:], values[-1:]])
-    for place in ends.final:
-        next_values[place] = values[place]
-    return next_values
+# -- groups ----------------------------------------------------------------------------------------
 
 
-def _advantages_of_actors(
-    model: TorchActorCritic, columns: RolloutColumns, values: np.ndarray, gamma: float, gae_lambda: float
-) -> np.ndarray:
-    """Every actor has rewards of its own, and a critic that predicts them: each is a stream of its own."""
-    assert columns.actor_rewards is not None
-    acted: dict[ActorID, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for substep in columns.substeps.values():
-        rows, envs = substep.entries()
-        agents = substep.agent_ids[rows, envs]
-        for agent in np.unique(agents):
-            chosen = agents == agent
-            actor = ActorID(substep.step_key, int(agent))
-            acted.setdefault(actor, []).append((substep.ticks[rows[chosen]], envs[chosen]))
-    indices = {actor: index for index, actor in enumerate(acted)}
-    actors = np.zeros(values.shape, np.int64)
-    for actor, acted_at in acted.items():
-        for ticks_and_envs in acted_at:
-            actors[ticks_and_envs] = indices[actor]
-    latest = _latest_values(values, actors, len(indices))
-    last_values = latest[-1].copy()
-    final_values = {(e.tick, e.env_index): latest[e.tick, e.env_index].copy() for e in columns.final_observations}
-    ends = bootstrap(model, columns)
-    for env, actor in enumerate(columns.last_actor_ids):
-        if actor in indices:
-            last_values[env, indices[actor]] = ends.last[env]
-    for entry in columns.final_observations:
-        place = (entry.tick, entry.env_index)
-        if entry.actor_id in indices:
-            final_values[place][indices[entry.actor_id]] = ends.final[place]
-    return actor_stream_gae(
-        columns.actor_rewards,
-        values,
-        actors,
-        last_values=last_values,
-        final_values=final_values,
-        terminated=columns.terminated,
-        truncated=columns.truncated,
-        step_complete=columns.step_complete,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        actor_done=columns.actor_done,
+def _dense_group(model: TorchActorCritic, columns: RolloutColumns) -> _Group:
+    """All environments take the same sub-steps: the sub-steps of an environment step stay together.
+
+    On the CPU the tensors share memory with the columns.
+    """
+
+    def tensors(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """``[n_steps, n_envs]`` flattened into rows."""
+        flat = {key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}
+        return _tensors(flat, model.device) or None
+
+    substeps = columns.structured_record().substep_records
+    return _Group(
+        StructuredSpacesRecord(
+            [
+                SpacesRecord(
+                    substep.actor_id,
+                    observation=tensors(substep.observation),
+                    action=tensors(substep.action),
+                    logits=tensors(substep.logits),
+                )
+                for substep in substeps
+            ]
+        ),
+        _EVERYWHERE,
     )
 
 
-def _latest_values(values: np.ndarray, actors: np.ndarray, n_actors: int) -> np.ndarray:
-    """Each actor's most recent value, ``[n_ticks, n_envs, n_actors]``; stands in where an actor sees no successor."""
-    n_ticks, n_envs = values.shape
-    latest = np.zeros((n_ticks, n_envs, n_actors), values.dtype)
-    environments = np.arange(n_envs)
-    for tick in range(n_ticks):
-        if tick:
-            latest[tick] = latest[tick - 1]
-        latest[tick, environments, actors[tick]] = values[tick]
-    return latest
-
-
-# -- tensors ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Group:
-    """What one policy network did, in the order of time."""
-
-    record: StructuredSpacesRecord
-    place: tuple[np.ndarray, np.ndarray]
-    """Tick and environment of each row."""
-    old_log_probs: list[Tensor] = field(default_factory=list)
-    values: Tensor = field(default_factory=lambda: torch.empty(0))
-
-
-def groups_of(model: TorchActorCritic, columns: RolloutColumns) -> Iterable[Group]:
+def _groups_of(model: TorchActorCritic, columns: RolloutColumns) -> Iterator[_Group]:
+    """Actors differ between environments or steps: all that one policy did forms a group of its own."""
     for substep in columns.substeps.values():
-        rows, envs = substep.entries()
-        for actor, chosen in _actors_with_own_networks(model, substep, rows, envs):
-            place = (rows[chosen], envs[chosen])
-            record = StructuredSpacesRecord(
-                [
-                    SpacesRecord(
-                        actor,
-                        observation=_tensors(_select(substep.observations, place), model.device),
-                        action=_tensors(_select(substep.actions, place), model.device),
-                        logits=_tensors(_select(substep.logits, place), model.device) if substep.logits else None,
-                    )
-                ]
+        has_own_networks = substep.step_key in model.policy.substeps_with_separate_agent_nets
+        for actor, place in substep.entries_by_actor(are_separate=has_own_networks):
+            record = SpacesRecord(
+                actor,
+                observation=_tensors(_select(substep.observations, place), model.device),
+                action=_tensors(_select(substep.actions, place), model.device),
+                logits=_tensors(_select(substep.logits, place), model.device) if substep.logits else None,
             )
-            yield Group(record, (substep.ticks[place[0]], place[1]))
-
-
-def _actors_with_own_networks(
-    model: TorchActorCritic, substep: SubstepColumns, rows: np.ndarray, envs: np.ndarray
-) -> Iterable[tuple[ActorID, np.ndarray]]:
-    """One actor for each network of a sub-step, with the entries that belong to it."""
-    if not len(rows):
-        return
-    agents = substep.agent_ids[rows, envs]
-    if substep.step_key in model.policy.substeps_with_separate_agent_nets:
-        for agent in np.unique(agents):
-            yield ActorID(substep.step_key, int(agent)), agents == agent
-    else:
-        yield ActorID(substep.step_key, int(agents[0])), np.ones(len(rows), np.bool_)
-
-
-def flat_tensors(substep: SpacesRecord, device: str) -> SpacesRecord:
-    """The record with ``[n_steps, n_envs]`` flattened into rows; on the CPU it shares memory with the columns."""
-    observation, action, logits = (
-        _tensors({key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}, device)
-        for arrays in (substep.observation, substep.action, substep.logits)
-    )
-    return SpacesRecord(substep.actor_id, observation=observation, action=action, logits=logits or None)
+            yield _Group(StructuredSpacesRecord([record]), (substep.ticks[place[0]], place[1]))
 
 
 def _tensors(arrays: Mapping[str, Any], device: str) -> dict[str, Any]:
@@ -326,13 +418,5 @@ def _tensor(array: Any, device: str) -> Tensor:
     return tensor.to(device)
 
 
-def by_substep(array: np.ndarray | None, n_substeps: int) -> list[Tensor]:
-    """``[n_ticks, n_envs]`` as one tensor ``[n_steps, n_envs]`` for each sub-step."""
-    if array is None:
-        return []
-    tensor = torch.from_numpy(array)
-    return [tensor[position::n_substeps] for position in range(n_substeps)]
-
-
-def _select(arrays: Mapping[str, Any], index: Sequence[Any] | tuple[Any, ...]) -> dict[str, Any]:
+def _select(arrays: Mapping[str, Any], index: Sequence[Any]) -> dict[str, Any]:
     return {key: array[index] for key, array in arrays.items()}
