@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from maze.core.agent.random_policy import RandomPolicy
@@ -27,6 +27,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.normalization_strategies import (
     MeanZeroStdOneObservationNormalizationStrategy,
@@ -165,6 +166,98 @@ def test_normalized_values_are_elements_of_the_normalized_space(value, mean, std
     assert strategy.normalized_space().contains(strategy.normalize_and_process_value(np.array(value, np.float32)))
 
 
+def samples_of(dtype):
+    """A few samples of two entries: numbers of any size, close to each other or not, and constants."""
+    width = 32 if dtype == np.float32 else 64
+    limit = float(np.float32(1e37)) if dtype == np.float32 else 1e140
+    anything = st.floats(-limit, limit, width=width, allow_subnormal=False)
+    near = st.tuples(st.sampled_from([0.0, 2.0**24, 1.7e9, 2.0**53, -1e17]), st.integers(-500, 500)).map(sum)
+    entry = st.one_of(st.lists(anything, min_size=4, max_size=4), st.lists(near, min_size=4, max_size=4))
+    constant = st.one_of(anything, near).map(lambda value: [value] * 4)
+    entries = st.one_of(entry, constant)
+    return st.tuples(entries, entries).map(lambda pair: list(np.array(pair, dtype).T))
+
+
+EITHER_STRATEGY = pytest.mark.parametrize(
+    "strategy_type",
+    [MeanZeroStdOneObservationNormalizationStrategy, RangeZeroOneObservationNormalizationStrategy],
+)
+ANY_TYPE = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+@EITHER_STRATEGY
+@ANY_TYPE
+@pytest.mark.parametrize("axis", [0, None])
+@settings(max_examples=50)
+@given(data=st.data())
+def test_whatever_the_samples_were_they_are_normalized(strategy_type, dtype, axis, data):
+    samples = data.draw(samples_of(dtype))
+    space = spaces.Box(-np.inf, np.inf, (2,), dtype)
+    strategy = strategy_type(space, (None, None), axis)
+    strategy.set_statistics(strategy.estimate_stats(samples))
+    result = np.stack([strategy.normalize_and_process_value(sample) for sample in samples])
+    assert np.isfinite(result).all()
+    groups = zip(np.array(samples).T, result.T, strict=True) if axis == 0 else [(np.array(samples), result)]
+    for observed, values in groups:
+        if (observed == observed.flat[0]).all():
+            assert (values == 0).all()
+        elif strategy_type is RangeZeroOneObservationNormalizationStrategy:
+            assert (values.min(), values.max()) == (0, pytest.approx(1, abs=1e-4))
+        elif observed.std(dtype=np.float64) > 1e-6 * abs(observed.mean(dtype=np.float64)):
+            assert abs(values.mean(dtype=np.float64)) < 1e-4
+            assert values.std(dtype=np.float64) == pytest.approx(1, abs=1e-4)
+
+
+@EITHER_STRATEGY
+@ANY_TYPE
+@settings(max_examples=50)
+@given(data=st.data(), given_type=st.sampled_from([np.float32, np.float64]))
+def test_statistics_come_back_as_they_were_given_and_survive_their_file(strategy_type, dtype, data, given_type):
+    estimated = strategy_type(spaces.Box(-np.inf, np.inf, (2,), dtype), (None, None), 0)
+    samples = data.draw(samples_of(dtype))
+    given_statistics = estimated.estimate_stats(samples)
+    if given_type == np.float32:
+        given_statistics = {
+            name: np.clip(value, -1e37, 1e37).astype(np.float32) for name, value in given_statistics.items()
+        }
+        assume(given_statistics.get("std", np.ones(1)).all())
+    estimated.set_statistics(given_statistics)
+    pickled = pickle.loads(pickle.dumps(estimated.get_statistics()))
+    restored = strategy_type(spaces.Box(-np.inf, np.inf, (2,), dtype), (None, None), 0)
+    restored.set_statistics(pickled)  # what a statistics file of its own makes, it reads
+    for strategy in (estimated, restored):
+        for name, value in given_statistics.items():
+            assert strategy.get_statistics()[name].dtype == given_type
+            np.testing.assert_array_equal(strategy.get_statistics()[name], value)
+    with np.errstate(over="ignore"):  # far beyond statistics that were cut off
+        for sample in samples:
+            np.testing.assert_array_equal(
+                restored.normalize_and_process_value(sample), estimated.normalize_and_process_value(sample)
+            )
+
+
+def test_statistics_do_not_change_with_the_array_that_they_were_given_in():
+    mean = np.zeros(2)
+    strategy = mean_std()
+    strategy.set_statistics({"mean": mean, "std": np.ones(2)})
+    mean += 1
+    assert strategy.get_statistics()["mean"].tolist() == [0, 0]
+
+
+def test_a_constant_time_stamp_does_not_spoil_the_statistics_file():
+    ranged = config(default_strategy=RANGE, default_strategy_config={"clip_range": [None, None], "axis": 0})
+
+    class Stamped(ObservationWrapper):
+        def observation(self, observation):
+            return {**observation, "vector": np.full_like(observation["vector"], 1_700_000_000)}
+
+    env = ObservationNormalizationWrapper.wrap(Stamped(zoo()), **ranged)
+    obtain_normalization_statistics(env, n_samples=20)
+    again = ObservationNormalizationWrapper.wrap(Stamped(zoo()), **ranged)
+    assert again.has_statistics()
+    assert (again.reset()["vector"] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("statistics", "message"),
     [
@@ -172,6 +265,7 @@ def test_normalized_values_are_elements_of_the_normalized_space(value, mean, std
         ({"mean": 0.0, "std": 0.0}, "positive"),
         ({"mean": [1.0, 2.0, 3.0], "std": 1.0}, "shape"),
         ({"mean": np.nan, "std": 1.0}, "not finite"),
+        ({"mean": "high", "std": 1.0}, "no number"),
     ],
 )
 def test_statistics_that_cannot_be_right_are_refused(statistics, message):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Union
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
 
 StatisticsType = dict[str, np.ndarray]
@@ -18,13 +19,19 @@ StatisticsType = dict[str, np.ndarray]
 Axis = Union[int, Sequence[int], None]
 
 _CHUNK_BYTES = 2**25
+_TOLERANCE = 1e-5
+"""How far normalized values may be off if statistics are rounded to float32."""
+
+_FLOAT32_LIMIT = 1e30
+"""Differences of numbers below it are far from the largest number of float32."""
+
 _EXACT_IN_FLOAT32 = ("float16", "float32", "int8", "uint8", "int16", "uint16", "bool")
 
 
 class ObservationNormalizationStrategy(ABC):
     """Normalizes one observation with statistics that are set or estimated from samples.
 
-    Subclasses read their statistics from ``_statistics``.
+    Subclasses read their statistics from ``_statistics``, which holds them as they were given.
 
     :param observation_space: Space of the observation.
     :param clip_range: Smallest and largest normalized value; None in either place: no limit.
@@ -114,7 +121,10 @@ class ObservationNormalizationStrategy(ABC):
         return self._statistics is not None
 
     def _checked_statistic(self, name: str, value: Any) -> np.ndarray:
-        statistic = np.asarray(value, dtype=self._dtype)
+        # Not rounded to the observation's type: of a time stamp nothing might be left that tells it from another.
+        statistic = np.array(value)
+        if statistic.dtype.kind not in "biuf":
+            raise ConfigError(f"{type(self).__name__}: the statistic `{name}` is no number: {value!r}.")
         shape = self._observation_space.shape
         try:
             fits = np.broadcast_shapes(statistic.shape, shape) == shape
@@ -155,6 +165,41 @@ class ObservationNormalizationStrategy(ABC):
                 f"{type(self).__name__}: `axis` must contain 0, the axis of the samples, or be null; got {axis!r}."
             )
         return axes
+
+
+class LinearNormalizationStrategy(ObservationNormalizationStrategy):
+    """Subtracts an offset and divides by a scale."""
+
+    @abstractmethod
+    def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
+        """Calculates both, as float64.
+
+        :param statistics: The statistics, as float64.
+        """
+
+    @override(ObservationNormalizationStrategy)
+    def set_statistics(self, stats: Mapping[str, Any]) -> None:
+        super().set_statistics(stats)
+        assert self._statistics is not None
+        offset, scale = self._offset_and_scale({k: v.astype(np.float64) for k, v in self._statistics.items()})
+        with np.errstate(all="ignore"):
+            single = offset.astype(np.float32), scale.astype(np.float32)
+        is_exact = np.dtype(self._observation_space.dtype).name in _EXACT_IN_FLOAT32
+        suffices = (
+            is_exact
+            and (np.abs(single[0] - offset) <= _TOLERANCE * scale).all()
+            and (np.abs(offset) + scale < _FLOAT32_LIMIT).all()
+            and (single[1] >= np.finfo(np.float32).tiny).all()
+        )
+        self._offset: np.ndarray
+        self._scale: np.ndarray
+        self._offset, self._scale = single if suffices else (offset, scale)
+        self._dtype = self._offset.dtype
+
+    @override(ObservationNormalizationStrategy)
+    def normalize_value(self, value: np.ndarray) -> np.ndarray:
+        normalized: np.ndarray = (value - self._offset) / self._scale
+        return normalized
 
 
 def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import (
+    LinearNormalizationStrategy,
     ObservationNormalizationStrategy,
     StatisticsType,
     chunks,
@@ -19,7 +20,7 @@ _RESOLUTION = 1e-7
 """A deviation below this share of the mean is the noise of float32: the observation is constant."""
 
 
-class MeanZeroStdOneObservationNormalizationStrategy(ObservationNormalizationStrategy):
+class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy):
     """Subtracts the mean and divides by the standard deviation.
 
     Statistics: ``mean`` and ``std``. Entries that do not vary among the samples are only shifted.
@@ -30,9 +31,11 @@ class MeanZeroStdOneObservationNormalizationStrategy(ObservationNormalizationStr
     @override(ObservationNormalizationStrategy)
     def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
         n_values = len(observations) * np.asarray(observations[0]).size
-        total = sum(chunk.sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
+        # The mean of differences to one of the samples: that of a constant is then the constant itself.
+        first = next(chunks(observations)).min(axis=self._axis, keepdims=True)
+        total = sum((chunk - first).sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
         n_averaged = n_values // np.size(total)
-        mean = total / n_averaged
+        mean = first + total / n_averaged
         squares = sum(np.square(chunk - mean).sum(axis=self._axis, keepdims=True) for chunk in chunks(observations))
         std = np.sqrt(squares / n_averaged)
         std = np.where(std <= _RESOLUTION * np.abs(mean), 1.0, std)
@@ -46,8 +49,6 @@ class MeanZeroStdOneObservationNormalizationStrategy(ObservationNormalizationStr
             raise ConfigError(f"{type(self).__name__}: the statistic `std` must be positive, got {stats['std']!r}.")
         super().set_statistics(stats)
 
-    @override(ObservationNormalizationStrategy)
-    def normalize_value(self, value: np.ndarray) -> np.ndarray:
-        assert self._statistics is not None
-        normalized: np.ndarray = (value - self._statistics["mean"]) / self._statistics["std"]
-        return normalized
+    @override(LinearNormalizationStrategy)
+    def _offset_and_scale(self, statistics: StatisticsType) -> tuple[np.ndarray, np.ndarray]:
+        return statistics["mean"], statistics["std"]
