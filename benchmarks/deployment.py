@@ -32,7 +32,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.monitoring_tap import base_maze_env
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory

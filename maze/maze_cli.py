@@ -151,7 +151,7 @@ def _print_info(directory: str) -> int:
 
 
 def _run_hydra() -> None:
-    from maze.cli.sweeps.default_sweeper import grid_by_default
+    from maze.cli.hydra_setup import grid_by_default
 
     with grid_by_default():
         # An absolute config path: nothing is looked up beside the script that started the process.

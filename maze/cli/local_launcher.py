@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from maze.core.errors import WorkerError
 from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
-from maze.utils.fork_server import preload
+from maze.utils.process import preload
 
 log = logging.getLogger(__name__)
 

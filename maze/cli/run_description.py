@@ -239,7 +239,7 @@ def _progress(cfg: DictConfig, state: Mapping[str, Any] | None) -> Iterator[tupl
 
 
 def _rllib_progress(directory: Path) -> Iterator[tuple[str, str]]:
-    from maze.rllib.progress_file import read_progress
+    from maze.rllib.statistics import read_progress
 
     progress = read_progress(directory)
     if progress is None:

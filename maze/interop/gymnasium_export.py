@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import ConfigError
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.offscreen import figure_pixels, offscreen

@@ -11,8 +11,8 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import EnvironmentContractError
 from maze.rllib.environment import EnvConfig, FinishedEpisodes, SeedSource, with_statistics
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ from maze.core.log_stats.log_stats import (
     StatsContext,
     get_stats_logger,
 )
+from maze.core.utils.files import atomic_write
 
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
 _BOOKKEEPING = ("num_", "module_", "weights_", "diff_", "last_", "default_optimizer", "gradients_default", "connector")
@@ -159,3 +161,32 @@ def value_at(result: Mapping[str, Any], path: str) -> float | None:
             return None
         found = found[part]
     return float(found) if is_number(found) else None
+
+
+PROGRESS_FILE = "rllib_progress.json"
+
+
+def write_progress(iteration: int, is_finished: bool, best_score: float, directory: str | Path = ".") -> None:
+    """Writes the file.
+
+    :param iteration: Number of iterations done.
+    :param is_finished: Whether the training came to its end.
+    :param best_score: Score of the best policy; infinite: there is none yet.
+    :param directory: Directory of the run.
+    """
+    content = {
+        "iteration": iteration,
+        "is_finished": is_finished,
+        "best_score": best_score if math.isfinite(best_score) else None,
+    }
+    text = json.dumps(content, indent=2) + "\n"
+    atomic_write(Path(directory) / PROGRESS_FILE, lambda file: file.write(text.encode()))
+
+
+def read_progress(directory: str | Path) -> Mapping[str, Any] | None:
+    """What :func:`write_progress` wrote; ``None``: the file is missing or damaged."""
+    try:
+        content = json.loads((Path(directory) / PROGRESS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 from maze.core.errors import MazeError, WorkerError
 from maze.core.log_stats.log_stats import LogStats, increment_log_step
 from maze.rllib.environment import decode_episodes, take_statistics_of_runner
-from maze.rllib.progress_file import write_progress
-from maze.rllib.statistics import TrainingStatistics, value_at
+from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import Parts, load_module_state, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator

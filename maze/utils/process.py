@@ -1,4 +1,4 @@
-"""Processes that hand back what their function returned or raised."""
+"""Processes that start fast, and hand back what their function returned or raised."""
 
 from __future__ import annotations
 
@@ -110,3 +110,25 @@ def _ending(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"exited with code {exit_code}"
+
+
+def preload(context: Any, modules: Iterable[str]) -> None:
+    """Have the fork server import what its processes need, once for all, and outlive signals to its process group.
+
+    A signal to the whole group ends the fork server, and multiprocessing takes the processes that come from it for dead
+    as well. It belongs to the parent to end them, which may have an update to finish first.
+
+    :param context: A multiprocessing context.
+    :param modules: What to import.
+    """
+    context.set_forkserver_preload([__name__, *modules])
+
+
+def _ignore_termination() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # what comes from this server may not be ours, and has the usual ways
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
+    _ignore_termination()

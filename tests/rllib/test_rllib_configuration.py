@@ -16,7 +16,7 @@ from maze.core.errors import ConfigError
 from maze.maze_cli import main
 from maze.rllib.algorithms import ALGORITHMS, DROPPED, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
-from maze.rllib.progress_file import read_progress, write_progress
+from maze.rllib.statistics import read_progress, write_progress
 from maze.rllib.tune_parameters import TuneParameters
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"

@@ -8,9 +8,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from maze.cli.errors import UsageError
-from maze.cli.sweeps.extras import required
 from maze.cli.sweeps.space import ChoiceParameter, Parameter, ScalarParameter, SearchSpace
-from maze.cli.sweeps.strategy import Search
+from maze.cli.sweeps.strategy import Search, required
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, did_you_mean
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from maze.cli.errors import UsageError, suggestion
-from maze.cli.sweeps.extras import required
 from maze.cli.sweeps.space import PARAMETRIZATION, ChoiceParameter, Parameter, SearchSpace
-from maze.cli.sweeps.strategy import Search
+from maze.cli.sweeps.strategy import Search, required
 from maze.cli.sweeps.trials import TrialResult
 from maze.core.annotations import override
 

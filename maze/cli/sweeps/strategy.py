@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
+from maze.cli.errors import UsageError
 from maze.cli.sweeps.space import SearchSpace
 
 
@@ -191,3 +193,22 @@ class _Unasked:
 
     def __init__(self, params: dict[str, str]) -> None:
         self.params = params
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package is not installed that only some uses of Maze need."""
+
+
+def required(package: str, purpose: str) -> Any:
+    """Imports a package of the extra ``hpo``.
+
+    :param purpose: What needs it.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise MissingPackageError(
+            f'{purpose} needs the package {package}, which is not installed: pip install "maze-rl[hpo]"'
+        ) from error

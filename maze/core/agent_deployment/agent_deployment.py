@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -13,29 +14,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.agent.policy import Policy
-from maze.core.agent_deployment.deployment_stats import DeploymentStats
-from maze.core.agent_deployment.errors import DeploymentError, EpisodeOverError
-from maze.core.agent_deployment.external_core_env import Signal, StateUpdate
+from maze.core.agent_deployment.external_core_env import (
+    DeploymentError,
+    EpisodeOverError,
+    Signal,
+    StateUpdate,
+    checked_update,
+)
 from maze.core.agent_deployment.session import END_TIMEOUT, Session
-from maze.core.agent_deployment.state_checks import checked_update
+from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.core.events.event_record import EventRecord
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
-from maze.core.wrappers.monitoring_tap import base_maze_env
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 _ONLY_ACTOR = ActorID(0, 0)
 
@@ -375,3 +381,31 @@ def _stop_listening(
         if listener in listeners:
             listeners.remove(listener)
     episode_stats.remove_consumer(stats)
+
+
+class DeploymentStats(LogStatsConsumer):
+    """Keeps the statistics of the latest episodes; a deployment may go on for ever.
+
+    :param window: Number of episodes.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.n_episodes = 0
+        """Episodes since the beginning."""
+        self._episodes: deque[LogStats] = deque(maxlen=window)
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self.n_episodes += 1
+        self._episodes.append(stat)
+
+    def aggregator(self, level: LogStatsLevel) -> LogStatsAggregator:
+        """The statistics of the last episode, or over the latest ones (epoch)."""
+        aggregator = LogStatsAggregator(level)
+        if level is LogStatsLevel.EPISODE:
+            aggregator.last_stats = dict(self._episodes[-1]) if self._episodes else {}
+        elif self._episodes:
+            for stats in self._episodes:
+                aggregator.receive(stats)
+            aggregator.reduce()
+        return aggregator

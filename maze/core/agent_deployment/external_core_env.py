@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 from queue import Queue, SimpleQueue
@@ -11,16 +12,28 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.env.truncation import TRUNCATION_KEY
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.rendering.renderer import Renderer
+
+
+class DeploymentError(MazeError):
+    """A deployment cannot be used in this way: it is closed, the order is wrong, two threads use it at once."""
+
+
+class EpisodeOverError(DeploymentError):
+    """A wrapper (a time limit, say) ended the episode, so that there is no action for its last state.
+
+    The episode is finished and counted. The next ``act`` takes the first state of another one.
+    """
+
 
 AnyQueue = Union[Queue, SimpleQueue]  # type: ignore[type-arg]  # of updates one way, of actions the other way
 
@@ -201,3 +214,52 @@ class ExternalCoreEnv(CoreEnv):
             name=name,
             obj=self,
         )
+
+
+def checked_update(
+    method: str,
+    n_steps: int,
+    maze_state: MazeStateType,
+    reward: Any,
+    done: bool,
+    info: Any,
+    events: Any,
+    is_step_complete: bool | None,
+    is_last: bool = False,
+) -> StateUpdate:
+    """The report of a state, or an error that says what is wrong with it.
+
+    :param method: The method that it was given to.
+    :param n_steps: Actions of the episode so far.
+    :param is_last: Whether the episode ends with it.
+    """
+    where = f"{method}, after {n_steps} actions of the episode"
+    if n_steps:
+        _check_reward(reward, where)
+    if info is None:
+        info = {}
+    elif not isinstance(info, Mapping):
+        raise EnvironmentContractError(f"{where}: `info` must be a mapping or None, got {info!r}.")
+    for event in events or ():
+        if not isinstance(event, EventRecord):
+            raise EnvironmentContractError(
+                f"{where}: `events` must hold EventRecords, got {event!r}. Make them by EventRecord(Interface, "
+                f"Interface.event, attributes)."
+            )
+    return StateUpdate(maze_state, reward, done, info, events or (), is_step_complete, is_last)
+
+
+def _check_reward(reward: Any, where: str) -> None:
+    """The reward of an action is one number, or an array with one for each actor."""
+    if isinstance(reward, np.ndarray) and reward.dtype.kind in "iufb":
+        is_finite = bool(np.isfinite(reward).all())
+    else:
+        try:
+            is_finite = math.isfinite(reward)
+        except TypeError:
+            raise EnvironmentContractError(
+                f"{where}: `reward` must be the number that the last action earned (only an episode's first state has "
+                f"none), got {reward!r}."
+            ) from None
+    if not is_finite:
+        raise NonFiniteError(f"{where}: `reward` is {reward}.")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent_deployment.errors import DeploymentError
-from maze.core.agent_deployment.external_core_env import ExternalCoreEnv
+from maze.core.agent_deployment.external_core_env import DeploymentError, ExternalCoreEnv
 from maze.core.agent_deployment.maze_action_candidates import (
     ActionCandidates,
     ActionConversionCandidatesInterface,
@@ -19,7 +18,7 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
-from maze.core.wrappers.monitoring_tap import base_maze_env
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.wrapper import ActionWrapper
 
 

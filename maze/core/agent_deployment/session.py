@@ -10,8 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from maze.core.agent.policy import Policy
-from maze.core.agent_deployment.errors import DeploymentError
-from maze.core.agent_deployment.external_core_env import ExternalCoreEnv, Signal, StateUpdate
+from maze.core.agent_deployment.external_core_env import DeploymentError, ExternalCoreEnv, Signal, StateUpdate
 from maze.core.agent_deployment.policy_executor import PolicyExecutor
 from maze.core.agent_deployment.served_env import ServedEnv
 from maze.core.env.core_env import CoreEnv

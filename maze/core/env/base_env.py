@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -32,3 +33,21 @@ class BaseEnv(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases whatever the environment holds. May be called more than once."""
+
+
+TRUNCATION_KEY = "TimeLimit.truncated"
+"""Key of ``info`` that is True where an episode was cut off and did not terminate."""
+
+
+def is_truncated(done: bool, info: Mapping[Any, Any]) -> bool:
+    """Whether the step that gave ``done`` and ``info`` cut the episode off.
+
+    An episode that is over and not truncated has terminated: its last state has no future, and nothing may be
+    bootstrapped from it.
+    """
+    return bool(done) and bool(info.get(TRUNCATION_KEY, False))
+
+
+def is_terminated(done: bool, info: Mapping[Any, Any]) -> bool:
+    """Whether the step that gave ``done`` and ``info`` ended the episode by itself."""
+    return bool(done) and not info.get(TRUNCATION_KEY, False)

@@ -9,17 +9,15 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.action_bounds import ActionBounds
-from maze.core.env.action_check import action_problem
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.event_env_mixin import EventEnvMixin
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
-from maze.core.env.observation_check import check_observation
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
+from maze.core.env.space_checks import ActionBounds, action_problem, check_observation
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin

@@ -9,7 +9,6 @@ from typing import Any
 from maze.core.errors import CheckpointError, MazeError
 from maze.core.rendering.event_timelines import ID_COLUMNS
 from maze.core.rendering.events_stats_renderer import EventStatsRenderer
-from maze.core.rendering.notebook_widgets import require_ipywidgets, show
 from maze.core.rendering.offscreen import figure_png, offscreen
 
 _AGGREGATIONS = [("none", None), *((name, name) for name in ("sum", "mean", "max", "min", "count"))]
@@ -109,3 +108,19 @@ def _read(path: str | Path) -> Any:
     import pandas as pd
 
     return pd.read_csv(path, sep="\t")
+
+
+def require_ipywidgets() -> Any:
+    """The module ipywidgets; an error that names the extra, where it is not installed."""
+    try:
+        import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
+    return ipywidgets
+
+
+def show(widget: Any) -> None:
+    """Shows a widget below the cell."""
+    from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+
+    display(widget)  # type: ignore[no-untyped-call, unused-ignore]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maze.core.env.truncation import is_truncated
+from maze.core.env.base_env import is_truncated
 
 if TYPE_CHECKING:
     from maze.core.trajectory_recording.records.state_record import StateRecord

@@ -16,8 +16,7 @@ from maze.core.errors import ConfigError
 from maze.core.rendering.offscreen import step_picture
 from maze.core.rendering.renderer import Renderer
 from maze.core.rendering.step_summary import step_summaries
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.utils.files import atomic_write
 from maze.core.utils.safe_pickle import register_safe_types
 

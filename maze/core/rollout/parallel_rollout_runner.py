@@ -20,9 +20,8 @@ import cloudpickle
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, WorkerError
-from maze.core.rollout.progress import Progress
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
+from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.targets import locate

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from maze.core.annotations import override
-from maze.core.rollout.progress import Progress
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.rollout_runner import Progress, RolloutRunner
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 
 

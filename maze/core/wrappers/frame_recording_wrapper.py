@@ -10,7 +10,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
-from maze.core.rendering.recorded_frames import RecordedFramesRenderer
+from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.renderer import Renderer
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 from maze.core.wrappers.wrapper import Wrapper

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
@@ -20,7 +21,6 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.env.truncation import TRUNCATION_KEY
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import Renderer
 from maze.core.wrappers.gym_adapters import InfoActionMask, adapted, tells_action_mask

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Union
 
 from maze.core.annotations import override
-from maze.core.env.base_env import BaseEnv
+from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.env.truncation import TRUNCATION_KEY
 from maze.core.errors import ConfigError
 from maze.core.wrappers.wrapper import EnvType, Wrapper
 

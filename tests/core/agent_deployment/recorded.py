@@ -12,7 +12,7 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.monitoring_tap import base_maze_env
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.wrapper import Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 

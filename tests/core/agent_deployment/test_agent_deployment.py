@@ -21,11 +21,11 @@ import pytest
 from maze.core.agent.dummy_cartpole_policy import DummyCartPolePolicy
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
-from maze.core.agent_deployment.errors import DeploymentError, EpisodeOverError
+from maze.core.agent_deployment.external_core_env import DeploymentError, EpisodeOverError
 from maze.core.agent_deployment.maze_action_candidates import ActionCandidates, MazeActionCandidates
+from maze.core.env.base_env import is_truncated
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.structured_env import ActorID
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError, NonFiniteError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry

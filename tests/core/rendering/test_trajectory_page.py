@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError
-from maze.core.rendering.recorded_frames import RecordedFramesRenderer
+from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import main, write_trajectory_page
-from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import (
+    SpacesTrajectoryRecord,
+    StateTrajectoryRecord,
+    load_trajectory,
+)
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv

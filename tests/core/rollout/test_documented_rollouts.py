@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
 from maze.maze_cli import main
 
 COMMANDS = {

@@ -14,9 +14,8 @@ import pytest
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
-from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile

@@ -12,7 +12,6 @@ from PIL import Image
 
 from maze.core.errors import ConfigError
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
-from maze.core.log_events.step_timing_events import StepTimingEvents
 from maze.core.log_stats.event_file import read_event_file
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -24,7 +23,7 @@ from maze.core.wrappers.observation_visualization_wrapper import (
 )
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
-from maze.core.wrappers.step_timing_wrapper import StepTimingWrapper
+from maze.core.wrappers.step_timing_wrapper import StepTimingEvents, StepTimingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory

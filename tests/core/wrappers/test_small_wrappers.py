@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze.core.env.truncation import is_terminated, is_truncated
+from maze.core.env.base_env import is_terminated, is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper

@@ -19,8 +19,8 @@ from gymnasium import spaces
 
 import maze.core.wrappers
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper

@@ -94,7 +94,7 @@ def test_an_input_that_nothing_uses_need_not_be_there():
     ("net", "message"),
     [
         ({"a": link("x", "a")}, "`out_keys` needs 'out', which is neither an input nor produced"),
-        ({"out": link("laten", "out"), "latent": link("x", "latent")}, "block 'out' needs 'laten'.*mean 'latent'"),
+        ({"out": link("laten", "out"), "latent": link("x", "latent")}, "block 'out' needs 'laten'.*mean `latent`"),
         ({"out": link("a", "out"), "a": link("b", "a"), "b": link("a", "b")}, "cycle: a -> b -> a"),
         ({"out": link("out", "out")}, "cycle: out -> out"),
         ({"a": link("x", "out"), "b": link("x", "out")}, "blocks 'a' and 'b' both produce 'out'"),

@@ -17,8 +17,7 @@ from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.load_workers import load_in_processes
 from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord
-from maze.core.trajectory_recording.utils.safe_pickle import load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
 from maze.core.utils.factory import ConfigType, Factory
 

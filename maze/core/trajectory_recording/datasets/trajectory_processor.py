@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from maze.core.annotations import override
+from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.truncation import TRUNCATION_KEY
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord

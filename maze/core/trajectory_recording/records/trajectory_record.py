@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from maze.core.errors import CheckpointError
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StepKeyType, StructuredSpacesRecord
+from maze.core.utils.safe_pickle import safe_load
 
 if TYPE_CHECKING:
     from maze.core.rendering.renderer import Renderer
+
 
 StepRecordType = TypeVar("StepRecordType")
 
@@ -86,3 +90,35 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
     def total_reward(self) -> Any:
         """Sum of all rewards; for batched records one sum per environment."""
         return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)
+
+
+_RECORD_TYPES = (
+    "maze.core.env.structured_env.ActorID",
+    "maze.core.events.event_collection.EventCollection",
+    "maze.core.events.event_record.EventRecord",
+    "maze.core.log_events.step_event_log.StepEventLog",
+    "maze.core.log_stats.log_stats.LogStatsKey",
+    "maze.core.trajectory_recording.records.*",
+    "maze.core.rendering.*",
+    "maze_envs.*",
+)
+
+
+def load_trajectory(
+    path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+) -> TrajectoryRecord[object]:
+    """Read a trajectory that was written by :class:`TrajectoryWriterFile`.
+
+    :param path: The file.
+    :param allow_pickle: Trust the file: load any type, which can run any code.
+    :param extra_types: Further types that may be loaded: the classes of your environment's states, actions and
+        renderer, their full names, or a pattern such as `my_project.envs.*`.
+    """
+    hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
+    trajectory = safe_load(path, allowed=(*_RECORD_TYPES, *extra_types), allow_pickle=allow_pickle, hint=hint)
+    if not isinstance(trajectory, TrajectoryRecord):
+        raise CheckpointError(
+            f"{path}: expected a trajectory record, found an object of type {type(trajectory).__name__}. "
+            "Trajectories are recorded with `runner.record_trajectory=true` into `trajectory_data/`."
+        )
+    return trajectory

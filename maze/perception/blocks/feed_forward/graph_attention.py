@@ -12,8 +12,7 @@ from torch.nn import functional
 from maze.core.annotations import override
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
-from maze.perception.blocks.feed_forward.graph_adjacency import GraphAdjacencyMethods
-from maze.perception.blocks.feed_forward.layer_settings import check_graph_shapes, one_per_layer
+from maze.perception.blocks.feed_forward.graph_conv import GraphAdjacencyMethods, check_graph_shapes, one_per_layer
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,10 +12,64 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
-from maze.perception.blocks.feed_forward.graph_adjacency import GraphAdjacencyMethods
-from maze.perception.blocks.feed_forward.layer_settings import check_graph_shapes, one_per_layer
+from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+
+
+def one_per_layer(block_name: str, argument: str, value: Any, n_layers: int) -> list[Any]:
+    """The value of each layer, whether one for all or one each was given."""
+    if n_layers == 0:
+        raise ConfigError(f"{block_name}: `hidden_features` is empty; give one number per layer.")
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * n_layers
+    if len(value) != n_layers:
+        raise ConfigError(
+            f"{block_name}: `{argument}` must be one value or one for each of the {n_layers} layers, "
+            f"found {len(value)}."
+        )
+    return list(value)
+
+
+def check_graph_shapes(block: PerceptionBlock) -> None:
+    """Raises an error unless the inputs are node features and an adjacency matrix of the same nodes."""
+    if len(block.in_keys) != 2:
+        raise ConfigError(
+            f"{block.block_name}: expected two input keys (node features, adjacency matrix), found {block.in_keys}."
+        )
+    features, adjacency = (tuple(shape) for shape in block.in_shapes)
+    if len(features) < 2 or adjacency[-2:] != (features[-2], features[-2]):
+        raise ConfigError(
+            f"{block.block_name}: expected node features {block.in_keys[0]!r} of shape (nodes, features) and adjacency "
+            f"matrix {block.in_keys[1]!r} of shape (nodes, nodes), found {features} and {adjacency}."
+        )
+
+
+class GraphAdjacencyMethods:
+    """Preparation of dense adjacency matrices ``(batch, nodes, nodes)``; row ``i`` holds what node ``i`` receives."""
+
+    @staticmethod
+    def add_self_connections(adjacency: torch.Tensor, importance: float | torch.Tensor) -> torch.Tensor:
+        """Adds ``importance`` to the diagonal."""
+        eye = torch.eye(adjacency.shape[-1], dtype=adjacency.dtype, device=adjacency.device)
+        return adjacency + importance * eye
+
+    @staticmethod
+    def normalise(adjacency: torch.Tensor) -> torch.Tensor:
+        """Symmetric normalisation by the square roots of the degrees (Kipf and Welling 2017, eq. 2).
+
+        A node without connections neither sends nor receives.
+        """
+        degree = adjacency.sum(dim=-1)
+        connected = degree > 0
+        # Filled before the root, so that the gradient of a node without connections is zero and not NaN.
+        inverse_root = degree.masked_fill(~connected, 1.0).rsqrt().masked_fill(~connected, 0.0)
+        return inverse_root.unsqueeze(-1) * adjacency * inverse_root.unsqueeze(-2)
+
+    @staticmethod
+    def neighbourhood(adjacency: torch.Tensor) -> torch.Tensor:
+        """Boolean: whether node ``i`` attends to node ``j``; each node attends to itself."""
+        eye = torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
+        return (adjacency != 0) | eye
 
 
 class GraphConvLayer(nn.Module):

@@ -6,9 +6,9 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.attention import masked_attention
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.blocks.tensor_functions import masked_attention
 
 
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):

@@ -11,8 +11,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
-from maze.perception.blocks.pooling import check_pooling_function, pool
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.blocks.tensor_functions import check_pooling_function, pool
 
 _POINT_FEATURES = 64
 

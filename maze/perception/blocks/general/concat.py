@@ -9,8 +9,8 @@ import torch
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.axes import axis_from_end
 from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.tensor_functions import axis_from_end
 
 
 class ConcatenationBlock(PerceptionBlock):

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.axes import axis_from_end
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.blocks.pooling import check_pooling_function, pool
+from maze.perception.blocks.tensor_functions import axis_from_end, check_pooling_function, pool
 
 
 class MaskedGlobalPoolingBlock(PerceptionBlock):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from maze.core.annotations import override
-from maze.perception.blocks.axes import axis_from_end, index_from_start
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.tensor_functions import axis_from_end, index_from_start
 
 
 class MultiIndexSlicingBlock(PerceptionBlock):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.axes import axis_from_end
 from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
+from maze.perception.blocks.tensor_functions import axis_from_end
 
 
 class RepeatToMatchBlock(PerceptionBlock):

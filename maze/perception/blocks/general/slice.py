@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from maze.core.annotations import override
-from maze.perception.blocks.axes import axis_from_end, index_from_start
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.tensor_functions import axis_from_end, index_from_start
 
 
 class SliceBlock(PerceptionBlock):

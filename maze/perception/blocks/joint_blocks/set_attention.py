@@ -9,11 +9,10 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.attention import masked_attention
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.dense import DenseBlock
-from maze.perception.blocks.pooling import pool
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.blocks.tensor_functions import masked_attention, pool
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):

@@ -28,7 +28,7 @@ from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
-from maze.utils.fork_server import preload
+from maze.utils.process import preload
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

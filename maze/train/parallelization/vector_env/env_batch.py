@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.env.base_env import is_truncated
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.space_arrays import action_column, array_specs, check_observation
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry

@@ -23,7 +23,7 @@ from maze.train.parallelization.vector_env.channel import Channel, Failure, exce
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, env_slices
 from maze.train.parallelization.vector_env.worker import run_worker
 from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError, describe_exit, describe_failure
-from maze.utils.fork_server import preload
+from maze.utils.process import preload
 
 logger = logging.getLogger(__name__)
 

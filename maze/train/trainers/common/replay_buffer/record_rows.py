@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.env.action_bounds import ActionBounds
+from maze.core.env.base_env import is_truncated
+from maze.core.env.space_checks import ActionBounds
 from maze.core.env.structured_env import ActorID
-from maze.core.env.truncation import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord

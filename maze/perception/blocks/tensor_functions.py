@@ -1,0 +1,112 @@
+"""What several blocks compute with tensors: attention and pooling with masks, and axes counted from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from maze.core.errors import ConfigError
+
+
+def masked_attention(
+    attention: nn.MultiheadAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    valid: torch.Tensor | None,
+    need_weights: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of each query to the valid keys. A query without any valid key gets zeros, where PyTorch gives NaN.
+
+    :param attention: A module with ``batch_first=True``.
+    :param query: ``(batch, queries, features)``.
+    :param key: ``(batch, keys, features)``.
+    :param value: ``(batch, keys, features)``.
+    :param valid: Positive where a key counts: ``(batch, keys)``, or ``(batch, queries, keys)``; None: all do.
+    :param need_weights: Whether to return the weights as well, averaged over the heads: ``(batch, queries, keys)``.
+    """
+    if valid is None:
+        output, weights = attention(query, key, value, need_weights=need_weights)
+        return output, weights
+
+    ignored = valid <= 0
+    is_per_query = ignored.dim() == 3
+    nothing_valid = ignored.all(dim=-1, keepdim=True)
+    ignored = ignored & ~nothing_valid  # all keys count for now, and the result is replaced below
+    output, weights = attention(
+        query,
+        key,
+        value,
+        key_padding_mask=None if is_per_query else ignored,
+        attn_mask=ignored.repeat_interleave(attention.num_heads, dim=0) if is_per_query else None,
+        need_weights=need_weights,
+    )
+    queries_without_key = nothing_valid if is_per_query else nothing_valid.unsqueeze(-1)
+    if weights is not None:
+        weights = weights.masked_fill(queries_without_key, 0.0)
+    return output.masked_fill(queries_without_key, 0.0), weights
+
+
+POOLING_FUNCTIONS = ("mean", "sum", "max", "min")
+
+
+def check_pooling_function(block_name: str, argument: str, name: str) -> None:
+    """Raises an error that names what there is."""
+    if name not in POOLING_FUNCTIONS:
+        raise ConfigError(f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}.")
+
+
+def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Pools ``features`` over ``dims``; what is not valid does not count, and nothing valid gives zero.
+
+    :param features: The tensor to pool.
+    :param name: One of ``POOLING_FUNCTIONS``.
+    :param dims: The axes to pool over, which the result no longer has.
+    :param valid: Boolean, broadcastable to ``features``.
+    """
+    axes = tuple(dims)
+    if valid is None:
+        if name == "mean":
+            return features.mean(axes)
+        if name == "sum":
+            return features.sum(axes)
+        return features.amax(axes) if name == "max" else features.amin(axes)
+
+    valid = valid.expand_as(features)
+    if name in ("mean", "sum"):
+        total = features.masked_fill(~valid, 0.0).sum(axes)
+        return total if name == "sum" else total / valid.sum(axes).clamp(min=1).to(total.dtype)
+    limits = torch.finfo(features.dtype)
+    extreme = (
+        features.masked_fill(~valid, limits.min).amax(axes)
+        if name == "max"
+        else features.masked_fill(~valid, limits.max).amin(axes)
+    )
+    return extreme.masked_fill(valid.sum(axes) == 0, 0.0)
+
+
+def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int:
+    """The axis counted from the end (negative), which holds for any number of leading batch dimensions.
+
+    :param block_name: For the error message.
+    :param argument: For the error message.
+    :param axis: Negative: counted from the end. Otherwise counted with one batch dimension at 0.
+    :param n_dims: Number of dimensions without batch.
+    """
+    from_end = axis if axis < 0 else axis - (n_dims + 1)
+    if not -n_dims <= from_end <= -1:
+        raise ConfigError(
+            f"{block_name}: `{argument}` must lie in [1, {n_dims}] (0 is the batch) or in [-{n_dims}, -1] for tensors "
+            f"with {n_dims} dimensions (without batch), found {axis}."
+        )
+    return from_end
+
+
+def index_from_start(block_name: str, argument: str, index: int, size: int) -> int:
+    """The non-negative form of an index into an axis with ``size`` entries."""
+    if not -size <= index < size:
+        raise ConfigError(f"{block_name}: `{argument}` must lie in [{-size}, {size - 1}], found {index}.")
+    return index % size
