@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.wrappers.gym_make import newest_version
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,
     GymCoreEnv,
     GymMazeEnv,
     GymObservationConversion,
     make_gym_maze_env,
-    newest_version,
 )
 
 
