@@ -49,6 +49,7 @@ _SUITABLE_CRITICS = {
         "a state-action critic, such as critic='flatten_concat_state_action' or critic='template_state_action'"
     ),
 }
+_COMPOSERS = (BaseModelComposer, BasePolicyComposer, CriticComposerInterface)
 _OBJECTS: dict[str, tuple[type, ...]] = {
     "algorithm": (AlgorithmConfig,),
     "model": (BaseModelComposer,),
@@ -155,15 +156,22 @@ class ConfigurationAuditor:
                     f"overrides[{name!r}]: names of modules are not resolved in overrides. Pass {name}={value!r} as an "
                     "argument instead."
                 )
-        if isinstance(given.get("model"), BaseModelComposer) and {"policy", "critic"} & set(given):
-            both = "policy" if "policy" in given else "critic"
-            raise InvalidSpecificationError(
-                f"{both}: contradicts model, which is a {type(given['model']).__name__} that builds its own {both}. "
-                f"Leave {both} out, or pass the model as a name or mapping."
-            )
+        if isinstance(given.get("model"), BaseModelComposer):
+            for part in ("policy", "critic"):
+                if part in given or part in self._overrides:
+                    raise InvalidSpecificationError(
+                        f"{part}: contradicts model, which is a {type(given['model']).__name__} that builds its own "
+                        f"{part}. Leave {part} out, or pass the model as a name or mapping."
+                    )
+        self._check_composers()
         if "critic" in given and "model.critic" in self._overrides:
             raise InvalidSpecificationError(
                 "critic: given both as an argument and as overrides['model.critic']. Leave one of them out."
+            )
+        if isinstance(given.get("policy"), str) and "algorithm" in given:
+            raise InvalidSpecificationError(
+                f"policy: {given['policy']!r} names a policy for rollouts, which contradicts algorithm. For training, "
+                "leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
             )
         if "launcher" in given and not self.multirun:
             raise InvalidSpecificationError(
@@ -174,6 +182,21 @@ class ConfigurationAuditor:
                 f"wrappers: an instance of {type(given['wrappers']).__name__} brings its own environment, which "
                 "contradicts env. Pass the wrapper's class and arguments instead: wrappers={ThatWrapper: {...}}."
             )
+
+    def _check_composers(self) -> None:
+        """Composers have made their networks when they are given: nothing in them can be overridden any more."""
+        paths = {"policy": "model.policy", "critic": "model.critic"}
+        objects = {path: value for path, value in self._overrides.items() if isinstance(value, _COMPOSERS)}
+        for name, value in self._kwargs.items():
+            if isinstance(value, _COMPOSERS):
+                objects |= {name: value, paths.get(name, name): value}
+        for path, value in objects.items():
+            for key in self._overrides:
+                if key.lstrip("+~").startswith(f"{path.lstrip('+')}."):
+                    raise InvalidSpecificationError(
+                        f"overrides[{key!r}]: {path} is a {type(value).__name__}, which is complete. Change what "
+                        f"you pass as {path}, or pass its configuration: a name, or a mapping with `{TARGET_KEY}`."
+                    )
 
     def algorithm_name(self, algorithm: Any) -> str:
         """The module whose runners train an algorithm that was given as an object or a mapping."""

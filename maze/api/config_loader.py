@@ -181,6 +181,7 @@ class ConfigurationLoader:
         return Choice(value, placed=((path, value),))
 
     def _override(self, path: str, value: Any) -> Choice:
+        value = as_on_command_line(path, value)
         if path.startswith("~"):
             return Choice(value, (path if value is None else f"{path}={hydra_text(value)}",))
         if is_plain(value) and not self._is_below_object(path):
@@ -223,7 +224,7 @@ class ConfigurationLoader:
         except InvalidSpecificationError:
             raise
         except ConfigError as error:
-            raise _with_hint(error, self.auditor) from error
+            raise _as_specification_error(error, self.auditor) from error
         objects = tuple(path for path, value in placed)
         return LoadedRun(number, config, full, workdir, ("-cn", name, *texts), objects, swept)
 
@@ -257,6 +258,11 @@ class ConfigurationLoader:
         complete(config, self.project)
         self._check_own_critic(config, [path for path, _ in placed])
         if self.run_mode is RunMode.TRAINING:
+            if "algorithm" not in config:
+                raise InvalidSpecificationError(
+                    f"configuration: {self.configuration!r} configures no training; it has no `algorithm`. Choose "
+                    "another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
+                )
             given = dict(placed).get("algorithm")
             chosen = HydraConfig.get().runtime.choices.get("algorithm")
             algorithm = str(chosen) if given is None else self.auditor.algorithm_name(given)
@@ -300,6 +306,19 @@ class ConfigurationLoader:
         return directory if any((directory / name).is_file() for name in _WEIGHTS) else None
 
 
+def as_on_command_line(path: str, value: Any) -> Any:
+    """The value of an override; texts that the command line would read as numbers are numbers."""
+    if isinstance(value, list | tuple):
+        return [as_on_command_line(path, entry) for entry in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        read = OverridesParser.create().parse_override(f"{path.lstrip('+~')}={value}").value()
+    except HydraException:
+        return value
+    return read if type(read) in (int, float) else value
+
+
 def _sweep(name: str, value: str) -> list[Any]:
     """The values that the command line's syntax for sweeps stands for (``a,b``, ``range(1,4)``), or the text itself."""
     try:
@@ -332,9 +351,9 @@ def _in_words_of_python(error: Exception) -> Exception:
     return InvalidSpecificationError(re.sub(r"write \+(\S+?)=<\w+>", r"use the key '+\1'", text))
 
 
-def _with_hint(error: ConfigError, auditor: ConfigurationAuditor) -> ConfigError:
+def _as_specification_error(error: ConfigError, auditor: ConfigurationAuditor) -> InvalidSpecificationError:
     lists = [path for path, value in auditor.overrides.items() if isinstance(value, list | tuple)]
     path = str(error).partition(":")[0]
-    if path in lists and not auditor.multirun:
-        return InvalidSpecificationError(f"{error} To train once for each value of the list, pass multirun=True.")
-    return error
+    is_for_several_runs = path in lists and not auditor.multirun
+    hint = " To train once for each value of the list, pass multirun=True." if is_for_several_runs else ""
+    return InvalidSpecificationError(f"{error}{hint}")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from maze.api.run_context import RunContext
-from maze.api.utils import InvalidSpecificationError, RunContextError
+from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
 from maze.core.errors import ConfigError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
@@ -29,6 +30,15 @@ class OwnAlgorithmConfig(AlgorithmConfig):
 def model_composer() -> CustomModelComposer:
     env = cartpole()
     return CustomModelComposer(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)
+
+
+def critic_composer() -> SharedStateCriticComposer:
+    network = "maze.perception.models.built_in.flatten_concat.FlattenConcatStateValueNet"
+    networks = [{"_target_": network, "non_lin": "torch.nn.Tanh", "hidden_units": [2]}]
+    spaces = cartpole().observation_spaces_dict
+    return SharedStateCriticComposer(
+        observation_spaces_dict=spaces, agent_counts_dict={0: 1}, networks=networks, stack_observations=False
+    )
 
 
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
@@ -92,6 +102,38 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"model": model_composer(), "policy": {"_target_": "x.y"}},
         "policy: contradicts model.*Leave policy out",
     ),
+    "override into a model composer": (
+        lambda: {"model": model_composer(), "overrides": {"model.policy.networks.0.hidden_units": [3]}},
+        r"overrides\['model.policy.networks.0.hidden_units'\]: model is a .*ModelComposer, which is complete",
+    ),
+    "new key for a model composer": (
+        lambda: {"model": model_composer(), "overrides": {"+model.size": 3}},
+        r"overrides\['\+model.size'\]: model is",
+    ),
+    "override into a composer among the overrides": (
+        lambda: {"overrides": {"model": model_composer(), "model.distribution_mapper_config": []}},
+        "model.distribution_mapper_config.*model is a",
+    ),
+    "override into a critic composer": (
+        lambda: {"critic": critic_composer(), "overrides": {"critic.networks": []}},
+        "critic.networks.*critic is a",
+    ),
+    "critic in the overrides beside a model composer": (
+        lambda: {"model": model_composer(), "overrides": {"critic": {"_target_": "x.y"}}},
+        "critic: contradicts model",
+    ),
+    "algorithm beside a policy for rollouts": (
+        lambda: {"policy": "random_policy", "algorithm": "ppo"},
+        "policy: 'random_policy' names a policy for rollouts, which contradicts algorithm",
+    ),
+    "training runner for a rollout": (
+        lambda: {"policy": "random_policy", "runner": "dev"},
+        "runner: the chosen one cannot run this",
+    ),
+    "configuration of rollouts for a training": (
+        lambda: {"configuration": "conf_rollout"},
+        "configuration: 'conf_rollout' configures no training.*conf_train",
+    ),
     "launcher without multirun": (lambda: {"launcher": "local"}, "launcher: .*multirun=True"),
     "wrapper with an environment": (
         lambda: {"env": cartpole, "wrappers": TimeLimitWrapper.wrap(cartpole(), max_episode_steps=3)},
@@ -116,9 +158,27 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
     arguments, message = WRONG[name]
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InvalidSpecificationError, match=message):
         RunContext(**arguments())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0.01", 0.01), ("1e-3", 0.001), ("3", 3), ("-2", -2), ("1_000", 1000), ("cpu", "cpu"), ("3rd", "3rd"), ("", "")],
+)
+def test_numbers_given_as_texts_are_read_as_on_the_command_line(text: str, value: Any) -> None:
+    rc = RunContext(overrides={"+env.size": text, "+env.sizes": [text, "b"]}, silent=True)
+    config: Any = rc.config[RunMode.TRAINING]
+    assert (config.env.size, type(config.env.size)) == (value, type(value))
+    assert config.env.sizes == [value, "b"]
+
+
+def test_numbers_given_as_texts_reach_into_objects() -> None:
+    algorithm = PPOAlgorithmConfig()
+    rc = RunContext(algorithm=algorithm, overrides={"algorithm.lr": "0.01", "algorithm.n_epochs": "3"}, silent=True)
+    config: Any = rc.config[RunMode.TRAINING]
+    assert (config.algorithm.lr, config.algorithm.n_epochs) == (0.01, 3)
 
 
 UNTRAINED: dict[str, tuple[Callable[[RunContext], Any], str]] = {
