@@ -58,9 +58,9 @@ class EventCollection:
     def __iter__(self) -> Iterator[EventRecord]:
         return iter(self.events)
 
-    def __reduce__(self) -> tuple[type[EventCollection], tuple[list[EventRecord]]]:
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
         # Without the index, which is made again when it is needed.
-        return type(self), (self.events,)
+        return None, {"events": self.events, "_positions": None}
 
     def __repr__(self) -> str:
         return f"EventCollection({self.events!r})"

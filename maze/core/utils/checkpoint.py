@@ -1,12 +1,14 @@
 """Saving and loading weights and training states, so that no kill, full disk or flipped byte goes unnoticed.
 
-States are dictionaries of tensors and plain values, written by ``torch.save``. They are loaded with
-``weights_only=True``, which runs no code of the file, after the checksums of its parts have been compared.
+States are dictionaries of tensors and plain values, written by ``torch.save`` and readable by ``torch.load``. They are
+read after their checksum has been compared, by an interpreter that runs no code of the file.
 """
 
 from __future__ import annotations
 
 import io
+import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import is_sealed, open_seal, write_sealed
+from maze.core.utils.pickle_reader import Rule, read_first_pickle, read_pickle, refuse
+from maze.core.utils.pickle_rules import plain_rules, torch_rules
 
 _MAX_NAMES_SHOWN = 6
 
@@ -40,7 +44,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     try:
-        atomic_write(path, lambda file: file.write(buffer.getbuffer()))
+        write_sealed(path, buffer.getbuffer())
     except OSError as error:
         kept = " The previous file is unchanged." if Path(path).exists() else ""
         raise CheckpointError(f"Could not write the checkpoint `{path}`: {error}.{kept}") from error
@@ -58,11 +62,11 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
         name, content = f"`{path}`", _read(path)
         alternatives = _alternatives(path)
     else:
-        name, content, alternatives = "The opened checkpoint", source.read(), ""
-    _verify(content, name, alternatives)
+        name, content, alternatives = "The opened checkpoint", bytearray(source.read()), ""
+    records = _verified_records(content, name, alternatives)
     try:
-        state = torch.load(io.BytesIO(content), map_location=map_location, weights_only=True)
-    except Exception as error:  # torch and its unpickler raise whatever a foreign content leads to
+        state = read_pickle(records["data.pkl"], _rule, _Storages(records, torch.device(map_location)))
+    except Exception as error:  # a foreign content can lead to nearly any type
         raise CheckpointError(
             f"{name} cannot be loaded as a checkpoint: {_first_line(error)} A checkpoint may contain tensors and plain "
             f"values only, and nothing in it is executed.{alternatives}"
@@ -103,11 +107,72 @@ def load_into(model: Stateful, state: Mapping[str, Any], origin: str | Path = "T
     model.load_state_dict(dict(state))
 
 
-def _read(path: Path) -> bytes:
+class _Storages:
+    """The values of tensors, by the references that a checkpoint's pickle has to them.
+
+    :param records: Contents of the archive's entries.
+    :param device: Where the tensors go.
+    """
+
+    def __init__(self, records: Mapping[str, memoryview], device: torch.device) -> None:
+        self._records = records
+        self._device = device
+        self._flat: dict[str, Tensor] = {}
+
+    def __call__(self, reference: Any) -> Tensor:
+        if type(reference) is not tuple or len(reference) != 5 or not isinstance(reference[1], torch.dtype):
+            raise refuse("it refers to something else than the values of a tensor")
+        _, dtype, key, _, n_values = reference
+        found = self._flat.get(key)
+        if found is None:
+            found = self._flat[key] = _flat_tensor(self._records[f"data/{key}"], dtype).to(self._device)
+        if found.dtype != dtype or found.numel() != n_values:
+            raise refuse("it holds a tensor whose values do not fit its size and type")
+        return found
+
+
+def read_storage(content: Any) -> Tensor:
+    """The values of a tensor as ``pickle`` has them written: three headers, a reference, the values.
+
+    :param content: What ``torch.storage._load_from_bytes`` gets.
+    """
+    if type(content) is not bytes:
+        raise refuse("it holds a tensor without values")
+    position, read = 0, []
+    for _ in range(5):
+        value, n_bytes = read_first_pickle(content[position:], _rule, lambda reference: reference)
+        read.append(value)
+        position += n_bytes
+    (_, dtype, key, _, n_values, *_), keys = read[3:]
+    (n_stored,) = struct.unpack_from("<q", content, position)
+    found = _flat_tensor(memoryview(bytearray(content[position + 8 :])), dtype)
+    if keys != [key] or not found.numel() == n_values == n_stored:
+        raise refuse("it holds a tensor whose values do not fit its size and type")
+    return found
+
+
+def _flat_tensor(content: memoryview, dtype: Any) -> Tensor:
+    if not isinstance(dtype, torch.dtype) or len(content) % dtype.itemsize:
+        raise refuse("it holds a tensor whose values do not fit its type")
+    return torch.frombuffer(content, dtype=dtype).clone() if len(content) else torch.empty(0, dtype=dtype)
+
+
+def _rule(module_name: str, qualified_name: str) -> Rule:
+    name = f"{module_name}.{qualified_name}"
+    rule = plain_rules().get(name) or torch_rules().get(name)
+    if rule is None:
+        raise refuse(f"it names `{name}`, which no checkpoint needs")
+    return rule
+
+
+def _read(path: Path) -> bytearray:
     if path.is_dir():
         raise CheckpointError(f"`{path}` is a directory; expected a checkpoint file.{_candidates(path, None)}")
     try:
-        return path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            content = bytearray(path.stat().st_size)
+            del content[file.readinto(content) :]
+            return content
     except FileNotFoundError as error:
         raise CheckpointError(
             f"There is no checkpoint `{path}`.{_alternatives(path)} Training writes one: "
@@ -117,8 +182,8 @@ def _read(path: Path) -> bytes:
         raise CheckpointError(f"`{path}` cannot be read: {error.strerror or error}.{_alternatives(path)}") from error
 
 
-def _verify(content: bytes, name: str, alternatives: str) -> None:
-    """Compares the checksum of every part of the archive that a checkpoint is."""
+def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[str, memoryview]:
+    """The entries of the archive that a checkpoint is, without their common folder, after comparing checksums."""
     expected = "expected a checkpoint written by torch.save"
     if not content:
         raise CheckpointError(f"{name} is empty; {expected}.{alternatives}")
@@ -126,19 +191,50 @@ def _verify(content: bytes, name: str, alternatives: str) -> None:
         kind = "an HTML page" if content.lstrip()[:1] == b"<" else f"{len(content)} bytes of something else"
         raise CheckpointError(f"{name} is {kind}; {expected}.{alternatives}")
     try:
+        open_seal(content, name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}{alternatives}") from None
+    try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries = archive.namelist()
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, IndexError) as error:
+            entries, comment = archive.infolist(), archive.comment
+        if comment and not is_sealed(content):
+            raise ValueError("its checksum is damaged")
+        records = {entry.filename: _record(content, entry) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError, struct.error) as error:
         raise CheckpointError(
             f"{name} is damaged or was cut off ({_first_line(error)}); {expected}.{alternatives}"
         ) from error
-    if damaged is not None:
-        raise CheckpointError(f"{name} is damaged: the checksum of its part `{damaged}` is wrong.{alternatives}")
-    if not any(entry.endswith("data.pkl") for entry in entries):
+    if not is_sealed(content):
+        for entry in entries:
+            if zlib.crc32(records[entry.filename]) != entry.CRC:
+                raise CheckpointError(
+                    f"{name} is damaged: the checksum of its part `{entry.filename}` is wrong.{alternatives}"
+                )
+    pickles = [entry for entry in records if entry.endswith("/data.pkl")]
+    if len(pickles) != 1 or len(records) != len(entries):
         raise CheckpointError(
-            f"{name} is a zip archive of something else (it holds {_listing(entries)}); {expected}.{alternatives}"
+            f"{name} is a zip archive of something else (it holds {_listing(list(records))}); {expected}.{alternatives}"
         )
+    folder = pickles[0].removesuffix("data.pkl")
+    if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
+        raise CheckpointError(f"{name} was written on a machine with another order of bytes.{alternatives}")
+    return {entry.removeprefix(folder): record for entry, record in records.items()}
+
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_ENCRYPTED, _FOLDER = 0x1, 0x10
+
+
+def _record(content: bytearray, entry: zipfile.ZipInfo) -> memoryview:
+    """The content of an entry, which ``torch.save`` stores as it is: nothing unpacks to more than the file holds."""
+    *_, n_name, n_extra = _LOCAL_HEADER.unpack_from(content, entry.header_offset)
+    start = entry.header_offset + _LOCAL_HEADER.size + n_name + n_extra
+    is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+    if not is_plain or entry.flag_bits & _ENCRYPTED or entry.external_attr & _FOLDER:
+        raise ValueError(f"its part `{entry.filename}` is compressed, encrypted or a folder")
+    if start + entry.file_size > len(content):
+        raise ValueError(f"its part `{entry.filename}` is cut off")
+    return memoryview(content)[start : start + entry.file_size]
 
 
 def _alternatives(path: Path) -> str:

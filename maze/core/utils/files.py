@@ -1,14 +1,23 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and whose checksum is compared when they are read."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
+import struct
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, cast
+
+from maze.core.errors import CheckpointError
+
+_LOGGER = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".maze-unfinished-"
 """Marks files of a write that has not been completed."""
@@ -34,6 +43,82 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
             os.unlink(temporary)
         raise
     _sync_directory(target.parent)
+
+
+_SEAL = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")
+_SEAL_SIZE = 20
+_JSON_SEAL = re.compile(rb', "crc32": "([0-9a-f]{8})"}\s*$')
+_ZIP_END, _ZIP_END_SIZE = b"PK\5\6", 22
+
+
+def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
+    """Writes a pickle or a zip archive with its checksum, whole or not at all.
+
+    The checksum stands behind a pickle's end, where ``pickle.load`` does not look, or is the comment of an archive.
+
+    :param path: The file; its directory must exist.
+    :param content: A pickle, or an archive without a comment.
+    """
+    end = b""
+    if bytes(content[-_ZIP_END_SIZE : -_ZIP_END_SIZE + 4]) == _ZIP_END:
+        content, end = content[:-2], struct.pack("<H", _SEAL_SIZE)
+    end += b"maze-crc32:%08x\n" % zlib.crc32(end, zlib.crc32(content))
+    atomic_write(path, lambda file: (file.write(content), file.write(end)))
+
+
+def open_seal(content: bytes | bytearray, name: str) -> memoryview:
+    """Compares the checksum of a file with its content, and gives that content.
+
+    Files without a checksum, which other programs write, pass; that they cannot be verified is logged once.
+
+    :param content: All bytes of the file.
+    :param name: Of the file, for messages.
+    :return: The pickle without its checksum, or the whole archive.
+    :raises CheckpointError: The content is not what was written.
+    """
+    view = memoryview(content)
+    seal = _SEAL.fullmatch(view[-_SEAL_SIZE:])
+    if seal is None:
+        _say_unverified()
+        return view
+    inner = view[:-_SEAL_SIZE]
+    if zlib.crc32(inner) != int(seal[1], 16):
+        raise CheckpointError(
+            f"{name} is damaged: its checksum is wrong, so it is not what was written. Use another copy of it."
+        )
+    return view if bytes(inner[:2]) == b"PK" else inner
+
+
+def is_sealed(content: bytes | bytearray) -> bool:
+    """Whether a pickle or an archive ends with a checksum; :func:`open_seal` compares it."""
+    return _SEAL.fullmatch(memoryview(content)[-_SEAL_SIZE:]) is not None
+
+
+def seal_json(text: bytes) -> bytes:
+    """Adds the checksum of a JSON object's text to it, as its last entry, ``crc32``."""
+    return text[:-1] + b', "crc32": "%08x"}' % zlib.crc32(text)
+
+
+def open_json(text: bytes, name: str) -> bytes:
+    """Compares the checksum that :func:`seal_json` has added; gives the text without it.
+
+    :param text: JSON object, with or without a checksum.
+    :param name: Where it comes from, for messages.
+    :raises CheckpointError: The text is not what was written.
+    """
+    seal = _JSON_SEAL.search(text)
+    if seal is None:
+        return text
+    inner = text[: seal.start()] + b"}"
+    if zlib.crc32(inner) != int(seal[1], 16):
+        raise CheckpointError(f"{name} is damaged: its checksum is wrong, so it is not what was written.")
+    return inner
+
+
+@cache
+def _say_unverified() -> None:
+    """Once in a process: files of other programs are no fault."""
+    _LOGGER.warning("A file is read that has no checksum, as Maze did not write it: damage to it may go unnoticed.")
 
 
 def clean_stale_temporaries(directory: str | os.PathLike[str], min_age: float = 0.0) -> list[Path]:

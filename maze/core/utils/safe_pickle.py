@@ -1,7 +1,8 @@
-"""Unpickling that executes nothing but the reconstruction of types on an allow-list.
+"""Unpickling that makes nothing but data of named types.
 
-A pickle names classes and functions and has them called. Here a name is looked up in the allow-list *before* anything
-is imported; everything else is refused with its name and the way to allow it.
+A pickle names classes and functions and has them called. Here each name is looked up *before* anything is imported, and
+data is made by code of this package (:mod:`~maze.core.utils.pickle_reader`); everything else is refused with its name
+and the way to allow it.
 """
 
 from __future__ import annotations
@@ -17,94 +18,9 @@ from types import FunctionType
 from typing import IO, Any
 
 from maze.core.errors import CheckpointError
-
-_BUILTINS = frozenset({"set", "frozenset", "bytearray", "complex", "slice", "range", "object", "list", "dict", "tuple"})
-
-_NUMPY = frozenset({"numpy.ndarray", "numpy.dtype"})
-_NUMPY_SCALARS = frozenset(
-    f"numpy.{name}"
-    for name in (
-        "bool",
-        "bool_",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "longlong",
-        "ulonglong",
-        "intc",
-        "uintc",
-        "str_",
-        "bytes_",
-        "datetime64",
-        "timedelta64",
-    )
-)
-_NUMPY_FUNCTIONS = frozenset(
-    f"numpy.{core}.{name}"
-    for core in ("core", "_core")
-    for name in ("multiarray._reconstruct", "multiarray.scalar", "numeric._frombuffer")
-)
-_NUMPY_RANDOM = frozenset(
-    {
-        "numpy.random._pickle.__generator_ctor",
-        "numpy.random._pickle.__bit_generator_ctor",
-        "numpy.random._pickle.__randomstate_ctor",
-        "numpy.random._generator.Generator",
-        "numpy.random.mtrand.RandomState",
-        "numpy.random._pcg64.PCG64",
-        "numpy.random._pcg64.PCG64DXSM",
-        "numpy.random._mt19937.MT19937",
-        "numpy.random._philox.Philox",
-        "numpy.random._sfc64.SFC64",
-        "numpy.random.bit_generator.SeedSequence",
-        "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
-        "numpy.random._bit_generator.SeedSequence",
-        "numpy.random._bit_generator.__pyx_unpickle_SeedSequence",
-    }
-)
-_STANDARD_LIBRARY = frozenset(
-    {
-        "collections.OrderedDict",
-        "collections.defaultdict",
-        "collections.deque",
-        "collections.Counter",
-        "copyreg._reconstructor",
-        "datetime.date",
-        "datetime.datetime",
-        "datetime.time",
-        "datetime.timedelta",
-        "datetime.timezone",
-        "decimal.Decimal",
-        "fractions.Fraction",
-        "pathlib.Path",
-        "pathlib.PosixPath",
-        "pathlib.PurePosixPath",
-        "uuid.UUID",
-        "_codecs.encode",  # how protocol 2 and below write bytes
-    }
-)
-_TORCH = frozenset({"torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size", "torch.device"})
-_SPACES = ("gymnasium.spaces.*",)
-
-_ALWAYS_ALLOWED = frozenset(
-    {f"builtins.{name}" for name in _BUILTINS}
-    | _NUMPY
-    | _NUMPY_SCALARS
-    | _NUMPY_FUNCTIONS
-    | _NUMPY_RANDOM
-    | _STANDARD_LIBRARY
-    | _TORCH
-)
+from maze.core.utils.files import open_seal
+from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
+from maze.core.utils.pickle_rules import data_class, plain_rules, space_rules, torch_rules, trusted_class
 
 # protocols before 3 write the names of Python 2
 _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -130,34 +46,40 @@ def safe_load(
     allowed: Iterable[type | str] = (),
     allow_pickle: bool = False,
     hint: str | None = None,
+    data_classes: Iterable[str] = (),
 ) -> Any:
-    """Read a pickle; by default only types on the allow-list are reconstructed.
+    """Reads a pickle; by default only data of known types is made.
 
     Always allowed: containers, numbers, NumPy arrays and generators, gymnasium spaces, tensors, a few value types of
-    the standard library, and event interfaces (classes whose methods do nothing).
+    the standard library, and names of event interfaces (classes whose methods do nothing) that are imported already.
 
     :param file: Path or binary stream.
-    :param allowed: Further classes, full names, or patterns `package.module.*`.
+    :param allowed: Further classes, full names, or patterns `package.module.*`. They are trusted: the file calls their
+        constructors with whatever it holds.
     :param allow_pickle: Trust the file: allow everything, including code that runs while it is loaded.
     :param hint: How the caller's user opts in, for the error message.
+    :param data_classes: Full names of classes whose instances are filled without calling anything of the class, and of
+        event interfaces that are to be imported where a file names them.
+    :raises CheckpointError: The file cannot be read, is damaged, or holds something else than such data.
     """
     name = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "<stream>"))
     try:
-        if isinstance(file, (str, Path)):
-            with Path(file).open("rb") as stream:
-                return _load(stream, name, allowed, allow_pickle, hint)
-        return _load(file, name, allowed, allow_pickle, hint)
+        content = Path(file).read_bytes() if isinstance(file, (str, Path)) else file.read()
     except OSError as error:
         raise CheckpointError(f"{name}: cannot be read ({error}).") from error
-
-
-def _load(stream: IO[bytes], name: str, allowed: Iterable[type | str], allow_pickle: bool, hint: str | None) -> Any:
+    way_in = hint or "`allowed=[...]` or `register_safe_types(...)`"
     try:
+        sealed = open_seal(content, name)
         if allow_pickle:
-            return pickle.load(stream)
-        return _RestrictedUnpickler(stream, name, allowed, hint).load()
-    except (CheckpointError, OSError):
+            return pickle.load(io.BytesIO(sealed))
+        return read_pickle(sealed, _Names(allowed, frozenset(data_classes), way_in).rule)
+    except CheckpointError:
         raise
+    except RefusedPickleError as error:
+        raise CheckpointError(
+            f"{name}: {error}. It was not written by Maze, or not as it is; nothing in it was executed. If you trust "
+            "the whole file, pass `allow_pickle=True`."
+        ) from error
     except Exception as error:  # a damaged pickle can fail with nearly any type
         raise CheckpointError(
             f"{name}: is not a readable pickle ({type(error).__name__}: {error}). Expected a complete file written by "
@@ -165,53 +87,71 @@ def _load(stream: IO[bytes], name: str, allowed: Iterable[type | str], allow_pic
         ) from error
 
 
-class _RestrictedUnpickler(pickle.Unpickler):
-    """Finds only what the allow-list names.
+class _Names:
+    """What the names in a pickle stand for.
 
-    :param stream: Where the pickle is read from.
-    :param name: Name of the file, for error messages.
-    :param allowed: Classes, full names, or patterns `package.module.*`.
-    :param hint: How the caller's user opts in.
+    :param allowed: Classes, full names, or patterns `package.module.*` that the user trusts.
+    :param data_classes: Full names of data classes and event interfaces.
+    :param way_in: How the caller's user opts in.
     """
 
-    def __init__(self, stream: IO[bytes], name: str, allowed: Iterable[type | str], hint: str | None) -> None:
-        super().__init__(stream)
-        self._name = name
-        self._hint = hint
-        entries = {*(_qualified_name(entry) for entry in allowed), *_registered, *_SPACES, *_ALWAYS_ALLOWED}
-        self._names = {entry for entry in entries if not entry.endswith(".*")}
+    def __init__(self, allowed: Iterable[type | str], data_classes: frozenset[str], way_in: str) -> None:
+        entries = {*(_qualified_name(entry) for entry in allowed), *_registered}
+        self._trusted = {entry for entry in entries if not entry.endswith(".*")}
         self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith(".*"))
+        self._data_classes = data_classes
+        self._way_in = way_in
 
-    def find_class(self, module_name: str, qualified_name: str) -> Any:
+    def rule(self, module_name: str, qualified_name: str) -> Rule:
+        """The rule for a name, or an error that tells how to allow it."""
         module_name = _RENAMED_MODULES.get(module_name, module_name)
         full_name = f"{module_name}.{qualified_name}"
-        if full_name == "torch.storage._load_from_bytes":
-            return _load_storage
-        if full_name in self._names:
-            return _resolve(module_name, qualified_name)
-        if module_name == "numpy.dtypes" and qualified_name.endswith("DType"):
-            return _resolve(module_name, qualified_name)
-        if full_name.startswith(self._prefixes):
-            found = _resolve(module_name, qualified_name)
-            # only what is defined there, not what such a module happens to import; no functions but those of events
-            is_safe_kind = isinstance(found, type) or _is_harmless_interface(found)
-            if is_safe_kind and f"{found.__module__}.".startswith(self._prefixes):
-                return found
-        elif module_name in sys.modules or module_name.startswith(("maze.", "maze_envs.")):
+        rule = (
+            plain_rules().get(full_name)
+            or (space_rules().get(full_name) if module_name.startswith("gymnasium.spaces.") else None)
+            or (_tensor_rule(full_name) if module_name.partition(".")[0] == "torch" else None)
+            or self._own_rule(module_name, qualified_name, full_name)
+        )
+        if rule is None:
+            raise RefusedPickleError(
+                f"contains the type `{full_name}`, which is not on the list of types that are loaded from files (a "
+                f"pickle can run any code). If it is yours, allow it by name ({self._way_in})"
+            )
+        return rule
+
+    def _own_rule(self, module_name: str, qualified_name: str, full_name: str) -> Rule | None:
+        if full_name in self._trusted or full_name.startswith(self._prefixes):
+            return self._trusted_rule(_resolve(module_name, qualified_name), full_name in self._trusted)
+        is_data = full_name in self._data_classes
+        if is_data or full_name.rpartition(".")[0] in self._data_classes or module_name in sys.modules:
             found = _look_up(module_name, qualified_name)
             if _is_harmless_interface(found):
-                return found
-        raise CheckpointError(
-            f"{self._name}: contains the type `{full_name}`, which is not on the list of types that are loaded from "
-            "files (a pickle can run any code). If it is yours, allow it by name "
-            f"({self._hint or '`allowed=[...]` or `register_safe_types(...)`'}); if you trust the whole file, pass "
-            "`allow_pickle=True`."
-        )
+                return Rule(found)
+            return data_class(found) if is_data and isinstance(found, type) else None
+        return None
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise CheckpointError(
-            f"{self._name}: refers to data outside the file ({pid!r}); such pickles are not supported."
-        )
+    def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:
+        # By a pattern only what is defined there, not what such a module imports, and no functions but events.
+        if not is_named and not _qualified_name(found).startswith(self._prefixes):
+            return None
+        if isinstance(found, type):
+            return trusted_class(found)
+        if is_named:
+            return Rule(found, call=found)
+        return Rule(found) if _is_harmless_interface(found) else None
+
+
+def _tensor_rule(full_name: str) -> Rule | None:
+    if full_name == "torch.storage._load_from_bytes":
+        return Rule(_load_storage, call=_load_storage)
+    return torch_rules().get(full_name)
+
+
+def _load_storage(content: Any) -> Any:
+    """What torch calls for the values of a tensor inside a pickle: a checkpoint within the file, read as one."""
+    from maze.core.utils.checkpoint import read_storage
+
+    return read_storage(content)
 
 
 def _qualified_name(entry: type | str) -> str:
@@ -267,10 +207,3 @@ def _is_empty_code(code: bytes) -> bool:
 
 
 _EMPTY_CODES = _empty_codes()
-
-
-def _load_storage(data: bytes) -> Any:
-    """What torch calls for tensors inside a pickle, without its permission to unpickle anything."""
-    import torch
-
-    return torch.load(io.BytesIO(data), weights_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import open_seal, write_sealed
+from maze.core.utils.pickle_reader import Rule, read_pickle, refuse
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -57,7 +57,7 @@ class SpacesConfig:
             "observation_spaces": {key: _describe(space) for key, space in self.observation_spaces_dict.items()},
             "agent_counts": {key: int(count) for key, count in self.agent_counts_dict.items()},
         }
-        atomic_write(dump_file_path, lambda file: pickle.dump(content, file, protocol=4))
+        write_sealed(dump_file_path, pickle.dumps(content, protocol=4))
 
     @classmethod
     def load(cls, in_file_path: str | Path) -> SpacesConfig:
@@ -71,7 +71,7 @@ class SpacesConfig:
                 f"{path}: there is no such file. A training writes `spaces_config.pkl` into its run directory."
             )
         try:
-            content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+            content = read_pickle(open_seal(path.read_bytes(), str(path)), _no_rule)
             if not isinstance(content, dict) or content.get("format") != _FORMAT:
                 raise ValueError("it holds something else")
             return cls(
@@ -79,15 +79,14 @@ class SpacesConfig:
                 observation_spaces_dict={key: _dict_space(text) for key, text in content["observation_spaces"].items()},
                 agent_counts_dict=dict(content["agent_counts"]),
             )
+        except CheckpointError:
+            raise
         except Exception as error:  # a damaged pickle raises almost anything
             raise CheckpointError(f"{path}: not a file of spaces written by Maze ({error}).") from error
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(
-            f"it names the type {module_name}.{global_name}, which a file of spaces never does"
-        )
+def _no_rule(module_name: str, global_name: str) -> Rule:
+    raise refuse(f"it names the type {module_name}.{global_name}, which a file of spaces never does")
 
 
 def _describe(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -92,16 +92,39 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
         return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)
 
 
-_RECORD_TYPES = (
+# fmt: off
+_DATA_CLASSES = frozenset({
     "maze.core.env.structured_env.ActorID",
     "maze.core.events.event_collection.EventCollection",
     "maze.core.events.event_record.EventRecord",
     "maze.core.log_events.step_event_log.StepEventLog",
     "maze.core.log_stats.log_stats.LogStatsKey",
-    "maze.core.trajectory_recording.records.*",
-    "maze.core.rendering.*",
-    "maze_envs.*",
-)
+    "maze.core.rendering.offscreen.RecordedFramesRenderer",
+    "maze.core.trajectory_recording.records.spaces_record.SpacesRecord",
+    "maze.core.trajectory_recording.records.state_record.StateRecord",
+    "maze.core.trajectory_recording.records.structured_spaces_record.StructuredSpacesRecord",
+    "maze.core.trajectory_recording.records.trajectory_record.SpacesTrajectoryRecord",
+    "maze.core.trajectory_recording.records.trajectory_record.StateTrajectoryRecord",
+    "maze.core.trajectory_recording.records.trajectory_record.TrajectoryRecord",
+    "maze_envs.common.grid_renderer.GridRenderer",
+    "maze_envs.logistics.cutting_2d.env.maze_action.Cutting2DMazeAction",
+    "maze_envs.logistics.cutting_2d.env.maze_state.Cutting2DMazeState",
+    "maze_envs.logistics.cutting_2d.env.renderer.Cutting2DRenderer",
+})
+_EVENTS = frozenset({
+    "maze.core.env.base_env_events.BaseEnvEvents",
+    "maze.core.log_events.monitoring_events.ActionEvents",
+    "maze.core.log_events.monitoring_events.DiscreteActionEvents",
+    "maze.core.log_events.monitoring_events.ObservationEvents",
+    "maze.core.log_events.monitoring_events.RewardEvents",
+    "maze.core.log_events.step_timing_events.StepTimingEvents",
+    "maze.core.wrappers.observation_visualization_wrapper.ObservationVisualizationEvents",
+    "maze_envs.logistics.cutting_2d.env.events.CuttingEvents",
+    "maze_envs.logistics.cutting_2d.env.events.InventoryEvents",
+    "maze_envs.logistics.dispatching.events.DispatchingEvents",
+    "maze_envs.robotics.pick_and_place.events.PickAndPlaceEvents",
+})
+# fmt: on
 
 
 def load_trajectory(
@@ -115,7 +138,7 @@ def load_trajectory(
         renderer, their full names, or a pattern such as `my_project.envs.*`.
     """
     hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
-    trajectory = safe_load(path, allowed=(*_RECORD_TYPES, *extra_types), allow_pickle=allow_pickle, hint=hint)
+    trajectory = safe_load(path, extra_types, allow_pickle, hint, data_classes=_DATA_CLASSES | _EVENTS)
     if not isinstance(trajectory, TrajectoryRecord):
         raise CheckpointError(
             f"{path}: expected a trajectory record, found an object of type {type(trajectory).__name__}. "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_sealed
 from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers.observation_normalization.normalization_strategies.base import StatisticsType
 
@@ -29,7 +29,7 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
     content = pickle.dumps(statistics, protocol=4)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda file: file.write(content))
+        write_sealed(path, content)
     except OSError as error:
         raise CheckpointError(f"Could not write the normalization statistics `{path}`: {error}.") from error
 

@@ -1,0 +1,450 @@
+"""An interpreter of pickles that runs nothing a file names.
+
+Python's own unpickler calls whatever the file says, with any arguments, and sets attributes of whatever it is told to.
+This one knows the data opcodes of protocols 2 to 5, and asks a :class:`Rule` before it makes or fills an object. There
+is no second parser that could read a file differently from the one that was checked.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+
+class Rule(NamedTuple):
+    """What a file may do with something that it names.
+
+    :param value: What the name stands for where it is stored itself.
+    :param call: Makes an object of the arguments that the file gives; None: it must not be called.
+    :param new: Makes an empty object of the arguments of ``__new__``.
+    :param build: Fills an object that ``call`` or ``new`` made, with the state that the file gives; once.
+    """
+
+    value: Any
+    call: Callable[..., Any] | None = None
+    new: Callable[..., Any] | None = None
+    build: Callable[[Any, Any], None] | None = None
+
+
+class RefusedPickleError(Exception):
+    """A pickle asks for something that is not done for a file; the message says what."""
+
+
+Find = Callable[[str, str], Rule]
+"""Gives the rule for a name, by module and qualified name, or raises :class:`RefusedPickleError`."""
+
+_MAX_EXPANSION_PER_BYTE = 100
+_MAX_EXPANSION = 1_000_000
+_MAX_KEY_PARTS = 1000
+_MAX_FRAGILE_NESTING = 1000
+
+_ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
+_LISTS = (list, deque)
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = frozenset({*_LISTS, *_MAPPINGS, tuple, set, frozenset})
+_HASHED_AT_ONCE = (np.generic, np.dtype, datetime.date, datetime.time, datetime.timedelta, PurePath, UUID, type)
+_NAMES_ITSELF = (type, FunctionType, BuiltinFunctionType)
+
+
+def read_pickle(content: bytes | memoryview, find: Find, persistent: Callable[[Any], Any] | None = None) -> Any:
+    """The value that a pickle holds.
+
+    :param content: The pickle and nothing else.
+    :param find: Gives the rule for each name in it.
+    :param persistent: Gives what a persistent id stands for.
+    :raises RefusedPickleError: The pickle asks for something that its rules do not allow.
+    """
+    value, n_bytes = read_first_pickle(content, find, persistent)
+    if n_bytes != len(content):
+        raise ValueError(f"{len(content) - n_bytes} bytes follow its end")
+    return value
+
+
+def read_first_pickle(
+    content: bytes | memoryview, find: Find, persistent: Callable[[Any], Any] | None = None
+) -> tuple[Any, int]:
+    """The value of the pickle that something begins with, and where that pickle ends; see :func:`read_pickle`."""
+    reader = _Reader(bytes(content), find, persistent)
+    return reader.read(), reader.position
+
+
+def refuse(what: str) -> RefusedPickleError:
+    """The error for a pickle that asks for too much."""
+    return RefusedPickleError(what)
+
+
+class _Reader:
+    def __init__(self, content: bytes, find: Find, persistent: Callable[[Any], Any] | None) -> None:
+        self.content = content
+        self.position = 0
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self._find = find
+        self._persistent = persistent
+        self._named: dict[tuple[str, str], Rule] = {}
+        self._rules: dict[int, Rule] = {}
+        self._unbuilt: dict[int, tuple[Any, Callable[[Any, Any], None]]] = {}
+        self._shared: list[Any] = []
+        self._n_nested = 0
+
+    def read(self) -> Any:
+        content, stack, memo = self.content, self.stack, self.memo
+        operations, push = _OPERATIONS, self.stack.append
+        while True:
+            code = content[self.position]
+            self.position += 1
+            # the most frequent ones, without a call
+            if code == 0x94:  # MEMOIZE
+                memo[len(memo)] = stack[-1]
+            elif code == 0x68:  # BINGET
+                value = memo[content[self.position]]
+                self.position += 1
+                if type(value) in _CONTAINERS:
+                    self._share(value)
+                push(value)
+            elif code == 0x4B:  # BININT1
+                push(content[self.position])
+                self.position += 1
+            elif code == 0x28:  # MARK
+                self.marks.append(len(stack))
+            elif code == 0x2E:  # STOP
+                break
+            else:
+                operation = operations.get(code)
+                if operation is None:
+                    raise ValueError(f"the opcode {code:#04x} is none that data is written with")
+                operation(self)
+        if len(stack) != 1 or self.marks:
+            raise ValueError("it ends in the middle of a value")
+        self._check_expansion()
+        return stack[0]
+
+    # -- parts of the file ----------------------------------------------------------------------------------------
+
+    def take(self, n_bytes: int) -> bytes:
+        start = self.position
+        end = start + n_bytes
+        if n_bytes < 0 or end > len(self.content):
+            raise EOFError(f"it ends {end - len(self.content)} bytes too early")
+        self.position = end
+        return self.content[start:end]
+
+    def number(self, layout: struct.Struct) -> Any:
+        return layout.unpack(self.take(layout.size))[0]
+
+    def line(self) -> str:
+        end = self.content.index(b"\n", self.position)
+        text = self.content[self.position : end].decode("utf-8")
+        self.position = end + 1
+        return text
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def remember(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+
+    def recall(self, index: int) -> None:
+        value = self.memo[index]
+        if type(value) in _CONTAINERS:
+            self._share(value)
+        self.stack.append(value)
+
+    # -- objects --------------------------------------------------------------------------------------------------
+
+    def name(self, module: Any, qualified_name: Any) -> None:
+        key = (module, qualified_name)
+        rule = self._named.get(key)
+        if rule is None:
+            if not (type(module) is str and type(qualified_name) is str):
+                raise refuse("it names something by other values than texts")
+            rule = self._named[key] = self._find(module, qualified_name)
+            self._rules[id(rule.value)] = rule
+        self.stack.append(rule.value)
+
+    def call(self, function: Any, arguments: Any) -> None:
+        self._make("called", self._rule(function).call, function, arguments, {})
+
+    def new(self, klass: Any, arguments: Any, named_arguments: Any) -> None:
+        self._make("made", self._rule(klass).new, klass, arguments, named_arguments)
+
+    def _rule(self, found: Any) -> Rule:
+        rule = self._rules.get(id(found))
+        if rule is None:
+            raise refuse(f"it calls a value ({type(found).__name__}) as if that were a class or function")
+        return rule
+
+    def _make(
+        self, verb: str, make: Callable[..., Any] | None, what: Any, arguments: Any, named_arguments: Any
+    ) -> None:
+        if make is None:
+            raise refuse(f"it wants {_name(what)} to be {verb}, which data has no need of")
+        if type(arguments) is not tuple or type(named_arguments) is not dict:
+            raise refuse("it gives arguments in something else than a tuple and a dictionary")
+        made = make(*arguments, **named_arguments)
+        build = self._rules[id(what)].build
+        if build is not None:
+            self._unbuilt[id(made)] = (made, build)
+        self.stack.append(made)
+
+    def build(self, state: Any) -> None:
+        made = self.stack[-1]
+        _, build = self._unbuilt.pop(id(made), (None, None))
+        if build is None:
+            raise refuse(f"it sets the state of {_name(made)}, which it has not made or has set already")
+        build(made, state)
+        if type(made) is np.ndarray and made.dtype.hasobject:
+            for part in made.flat:
+                self._count_nested(part)
+
+    def _count_nested(self, part: Any) -> None:
+        """Bounds chains of containers that Python takes apart recursively, which overflows the stack."""
+        if isinstance(part, (deque, defaultdict)) or (
+            isinstance(part, np.ndarray) and (part.dtype.hasobject or not part.size)  # perhaps not filled yet
+        ):
+            self._n_nested += 1
+            if self._n_nested > _MAX_FRAGILE_NESTING:
+                raise refuse(f"it nests more than {_MAX_FRAGILE_NESTING} containers in a way that may crash Python")
+
+    def persistent(self, key: Any) -> None:
+        if self._persistent is None:
+            raise refuse(f"it refers to data outside the file ({str(key)[:80]!r}); such pickles are not supported")
+        self.stack.append(self._persistent(key))
+
+    # -- containers -----------------------------------------------------------------------------------------------
+
+    def extend(self, items: Iterable[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, _LISTS):
+            raise refuse(f"it appends to {_name(target)}")
+        if type(target) is list:
+            target.extend(items)
+            return
+        for item in items:
+            self._count_nested(item)
+            target.append(item)
+
+    def set_items(self, items: Sequence[Any]) -> None:
+        target = self.stack[-1]
+        if not isinstance(target, _MAPPINGS) or len(items) % 2:
+            raise refuse(f"it sets items of {_name(target)}")
+        for index in range(0, len(items), 2):
+            key = items[index]
+            if type(key) not in _ATOMS:
+                self.check_key(key)
+            if isinstance(target, defaultdict):
+                self._count_nested(items[index + 1])
+            target[key] = items[index + 1]
+
+    def add(self, items: Iterable[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is not set:
+            raise refuse(f"it adds to {_name(target)}")
+        target.update(self.checked_keys(items))
+
+    def checked_keys(self, items: Iterable[Any]) -> list[Any]:
+        items = list(items)
+        for item in items:
+            self.check_key(item)
+        return items
+
+    def check_key(self, key: Any) -> None:
+        """Refuses keys whose hash may take for ever (the same tuple many times in itself) or overflows the stack."""
+        left = [key]
+        for n_parts, part in enumerate(left):  # grows on the way
+            if n_parts > _MAX_KEY_PARTS:
+                raise refuse("it holds a key of too many parts")
+            kind = type(part)
+            if isinstance(part, tuple):
+                left.extend(part)
+            elif not (
+                kind in _ATOMS
+                or kind is frozenset  # its parts were checked when it was made
+                or isinstance(part, (*_NAMES_ITSELF, *_HASHED_AT_ONCE))
+                or getattr(kind, "__hash__", None) is object.__hash__
+                or (
+                    id(kind) in self._rules and self._rules[id(kind)].call is kind
+                )  # a class that the reader of the file has allowed
+            ):
+                raise refuse(f"it has {_name(part)} as a key")
+
+    def _share(self, value: Any) -> None:
+        if type(value) is tuple and len(value) <= 8 and all(type(part) in _ATOMS for part in value):
+            return
+        self._shared.append(value)
+
+    def _check_expansion(self) -> None:
+        """Refuses containers that hold each other so often that whoever goes through them never comes to an end."""
+        limit = _MAX_EXPANSION + _MAX_EXPANSION_PER_BYTE * len(self.content)
+        sizes: dict[int, int] = {}
+        total = 0
+        for shared in self._shared:
+            total += _expanded_size(shared, sizes)
+            if total > limit:
+                raise refuse(f"it has containers within each other that would expand to more than {limit} values")
+
+
+def _expanded_size(value: Any, sizes: dict[int, int]) -> int:
+    """Number of values that going through a container visits; those of the containers within go into `sizes`."""
+    if id(value) in sizes:
+        return sizes[id(value)]
+    running: list[tuple[Any, list[Any]]] = [(value, _parts(value))]
+    sizes[id(value)] = -1
+    while running:
+        container, left = running[-1]
+        while left:
+            part = left.pop()
+            size = sizes.get(id(part))
+            if size is None:
+                sizes[id(part)] = -1
+                running.append((part, _parts(part)))
+                break
+            if size < 0:
+                raise refuse("it has a container that holds itself")
+        else:
+            sizes[id(container)] = 1 + sum(sizes[id(part)] for part in _parts(container)) + len(container)
+            running.pop()
+    return sizes[id(value)]
+
+
+def _parts(container: Any) -> list[Any]:
+    values = container.values() if isinstance(container, dict) else container
+    return [part for part in values if type(part) in _CONTAINERS]
+
+
+def _name(value: Any) -> str:
+    kind = value if isinstance(value, _NAMES_ITSELF) else type(value)
+    return f"`{kind.__module__}.{kind.__qualname__}`"
+
+
+_UNSIGNED2, _SIGNED4, _UNSIGNED4, _UNSIGNED8, _DOUBLE = (struct.Struct(code) for code in ("<H", "<i", "<I", "<Q", ">d"))
+
+
+def _bytes(reader: _Reader, n_bytes: int) -> None:
+    reader.stack.append(reader.take(n_bytes))
+
+
+def _text(reader: _Reader, n_bytes: int) -> None:
+    reader.stack.append(reader.take(n_bytes).decode("utf-8", "surrogatepass"))
+
+
+def _bytearray(reader: _Reader) -> None:
+    reader.stack.append(bytearray(reader.take(reader.number(_UNSIGNED8))))
+
+
+def _long(reader: _Reader, n_bytes: int) -> None:
+    reader.stack.append(int.from_bytes(reader.take(n_bytes), "little", signed=True))
+
+
+def _tuple(reader: _Reader, n_items: int) -> None:
+    stack = reader.stack
+    if len(stack) < n_items:
+        raise IndexError("it takes more values than it has")
+    items = tuple(stack[len(stack) - n_items :])
+    del stack[len(stack) - n_items :]
+    stack.append(items)
+
+
+def _pop(reader: _Reader) -> None:
+    if reader.marks and reader.marks[-1] == len(reader.stack):
+        reader.marks.pop()
+    else:
+        reader.stack.pop()
+
+
+def _dict(reader: _Reader) -> None:
+    items = reader.since_mark()
+    reader.stack.append({})
+    reader.set_items(items)
+
+
+def _set_item(reader: _Reader) -> None:
+    value, key = reader.stack.pop(), reader.stack.pop()
+    reader.set_items((key, value))
+
+
+def _append(reader: _Reader) -> None:
+    item = reader.stack.pop()
+    reader.extend((item,))
+
+
+def _new(reader: _Reader) -> None:
+    arguments, klass = reader.stack.pop(), reader.stack.pop()
+    reader.new(klass, arguments, {})
+
+
+def _new_with_names(reader: _Reader) -> None:
+    named_arguments, arguments, klass = (reader.stack.pop() for _ in range(3))
+    reader.new(klass, arguments, named_arguments)
+
+
+def _call(reader: _Reader) -> None:
+    arguments, function = reader.stack.pop(), reader.stack.pop()
+    reader.call(function, arguments)
+
+
+def _stack_global(reader: _Reader) -> None:
+    qualified_name, module = reader.stack.pop(), reader.stack.pop()
+    reader.name(module, qualified_name)
+
+
+_OPERATIONS: dict[int, Callable[[_Reader], object]] = {
+    0x80: lambda r: r.take(1),  # PROTO
+    0x95: lambda r: r.take(8),  # FRAME: says how much to read ahead, and everything is there
+    ord("N"): lambda r: r.stack.append(None),
+    0x88: lambda r: r.stack.append(True),
+    0x89: lambda r: r.stack.append(False),
+    ord("J"): lambda r: r.stack.append(r.number(_SIGNED4)),
+    ord("M"): lambda r: r.stack.append(r.number(_UNSIGNED2)),
+    0x8A: lambda r: _long(r, r.take(1)[0]),
+    0x8B: lambda r: _long(r, r.number(_SIGNED4)),
+    ord("G"): lambda r: r.stack.append(r.number(_DOUBLE)),
+    0x8C: lambda r: _text(r, r.take(1)[0]),
+    ord("X"): lambda r: _text(r, r.number(_UNSIGNED4)),
+    0x8D: lambda r: _text(r, r.number(_UNSIGNED8)),
+    ord("C"): lambda r: _bytes(r, r.take(1)[0]),
+    ord("B"): lambda r: _bytes(r, r.number(_UNSIGNED4)),
+    0x8E: lambda r: _bytes(r, r.number(_UNSIGNED8)),
+    0x96: _bytearray,
+    ord(")"): lambda r: r.stack.append(()),
+    0x85: lambda r: _tuple(r, 1),
+    0x86: lambda r: _tuple(r, 2),
+    0x87: lambda r: _tuple(r, 3),
+    ord("t"): lambda r: r.stack.append(tuple(r.since_mark())),
+    ord("]"): lambda r: r.stack.append([]),
+    ord("l"): lambda r: r.stack.append(r.since_mark()),
+    ord("a"): _append,
+    ord("e"): lambda r: r.extend(r.since_mark()),
+    ord("}"): lambda r: r.stack.append({}),
+    ord("d"): _dict,
+    ord("s"): _set_item,
+    ord("u"): lambda r: r.set_items(r.since_mark()),
+    0x8F: lambda r: r.stack.append(set()),
+    0x90: lambda r: r.add(r.since_mark()),
+    0x91: lambda r: r.stack.append(frozenset(r.checked_keys(r.since_mark()))),
+    ord("0"): _pop,
+    ord("1"): lambda r: r.since_mark(),
+    ord("2"): lambda r: r.stack.append(r.stack[-1]),
+    ord("j"): lambda r: r.recall(r.number(_UNSIGNED4)),
+    ord("q"): lambda r: r.remember(r.take(1)[0]),
+    ord("r"): lambda r: r.remember(r.number(_UNSIGNED4)),
+    ord("c"): lambda r: r.name(r.line(), r.line()),
+    0x93: _stack_global,
+    ord("R"): _call,
+    ord("b"): lambda r: r.build(r.stack.pop()),
+    0x81: _new,
+    0x92: _new_with_names,
+    ord("Q"): lambda r: r.persistent(r.stack.pop()),
+}

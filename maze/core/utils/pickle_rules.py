@@ -1,0 +1,542 @@
+"""What files of data may name, and how each of it is made: never by calling what the file names with what it says."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from math import prod
+from pathlib import Path, PosixPath, PurePosixPath
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+
+from maze.core.utils.pickle_reader import Rule, refuse
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_POOL_SIZE = 64
+_MAX_DTYPE_DEPTH = 8
+_DTYPE = re.compile(r"(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8|M8|m8|[SUV]\d{1,9})")
+_FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone})
+_UNCALLED = frozenset({list, dict, tuple, int, float, str, bytes, bool, object})
+
+
+# -- data classes -----------------------------------------------------------------------------------------------------
+
+
+def data_class(klass: type) -> Rule:
+    """The rule for a class whose instances are stored as they are: nothing of the class is called."""
+    is_tuple = issubclass(klass, tuple)
+    make = partial(_named_tuple, klass) if is_tuple else partial(_empty, klass)
+    return Rule(klass, new=make, build=None if is_tuple else _Filler(klass))
+
+
+def trusted_class(klass: type) -> Rule:
+    """The rule for a class that the reader of a file trusts with whatever the file gives it."""
+    return Rule(klass, call=klass, new=partial(klass.__new__, klass), build=_fill_as_python_does)
+
+
+class _Filler:
+    """Stores the state of a data class's instances, attribute by attribute."""
+
+    def __init__(self, klass: type) -> None:
+        self._klass = klass
+        self._slots = {
+            name: member
+            for base in klass.__mro__
+            for name, member in vars(base).items()
+            if type(member).__name__ == "member_descriptor"
+        }
+        self._checked: set[str] = set()
+
+    def __call__(self, made: Any, state: Any) -> None:
+        attributes, in_slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+        for name, value in (in_slots or {}).items():
+            if name not in self._slots:
+                raise refuse(f"it sets `{name}`, which `{self._klass.__qualname__}` does not have")
+            self._slots[name].__set__(made, value)
+        if attributes:
+            if not self._checked.issuperset(attributes):
+                self._check(attributes)
+            vars(made).update(attributes)
+
+    def _check(self, attributes: Mapping[Any, Any]) -> None:
+        for name in attributes:
+            if type(name) is not str or callable(getattr(self._klass, name, None)):
+                raise refuse(f"it replaces the method `{name}` of `{self._klass.__qualname__}`")
+            self._checked.add(name)
+
+
+def _empty(klass: type, *arguments: Any) -> Any:
+    if arguments:
+        raise refuse(f"it gives arguments to `{klass.__qualname__}`")
+    return object.__new__(klass)
+
+
+def _named_tuple(klass: Any, *values: Any) -> Any:
+    if len(values) != len(klass._fields):
+        raise refuse(f"it gives {len(values)} values to `{klass.__qualname__}`")
+    return tuple.__new__(klass, values)
+
+
+def _fill_as_python_does(made: Any, state: Any) -> None:
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+        return
+    attributes, in_slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+    if attributes:
+        vars(made).update(attributes)
+    for name, value in (in_slots or {}).items():
+        setattr(made, name, value)
+
+
+# -- Python's own -----------------------------------------------------------------------------------------------------
+
+
+def _sequence(of: Callable[[Any], Any], *arguments: Any) -> Any:
+    """`of` a list that the file holds, as protocols below 4 write sets: never of a range, whatever its length."""
+    if len(arguments) > 1 or not all(type(argument) in (list, tuple) for argument in arguments):
+        raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than a list")
+    return of(arguments[0] if arguments else [])
+
+
+def _hashed(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def make(items: Sequence[Any]) -> Any:
+        if not all(type(item) in _PLAIN or type(item) is complex for item in items):
+            raise refuse("it has members of a set that are not written as such")
+        return of(items)
+
+    return make
+
+
+def _bytearray(*arguments: Any) -> bytearray:
+    if arguments and type(arguments[0]) is not bytes:
+        raise refuse("it makes an array of bytes of something else than bytes")
+    return bytearray(*arguments[:1])
+
+
+def _plain(of: Callable[..., Any], *arguments: Any) -> Any:
+    """`of` a few numbers or texts."""
+    if not all(
+        type(argument) in (int, float, str, bytes, bool, type(None), datetime.timezone) for argument in arguments
+    ):
+        raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than numbers and texts")
+    return of(*arguments)
+
+
+def _timezone(*arguments: Any) -> datetime.timezone:
+    if not all(type(argument) in (datetime.timedelta, str) for argument in arguments):
+        raise refuse("it makes a time zone of something else than an offset and a name")
+    return datetime.timezone(*arguments)
+
+
+def _fraction(*arguments: Any) -> Any:
+    from fractions import Fraction
+
+    is_text = len(arguments) == 1 and type(arguments[0]) is str and re.fullmatch(r"-?\d+(/\d+)?", arguments[0])
+    if not is_text and not all(type(argument) is int for argument in arguments):
+        raise refuse("it makes a fraction of something else than whole numbers")  # an exponent would fill the memory
+    return Fraction(*arguments)
+
+
+def _decimal(*arguments: Any) -> Any:
+    from decimal import Decimal
+
+    return _plain(Decimal, *arguments)
+
+
+def _deque(*arguments: Any) -> deque[Any]:
+    items, length = (*arguments, (), None)[:2]
+    if type(items) not in (tuple, list) or items or type(length) not in (int, type(None)):
+        raise refuse("it makes a deque of something else than nothing and a length")
+    return deque(maxlen=length)
+
+
+def _defaultdict(*arguments: Any) -> defaultdict[Any, Any]:
+    if len(arguments) > 1 or not any(argument is factory for argument in arguments for factory in _FACTORIES):
+        raise refuse("it makes a defaultdict whose values would be made by something else than a plain type")
+    return defaultdict(*arguments)
+
+
+def _counter(*arguments: Any) -> Counter[Any]:
+    if arguments and (len(arguments) > 1 or type(arguments[0]) is not dict):
+        raise refuse("it makes a Counter of something else than a dictionary")
+    return Counter(*arguments)
+
+
+def _ordered_dict(*arguments: Any) -> OrderedDict[Any, Any]:
+    if arguments and not (type(arguments[0]) is list and not arguments[0]):
+        raise refuse("it makes an OrderedDict of something else than nothing")
+    return OrderedDict()
+
+
+def _note_metadata(made: Any, state: Any) -> None:
+    """``torch.nn.Module.state_dict`` gives its dictionary one attribute."""
+    if type(state) is not dict or set(state) - {"_metadata"} or not isinstance(state.get("_metadata", {}), dict):
+        raise refuse("it sets attributes of a dictionary")
+    vars(made).update(state)
+
+
+def _uuid() -> UUID:
+    return object.__new__(UUID)
+
+
+def _fill_uuid(made: UUID, state: Any) -> None:
+    number = state.get("int") if type(state) is dict else None
+    if type(number) is not int or not 0 <= number < 1 << 128:
+        raise refuse("it holds a damaged UUID")
+    object.__setattr__(made, "int", number)
+    object.__setattr__(made, "is_safe", UUID(int=0).is_safe)
+
+
+def _encode(text: Any, encoding: Any = "latin1") -> bytes:
+    """How protocol 2 writes bytes."""
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise refuse("it encodes a text in another way than pickles do")
+    return text.encode("latin1")
+
+
+# -- NumPy ------------------------------------------------------------------------------------------------------------
+
+
+def _dtype(*arguments: Any) -> np.dtype[Any]:
+    if arguments[1:] not in ((False, True), (0, 1), ()) or not _DTYPE.fullmatch(str(arguments[0])):
+        raise refuse(f"it names the array type {str(arguments[:1])[:80]}, which NumPy does not write")
+    copy: np.dtype[Any] = np.dtype(arguments[0], False, True)  # to be filled
+    return copy
+
+
+def _fill_dtype(made: np.dtype[Any], state: Any) -> None:
+    """Takes only a state that NumPy itself writes for a type that it has checked."""
+    if type(state) is not tuple or len(state) not in (8, 9):
+        raise refuse("it holds a damaged array type")
+    if state[-1] is not None and len(state) == 9 and state[-1] and type(state[-1][0]) is dict:  # NumPy 1
+        state = (*state[:-1], (None, *state[-1][1:]))
+    possible = [dtype for dtype in _dtypes(made, state) if dtype.itemsize == made.itemsize]
+    if not any(_state(dtype) == state for dtype in possible):
+        raise refuse("it holds an array type whose parts do not fit each other")
+    if made.isbuiltin != 1 or state[1] == _OTHER_ORDER or len(state) == 9:
+        made.__setstate__(state)  # type: ignore[attr-defined]
+
+
+_OTHER_ORDER = ">" if np.dtype("i4").__reduce__()[2][1] == "<" else "<"
+
+
+def _state(dtype: np.dtype[Any]) -> Any:
+    return dtype.__reduce__()[2]
+
+
+def _dtypes(made: np.dtype[Any], state: Any) -> list[np.dtype[Any]]:
+    _, order, subarray, names, fields, size = state[:6]
+    if order not in ("<", ">", "|", "="):
+        return []
+    if subarray is not None:
+        base, shape = subarray
+        _check_part(base)
+        return [np.dtype((base, shape))]
+    if names is not None:
+        parts = [fields[name] for name in names]
+        for part in parts:
+            _check_part(part[0])
+        described: Any = {
+            "names": list(names),
+            "formats": [part[0] for part in parts],
+            "offsets": [part[1] for part in parts],
+            "itemsize": size,
+        }
+        if len(set(names)) != len(fields) or not 0 <= size <= 1 << 30:
+            return []
+        return [_quietly(described, False), *([_quietly(described, True)] if state[7] & 0x80 else [])]
+    if len(state) == 9 and state[8] is not None:
+        unit, n_units, *_ = state[8][1]
+        found = np.dtype(f"{made.kind}8[{int(n_units)}{bytes(unit).decode('ascii')}]")
+        return [found.newbyteorder(order) if order != "|" else found]
+    return [made.newbyteorder(order) if order in "<>" else made]
+
+
+def _quietly(described: Any, align: bool) -> np.dtype[Any]:
+    try:
+        checked: np.dtype[Any] = np.dtype(described, align)
+        return checked
+    except ValueError:  # cannot be aligned
+        return np.dtype("V0")
+
+
+def _check_part(dtype: Any) -> None:
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or _depth(dtype) >= _MAX_DTYPE_DEPTH:
+        raise refuse("it holds an array type of other parts than numbers and texts")
+
+
+def _depth(dtype: np.dtype[Any]) -> int:
+    parts = [dtype.base] if dtype.subdtype else [field[0] for field in (dtype.fields or {}).values()]
+    return 1 + max(map(_depth, parts), default=0)
+
+
+def _array_shell(kind: Any, shape: Any, code: Any) -> Any:
+    if kind is not np.ndarray or shape != (0,) or code not in (b"b", "b"):
+        raise refuse("it makes an array in another way than NumPy does")
+    return np.ndarray((0,), "b")
+
+
+def _fill_array(made: Any, state: Any) -> None:
+    if type(state) is not tuple or len(state) not in (4, 5):
+        raise refuse("it holds a damaged array")
+    shape, dtype, is_fortran, content = state[-4:]
+    n_values = _n_values(shape)
+    if not isinstance(dtype, np.dtype) or is_fortran not in (True, False, 0, 1):
+        raise refuse("it holds a damaged array")
+    if dtype.hasobject:
+        # Bytes would be taken for addresses of objects.
+        is_whole = dtype == np.dtype(object) and type(content) is list and len(content) == n_values
+    else:
+        is_whole = type(content) is bytes and len(content) == n_values * dtype.itemsize
+    if not is_whole:
+        raise refuse("it holds an array whose values do not fit its shape and type")
+    made.__setstate__((1, shape, dtype, bool(is_fortran), content))
+
+
+def _n_values(shape: Any) -> int:
+    if type(shape) is not tuple or len(shape) > 32 or not all(type(n) is int and n >= 0 for n in shape):
+        raise refuse("it holds an array of no possible shape")
+    return prod(shape)
+
+
+def _array_of_buffer(content: Any, dtype: Any, shape: Any, order: Any) -> Any:
+    n_values = _n_values(shape)
+    is_plain = isinstance(dtype, np.dtype) and not dtype.hasobject and type(content) in (bytes, bytearray)
+    if not is_plain or order not in ("C", "F") or len(content) != n_values * dtype.itemsize:
+        raise refuse("it holds an array whose values do not fit its shape and type")
+    return np.ndarray(shape, dtype, bytearray(content) if type(content) is bytes else content, order=order)
+
+
+def _scalar(dtype: Any, content: Any = None) -> Any:
+    if not isinstance(dtype, np.dtype) or dtype.hasobject or type(content) is not bytes:
+        raise refuse("it holds a number of no plain type")
+    if len(content) != dtype.itemsize:
+        raise refuse("it holds a number whose bytes do not fit its type")
+    return np.ndarray((), dtype, content)[()]
+
+
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_POSITIONS = {"pos": (0, 624), "buffer_pos": (0, 4), "has_uint32": (0, 1), "has_gauss": (0, 1)}
+"""Where reading goes on in a generator's own arrays: NumPy trusts these numbers."""
+
+
+def _bit_generator(kind: Any) -> Any:
+    name = kind if type(kind) is str else getattr(kind, "__name__", "")
+    if name not in _BIT_GENERATORS:
+        raise refuse("it makes a random generator of an unknown kind")
+    return getattr(np.random, name)(0)
+
+
+def _fill_bit_generator(made: Any, state: Any) -> None:
+    values, seeds = state if type(state) is tuple and len(state) == 2 else (state, None)
+    _check_positions(values)
+    made.state = values
+    if isinstance(seeds, np.random.SeedSequence):
+        made.__setstate__((values, seeds))
+
+
+def _check_positions(state: Any) -> None:
+    for key, value in _checked_state(state).items():
+        if key in _POSITIONS and not (type(value) is int and _POSITIONS[key][0] <= value <= _POSITIONS[key][1]):
+            raise refuse(f"it holds a random generator whose `{key}` is impossible")
+        if type(value) is dict:
+            _check_positions(value)
+        elif isinstance(value, np.ndarray) and (value.dtype.kind not in "ui" or value.ndim != 1):
+            raise refuse("it holds a random generator of other values than whole numbers")
+
+
+def _checked_state(state: Any) -> dict[Any, Any]:
+    if type(state) is not dict:
+        raise refuse("it holds a damaged random generator")
+    return state
+
+
+def _generator(bits: Any, make: Any = None) -> Any:
+    bits = bits if isinstance(bits, np.random.BitGenerator) else _bit_generator(bits)
+    return np.random.Generator(bits)
+
+
+def _random_state(bits: Any = "MT19937", make: Any = None) -> Any:
+    bits = bits if isinstance(bits, np.random.MT19937) else _bit_generator("MT19937")
+    return np.random.RandomState(bits)
+
+
+def _fill_random_state(made: Any, state: Any) -> None:
+    _check_positions(state)
+    made.set_state(state)
+
+
+def _seeds(kind: Any, checksum: Any, state: Any) -> Any:
+    made = np.random.SeedSequence(0)
+    if state is not None:
+        _fill_seeds(made, state)
+    return made
+
+
+def _fill_seeds(made: Any, state: Any) -> None:
+    if type(state) is not tuple or len(state) != 5:
+        raise refuse("it holds a damaged seed")
+    entropy, n_children, pool, pool_size, spawn_key = state
+    numbers = (*(entropy if type(entropy) in (list, tuple) else [entropy or 0]), n_children, pool_size)
+    is_whole = all(type(number) is int for number in (*numbers, *spawn_key)) and 4 <= pool_size <= _MAX_POOL_SIZE
+    if not is_whole or type(pool) is not np.ndarray or pool.dtype != np.uint32 or pool.shape != (pool_size,):
+        raise refuse("it holds a damaged seed")
+    made.__setstate_cython__(state)
+
+
+# -- torch ------------------------------------------------------------------------------------------------------------
+
+
+def storage_types() -> dict[str, torch.dtype]:
+    """The types of torch's storages by the names that files have for them."""
+    import torch
+
+    names = {
+        "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+        "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+        "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
+    }  # fmt: skip
+    return {f"torch.{name}Storage": dtype for name, dtype in names.items()}
+
+
+def _tensor(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, hooks: Any = None, *_: Any
+) -> torch.Tensor:
+    """A view of a flat tensor, which stands for a storage."""
+    import torch
+
+    numbers = (*size, *stride, offset) if type(size) in (tuple, torch.Size) and type(stride) is tuple else (None,)
+    if not isinstance(storage, torch.Tensor) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise refuse("it holds a damaged tensor")
+    n_needed = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if prod(size) else 0
+    if n_needed > storage.numel() or prod(size) > storage.numel() or len(size) > 32:
+        raise refuse("it holds a tensor that is larger than its values")
+    tensor = storage.as_strided(size, stride, offset)
+    return tensor.requires_grad_(bool(requires_grad)) if tensor.is_floating_point() else tensor
+
+
+def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None) -> Any:
+    import torch
+
+    if not isinstance(data, torch.Tensor):
+        raise refuse("it makes a parameter of something else than a tensor")
+    return torch.nn.Parameter(data.detach(), requires_grad=bool(requires_grad) and data.is_floating_point())
+
+
+def _size(*arguments: Any) -> Any:
+    import torch
+
+    return torch.Size([int(n) for argument in arguments[:1] for n in argument])
+
+
+def _device(*arguments: Any) -> Any:
+    import torch
+
+    return _plain(torch.device, *arguments)
+
+
+# -- the list ---------------------------------------------------------------------------------------------------------
+
+
+def _rules() -> dict[str, Rule]:
+    value_types = {klass: f"builtins.{klass.__name__}" for klass in _UNCALLED}
+    rules = {name: Rule(klass) for klass, name in value_types.items()}
+    calls: dict[str, Callable[..., Any]] = {
+        "builtins.set": partial(_sequence, _hashed(set)),
+        "builtins.frozenset": partial(_sequence, _hashed(frozenset)),
+        "builtins.bytearray": _bytearray,
+        "builtins.complex": partial(_plain, complex),
+        "builtins.slice": partial(_plain, slice),
+        "builtins.range": partial(_plain, range),
+        "collections.deque": _deque,
+        "collections.defaultdict": _defaultdict,
+        "collections.Counter": _counter,
+        "datetime.date": partial(_plain, datetime.date),
+        "datetime.datetime": partial(_plain, datetime.datetime),
+        "datetime.time": partial(_plain, datetime.time),
+        "datetime.timedelta": partial(_plain, datetime.timedelta),
+        "datetime.timezone": _timezone,
+        "decimal.Decimal": _decimal,
+        "fractions.Fraction": _fraction,
+        "pathlib.Path": partial(_plain, Path),
+        "pathlib.PosixPath": partial(_plain, PosixPath),
+        "pathlib.PurePosixPath": partial(_plain, PurePosixPath),
+        "_codecs.encode": _encode,
+        "numpy.random._pickle.__generator_ctor": _generator,
+    }
+    for core in ("core", "_core"):
+        calls[f"numpy.{core}.multiarray.scalar"] = _scalar
+        calls[f"numpy.{core}.numeric._frombuffer"] = _array_of_buffer
+        rules[f"numpy.{core}.multiarray._reconstruct"] = Rule(_array_shell, call=_array_shell, build=_fill_array)
+    rules |= {name: Rule(call, call=call) for name, call in calls.items()}
+    rules |= {
+        "builtins.set": Rule(set, call=calls["builtins.set"]),  # may be what a defaultdict makes
+        "collections.OrderedDict": Rule(_ordered_dict, call=_ordered_dict, build=_note_metadata),
+        "uuid.UUID": Rule(_uuid, new=_uuid, build=_fill_uuid),
+        "numpy.ndarray": Rule(np.ndarray),
+        "numpy.dtype": Rule(np.dtype, call=_dtype, build=_fill_dtype),
+        "numpy.random._pickle.__bit_generator_ctor": Rule(
+            _bit_generator, call=_bit_generator, build=_fill_bit_generator
+        ),
+        "numpy.random._pickle.__randomstate_ctor": Rule(_random_state, call=_random_state, build=_fill_random_state),
+    }
+    for module in ("bit_generator", "_bit_generator"):
+        rules[f"numpy.random.{module}.SeedSequence"] = Rule(np.random.SeedSequence)
+        rules[f"numpy.random.{module}.__pyx_unpickle_SeedSequence"] = Rule(_seeds, call=_seeds, build=_fill_seeds)
+    for name, module in zip(_BIT_GENERATORS, ("_pcg64", "_pcg64", "_mt19937", "_philox", "_sfc64"), strict=True):
+        rules[f"numpy.random.{module}.{name}"] = Rule(getattr(np.random, name))
+    for name in _NUMPY_SCALARS:
+        rules[f"numpy.{name}"] = Rule(getattr(np, name))
+    return rules
+
+
+# fmt: off
+_NUMPY_SCALARS = (
+    "bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+    "float64", "complex64", "complex128", "longlong", "ulonglong", "intc", "uintc", "str_", "bytes_", "datetime64",
+    "timedelta64",
+)
+_SPACES = (
+    "box.Box", "dict.Dict", "discrete.Discrete", "graph.Graph", "graph.GraphInstance", "multi_binary.MultiBinary",
+    "multi_discrete.MultiDiscrete", "oneof.OneOf", "sequence.Sequence", "text.Text", "tuple.Tuple",
+)
+# fmt: on
+
+
+@cache
+def plain_rules() -> Mapping[str, Rule]:
+    """The rules for containers, numbers, arrays and generators of NumPy, and values of the standard library."""
+    return _rules()
+
+
+@cache
+def torch_rules() -> Mapping[str, Rule]:
+    """The rules for tensors."""
+    import torch
+
+    rules = {name: Rule(dtype) for name, dtype in storage_types().items()}
+    dtypes = (*storage_types().values(), torch.uint16, torch.uint32, torch.uint64)
+    rules |= {str(dtype): Rule(dtype) for dtype in dtypes}
+    calls: dict[str, Callable[..., Any]] = {
+        "torch._utils._rebuild_tensor_v2": _tensor,
+        "torch._utils._rebuild_parameter": _parameter,
+        "torch.Size": _size,
+        "torch.device": _device,
+    }
+    return rules | {name: Rule(call, call=call) for name, call in calls.items()}
+
+
+@cache
+def space_rules() -> Mapping[str, Rule]:
+    """The rules for gymnasium's spaces."""
+    from gymnasium import spaces
+
+    return {f"gymnasium.spaces.{name}": data_class(getattr(spaces, name.partition(".")[2])) for name in _SPACES}
