@@ -28,7 +28,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
-from maze.train.trainers.es.distributed.episode_batch import with_stats
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESRolloutWorkerWrapper

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
@@ -65,3 +65,26 @@ class Policy(ABC):
         :param num_candidates: How many at most; ``None``: as many as there are.
         :return: The actions, and their probabilities or scores.
         """
+
+
+def acting_in(
+    env: Any, policy: Policy, deterministic: bool = False
+) -> Callable[[ObservationType, ActorID], ActionType]:
+    """Returns a function of observation and actor that has a policy choose an action.
+
+    :param env: The environment, shown to policies that want to see it or its state.
+    :param policy: The policy.
+    :param deterministic: Take the most likely actions instead of drawing them.
+    """
+    needs_state, needs_env = policy.needs_state(), policy.needs_env()
+
+    def act(observation: ObservationType, actor_id: ActorID) -> ActionType:
+        return policy.compute_action(
+            observation,
+            maze_state=env.get_maze_state() if needs_state else None,
+            env=env if needs_env else None,
+            actor_id=actor_id,
+            deterministic=deterministic,
+        )
+
+    return act

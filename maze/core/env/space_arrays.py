@@ -138,3 +138,11 @@ def check_observation(
                 f"{place}, observation `{key}`: expected shape {shape} and dtype {dtype} as its space says, found "
                 f"shape {value.shape} and dtype {value.dtype}."
             )
+
+
+def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Returns a dictionary for each row of arrays `[n_rows, ...]`, with views of them."""
+    if len(columns) == 1:
+        ((key, column),) = columns.items()
+        return [{key: row} for row in column]
+    return [dict(zip(columns, rows, strict=True)) for rows in zip(*columns.values(), strict=True)]

@@ -3,27 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from maze.core.agent.policy import Policy
-
 Row = dict[str, np.ndarray]
+Rows = Mapping[StepKeyType, Row]
+"""Arrays `[n_envs, ...]` by sub-step key and key."""
+
 ActingFunction = Callable[[Row, ActorID, Row, "Row | None", "Sequence[int] | None"], None]
 """Observations, actor, arrays for actions and logits, and indices of the environments (None: all)."""
 
 
-def acting_function(policy: Policy, env: Any) -> ActingFunction:
-    """A function that writes the actions for a batch of observations.
+def act_by_actor(
+    act: ActingFunction,
+    actors: Sequence[ActorID],
+    observations: Rows,
+    actions: Rows,
+    logits: Mapping[StepKeyType, Row | None] | None = None,
+) -> dict[StepKeyType, Row]:
+    """Has a policy act in all environments, asking it once for each actor.
+
+    :param act: The policy, see :func:`acting_function`.
+    :param actors: Who acts, by environment.
+    :param observations: What they see.
+    :param actions: Where their actions are written.
+    :param logits: Where the logits are written, if they are wanted.
+    :return: The actions at the sub-steps that environments are at.
+    """
+    first = actors[0]
+    logits = logits or {}
+    if actors.count(first) == len(actors):
+        step_key = first.step_key
+        act(observations[step_key], first, actions[step_key], logits.get(step_key), None)
+        return {step_key: actions[step_key]}
+    groups: dict[ActorID, list[int]] = {}
+    for index, actor in enumerate(actors):
+        groups.setdefault(actor, []).append(index)
+    for actor, env_indices in groups.items():
+        targets = actions[actor.step_key], logits.get(actor.step_key)
+        seen, chosen, of_logits = (
+            None if row is None else {key: array[env_indices] for key, array in row.items()}
+            for row in (observations[actor.step_key], *targets)
+        )
+        act(seen, actor, chosen, of_logits, env_indices)  # type: ignore[arg-type]  # only logits may be None
+        for target, source in zip(targets, (chosen, of_logits), strict=True):
+            for key, array in (source or {}).items():
+                target[key][env_indices] = array  # type: ignore[index]  # there is a target for each source
+    return {actor.step_key: actions[actor.step_key] for actor in groups}
+
+
+def acting_function(policy: Policy, env: Any, deterministic: bool = False) -> ActingFunction:
+    """Returns a function that writes the actions for a batch of observations.
 
     :param policy: Asked for all at once if it can (`compute_actions`), else for one after another.
     :param env: The vector environment, for policies that want to see states or environments.
+    :param deterministic: Take the most likely actions instead of drawing them.
+    :raises ConfigError: The policy wants to see environments that are in other processes.
     """
     compute_actions: Any = getattr(policy, "compute_actions", None)
     if compute_actions is not None:
@@ -31,40 +72,28 @@ def acting_function(policy: Policy, env: Any) -> ActingFunction:
         def act_at_once(
             observation: Row, actor: ActorID, out: Row, logits_out: Row | None, _: Sequence[int] | None
         ) -> None:
-            compute_actions(observation, actor, out=out, logits_out=logits_out)
+            compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
 
         return act_at_once
-    return _act_one_by_one(policy, env)
-
-
-def _act_one_by_one(policy: Policy, env: Any) -> ActingFunction:
-    needs_state, needs_env = policy.needs_state(), policy.needs_env()
     envs: Any = getattr(env, "envs", None)
-    if (needs_state or needs_env) and envs is None:
+    if envs is None and (policy.needs_state() or policy.needs_env()):
         raise ConfigError(
             f"{type(policy).__name__} wants to see the environment or its state, which worker processes do not show. "
             "Use a SequentialVectorEnv or a single environment."
         )
+    act_in = [acting_in(single_env, policy, deterministic) for single_env in envs or [None] * env.n_envs]
 
-    def act(
+    def act_one_by_one(
         observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
     ) -> None:
         if logits_out is not None:
             raise ConfigError(f"{type(policy).__name__} has no logits to record; expected a TorchPolicy.")
-        n_rows = len(next(iter(observation.values())))
-        for row in range(n_rows):
-            env_index = row if env_indices is None else env_indices[row]
-            action = policy.compute_action(
-                {key: array[row] for key, array in observation.items()},
-                maze_state=envs[env_index].get_maze_state() if needs_state else None,
-                env=envs[env_index] if needs_env else None,
-                actor_id=actor,
-                deterministic=False,
-            )
+        for row, env_index in enumerate(range(len(act_in)) if env_indices is None else env_indices):
+            action = act_in[env_index]({key: array[row] for key, array in observation.items()}, actor)
             for key, array in out.items():
                 array[row] = action[key]
 
-    return act
+    return act_one_by_one
 
 
 def logits_shapes_of(

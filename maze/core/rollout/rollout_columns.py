@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.returns import has_known_reward
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.substep_columns import Row, SubstepColumns, lengthened
@@ -187,6 +188,26 @@ class RolloutColumns:
         """The rows that the next observations are written into, by sub-step key."""
         return {key: columns.observation_rows[columns.n_rows] for key, columns in self.substeps.items()}
 
+    def take_rows(
+        self, tick: int, actors: Sequence[ActorID]
+    ) -> tuple[dict[StepKeyType, Row], dict[StepKeyType, Row], dict[StepKeyType, Row | None]]:
+        """Takes the rows of a tick: observations, and those for actions and logits, by sub-step key.
+
+        :param tick: Number of the tick.
+        :param actors: Who acts, by environment.
+        """
+        here: dict[StepKeyType, list[int]] = {}
+        for index, actor in enumerate(actors):
+            here.setdefault(actor.step_key, []).append(index)
+        observations, actions, logits = {}, {}, {}
+        for step_key, envs in here.items():
+            substep = self.substeps[step_key]
+            is_everywhere = len(envs) == self.n_envs
+            row = substep.add_row(tick, None if is_everywhere else envs, [actors[index].agent_id for index in envs])
+            observations[step_key] = substep.observation_rows[row]
+            actions[step_key], logits[step_key] = substep.action_rows[row], substep.logits_rows[row]
+        return observations, actions, logits
+
     def clear(self) -> None:
         """Begin again with the first row."""
         for columns in self.substeps.values():
@@ -243,6 +264,7 @@ class RolloutColumns:
                 "Use `substeps` with their `entries()`, or `to_record()`."
             )
         n_actors = len(self.actor_sequence)
+        rewards = self._told_rewards()
         record = StructuredSpacesRecord()
         for position, actor in enumerate(self.actor_sequence):
             columns = self.substeps[actor.step_key]
@@ -250,7 +272,8 @@ class RolloutColumns:
             first = sum(other.step_key == actor.step_key for other in self.actor_sequence[:position])
             rows = slice(first, columns.n_rows, stride)
             ticks = slice(position, self.n_ticks, n_actors)
-            record.append(self._spaces_record(actor, columns, rows, ticks, [self.n_ticks // n_actors, self.n_envs]))
+            shape = [self.n_ticks // n_actors, self.n_envs]
+            record.append(self._spaces_record(actor, columns, rows, ticks, shape, rewards))
         return record
 
     def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
@@ -263,6 +286,7 @@ class RolloutColumns:
         :param id: Id of the trajectory.
         """
         trajectory = SpacesTrajectoryRecord(id)
+        rewards = self._told_rewards()
         next_row = dict.fromkeys(self.substeps, 0)
         length = len(self.actor_sequence) if self.actor_sequence else 1
         step_record = StructuredSpacesRecord()
@@ -274,16 +298,22 @@ class RolloutColumns:
                 row = next_row[key]
                 if row < columns.n_rows and columns.ticks[row] == tick:
                     next_row[key] += 1
-                    for record in self._records_of_row(columns, row, tick):
+                    for record in self._records_of_row(columns, row, tick, rewards):
                         step_record.append(record)
         if with_next_observations:
             self._add_next_observations(trajectory)
         return trajectory
 
-    def _records_of_row(self, columns: SubstepColumns, row: int, tick: int) -> list[SpacesRecord]:
+    def _told_rewards(self) -> np.ndarray:
+        """What each actor was told that it earned: its own share of a completed step's reward, where there are any."""
+        if self.actor_rewards is None:
+            return self.rewards
+        return np.where(has_known_reward(self.step_complete), self.actor_rewards, self.rewards)
+
+    def _records_of_row(self, columns: SubstepColumns, row: int, tick: int, rewards: np.ndarray) -> list[SpacesRecord]:
         if self.actor_sequence is not None:
             actor = self.actor_sequence[tick % len(self.actor_sequence)]
-            record = self._spaces_record(actor, columns, row, tick, [self.n_envs])
+            record = self._spaces_record(actor, columns, row, tick, [self.n_envs], rewards)
             record.info = self.infos[tick] if self.infos else None
             return [record]
         assert columns.valid is not None
@@ -291,7 +321,8 @@ class RolloutColumns:
         for agent_id in np.unique(columns.agent_ids[row][columns.valid[row]]):
             env_indices = np.flatnonzero(columns.valid[row] & (columns.agent_ids[row] == agent_id))
             actor = ActorID(columns.step_key, int(agent_id))
-            record = self._spaces_record(actor, columns, (row, env_indices), (tick, env_indices), [len(env_indices)])
+            shape = [len(env_indices)]
+            record = self._spaces_record(actor, columns, (row, env_indices), (tick, env_indices), shape, rewards)
             record.info = {"env_indices": env_indices}
             if self.infos is not None:
                 record.info["infos"] = [self.infos[tick][index] for index in env_indices]
@@ -299,13 +330,19 @@ class RolloutColumns:
         return records
 
     def _spaces_record(
-        self, actor: ActorID, columns: SubstepColumns, rows: Any, ticks: Any, batch_shape: list[int]
+        self,
+        actor: ActorID,
+        columns: SubstepColumns,
+        rows: Any,
+        ticks: Any,
+        batch_shape: list[int],
+        rewards: np.ndarray,
     ) -> SpacesRecord:
         return SpacesRecord(
             actor_id=actor,
             observation={key: array[rows] for key, array in columns.observations.items()},
             action={key: array[rows] for key, array in columns.actions.items()},
-            reward=self.rewards[ticks],
+            reward=rewards[ticks],
             done=self.terminated[ticks] | self.truncated[ticks],
             logits=None if columns.logits is None else {key: array[rows] for key, array in columns.logits.items()},
             batch_shape=batch_shape,

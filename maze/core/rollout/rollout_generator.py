@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.agent.policy import acting_in
 from maze.core.env.structured_env import ActorID
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
-from maze.core.rollout.batched_acting import acting_function, logits_shapes_of
+from maze.core.rollout.batched_acting import act_by_actor, acting_function, logits_shapes_of
 from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns
-from maze.core.rollout.substep_columns import SubstepColumns
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.env.maze_env import MazeEnv
 
+_ChoosingFunction = Callable[[Any, ActorID, SpacesRecord], Any]
+
 
 class RolloutGenerator:
     """Rolls out policies in an environment or vector environment.
 
     Rollouts follow one another: each continues where the one before stopped. Episodes that end are followed by the
-    next one at once.
+    next one at once. Where an environment tells its actors' own rewards (`get_actor_rewards`), records hold these.
 
     :param env: Environment, or vector environment.
     :param record_logits: Whether to record the logits of the policy.
@@ -171,12 +173,8 @@ class RolloutGenerator:
             columns.actor_done = np.zeros_like(columns.terminated)
         while columns.wants_more(tick := len(common_actors), n_completed):
             actors = env.actor_ids()
-            is_common = all(actor == actors[0] for actor in actors)
-            common_actors.append(actors[0] if is_common else None)
-            actions = {
-                step_key: self._act_at(act, columns.substeps[step_key], tick, actors)
-                for step_key in dict.fromkeys(actor.step_key for actor in actors)
-            }
+            common_actors.append(actors[0] if actors.count(actors[0]) == len(actors) else None)
+            actions = act_by_actor(act, actors, *columns.take_rows(tick, actors))
             _, _, _, infos = env.step(actions, columns.next_rows())
             columns.rewards[tick] = env.rewards
             columns.terminated[tick] = env.terminated
@@ -195,28 +193,6 @@ class RolloutGenerator:
                     columns.actor_done = None  # who has no rewards of their own are not told apart
         return common_actors
 
-    def _act_at(self, act: Any, substep: SubstepColumns, tick: int, actors: list[ActorID]) -> dict[str, np.ndarray]:
-        """Have the policy act in all environments at one sub-step; take the row that holds their observations."""
-        here = [index for index, actor in enumerate(actors) if actor.step_key == substep.step_key]
-        is_everywhere = len(here) == len(actors)
-        row = substep.add_row(tick, None if is_everywhere else here, [actors[index].agent_id for index in here])
-        observation, actions, logits = substep.observation_rows[row], substep.action_rows[row], substep.logits_rows[row]
-        groups: dict[ActorID, list[int]] = {}
-        for index in here:
-            groups.setdefault(actors[index], []).append(index)
-        for actor, env_indices in groups.items():
-            if len(env_indices) == len(actors):
-                act(observation, actor, actions, logits, None)
-                continue
-            part = {key: array[env_indices] for key, array in observation.items()}
-            part_actions = {key: array[env_indices] for key, array in actions.items()}
-            part_logits = None if logits is None else {key: array[env_indices] for key, array in logits.items()}
-            act(part, actor, part_actions, part_logits, env_indices)
-            for target, source in ((actions, part_actions), (logits, part_logits)):
-                for key, array in (source or {}).items():
-                    target[key][env_indices] = array  # type: ignore[index]
-        return actions
-
     def _note_final_observations(self, tick: int, columns: RolloutColumns) -> None:
         for env_index, (actor, observation) in self.env.final_observations.items():
             entry = FinalObservationEntry(tick, env_index, actor, observation)
@@ -231,17 +207,15 @@ class RolloutGenerator:
         if self._last_observation is None:
             self._last_observation = env.reset()
         trajectory = SpacesTrajectoryRecord(env.get_episode_id() if trajectory_id is None else trajectory_id)
-        logits_shapes = self._logits_shapes(policy)
+        choose = self._choosing_function(policy)
         while n_steps is None or len(trajectory) < n_steps:
             step_record = StructuredSpacesRecord()
             trajectory.append(step_record)
-            if self._take_step(policy, step_record, logits_shapes) and self.terminate_on_done:
+            if self._take_step(choose, step_record) and self.terminate_on_done:
                 break
         return trajectory
 
-    def _take_step(
-        self, policy: Policy, step_record: StructuredSpacesRecord, logits_shapes: LogitsShapes | None
-    ) -> bool:
+    def _take_step(self, choose: _ChoosingFunction, step_record: StructuredSpacesRecord) -> bool:
         """One environment step of a single environment: sub-steps until it is complete.
 
         :return: Whether the episode is over; the next one has then begun.
@@ -251,13 +225,17 @@ class RolloutGenerator:
         while not (done or (step_record.substep_records and env.context.is_step_complete)):
             actor, observation = env.actor_id(), self._last_observation
             record = SpacesRecord(actor, observation=_copied(observation))
-            action = self._single_action(policy, observation, actor, record, logits_shapes)
+            action = choose(observation, actor, record)
             record.action = _copied(action)
             self._last_observation, record.reward, done, record.info = env.step(action)
             record.done = done
             if self.record_next_observations:
                 record.next_observation = _copied(self._last_observation)
             step_record.append(record)
+        own_rewards = env.get_actor_rewards()
+        if own_rewards is not None:
+            for record, reward in zip(step_record.substep_records, own_rewards, strict=False):
+                record.reward = float(reward)
         if self.record_step_stats:
             step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
         if done:
@@ -266,24 +244,22 @@ class RolloutGenerator:
                 step_record.episode_stats = dict(env.get_stats(LogStatsLevel.EPISODE).last_stats)
         return done
 
-    def _single_action(
-        self, policy: Policy, observation: Any, actor: ActorID, record: SpacesRecord, logits_shapes: LogitsShapes | None
-    ) -> Any:
-        env = self.env
-        if logits_shapes is None:
-            return policy.compute_action(
-                observation,
-                maze_state=env.get_maze_state() if policy.needs_state() else None,
-                env=env if policy.needs_env() else None,
-                actor_id=actor,
-                deterministic=False,
-            )
-        shapes = logits_shapes[actor.step_key]
-        logits = {key: np.zeros((1, *shape), np.float32) for key, shape in shapes.items()}
-        batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        actions = policy.compute_actions(batch, actor, logits_out=logits)  # type: ignore[attr-defined]
-        record.logits = {key: value[0] for key, value in logits.items()}
-        return {key: value[0] for key, value in actions.items()}
+    def _choosing_function(self, policy: Policy) -> _ChoosingFunction:
+        """Returns a function that chooses an action, and records the logits where they are wanted."""
+        all_shapes = self._logits_shapes(policy)
+        if all_shapes is None:
+            act = acting_in(self.env, policy)
+            return lambda observation, actor, record: act(observation, actor)
+        compute_actions = policy.compute_actions  # type: ignore[attr-defined]  # of policies with logits
+
+        def choose(observation: Any, actor: ActorID, record: SpacesRecord) -> Any:
+            logits = {key: np.zeros((1, *shape), np.float32) for key, shape in all_shapes[actor.step_key].items()}
+            batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+            actions = compute_actions(batch, actor, logits_out=logits)
+            record.logits = {key: value[0] for key, value in logits.items()}
+            return {key: value[0] for key, value in actions.items()}
+
+        return choose
 
 
 def _copied(values: Any) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from maze.core.agent.policy import Policy
+from maze.core.agent.policy import Policy, acting_in
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StructuredEnv
@@ -150,7 +150,7 @@ class RolloutRunner(Runner, ABC):
         :param deterministic: Take the most probable actions.
         """
         show = StepRenderer(env) if render else None
-        needs_state, needs_env = agent.needs_state(), agent.needs_env()
+        act = acting_in(env, agent, deterministic)
         for episode in range(n_episodes):
             if episode_seeds is not None:
                 env.seed(episode_seeds[episode][0])
@@ -162,14 +162,7 @@ class RolloutRunner(Runner, ABC):
             while not done:
                 if show is not None:
                     show(env)
-                action = agent.compute_action(
-                    observation,
-                    maze_state=env.get_maze_state() if needs_state else None,  # type: ignore[attr-defined]
-                    env=env if needs_env else None,
-                    actor_id=env.actor_id(),
-                    deterministic=deterministic,
-                )
-                observation, _, done, _ = env.step(action)
+                observation, _, done, _ = env.step(act(observation, env.actor_id()))
             if show is not None:
                 show(env)
         env.reset()

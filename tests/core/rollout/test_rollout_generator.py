@@ -14,8 +14,10 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStatsKey, LogStatsLevel
+from maze.core.rollout.batched_acting import act_by_actor
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from tests.train.parallelization.toy_envs import (
@@ -327,6 +329,91 @@ def test_asynchronous_records_name_the_environments_of_each_actor():
     assert sum(len(rows) for rows, _ in entries) == columns.n_ticks * 3
     with pytest.raises(ValueError, match="differ"):
         columns.structured_record()
+
+
+# -- the actors' own rewards ---------------------------------------------------------------------------------------
+
+
+def earned_by_hand(factory: Any, policy: Policy, seed: int, n_ticks: int, scale: float) -> list[float]:
+    """What the actor of each tick earns: the environment tells it when the step is complete."""
+    env = factory()
+    env.seed(seed)
+    observation, earned = env.reset(), []
+    for _ in range(n_ticks):
+        observation, _, done, _ = env.step(policy.compute_action(observation))
+        if done or env.is_step_complete():
+            earned += [scale * float(reward) for reward in env.get_actor_rewards()]
+        observation = env.reset() if done else observation
+    return earned
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("name", ["multi-step", "agents"])
+def test_records_hold_the_rewards_of_the_actors_themselves(name, scale):
+    class Alternating(Reflex):
+        """Its choices differ, and so do what the actors earn."""
+
+        def compute_action(self, observation, *arguments: Any, **keywords: Any) -> Any:
+            if "time" in observation:
+                return {"item": 1 + int(observation["time"][0]) % 3}
+            return super().compute_action(observation)
+
+    def factory() -> Any:
+        return RewardScalingWrapper.wrap(FACTORIES[name](), scale=scale)
+
+    expected = earned_by_hand(FACTORIES[name], Alternating(), 3, 60, scale)
+    assert len(set(expected)) > 2
+    single = factory()
+    single.seed(3)
+    record = RolloutGenerator(single).rollout(Alternating(), 8)
+    found = [substep.reward for step in record.step_records for substep in step.substep_records]
+    assert found == pytest.approx(expected[: len(found)])
+
+    env = SequentialVectorEnv([factory] * 2)
+    env.seed([5, 3])
+    columns = RolloutGenerator(env).allocate(8)
+    trajectory = RolloutGenerator(env).collect(Alternating(), columns).to_record()
+    found = []
+    for step in trajectory.step_records:
+        for substep in step.substep_records:
+            envs = [0, 1] if columns.is_dense() else substep.info["env_indices"].tolist()
+            found += [substep.reward[envs.index(1)]] if 1 in envs else []
+    n_told = len(columns.rewards) - int(np.argmax(columns.step_complete[::-1, 1]))
+    assert found[:n_told] == pytest.approx(expected[:n_told])
+    assert found[n_told:] == columns.rewards[n_told:, 1].tolist()  # of a step that is under way
+    if columns.is_dense():
+        rewards = columns.structured_record().rewards
+        assert np.stack(rewards, axis=1)[..., 1].flatten() == pytest.approx(found)
+
+
+# -- policies ------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_asked_once_for_each_actor_and_answers_into_the_rows_of_its_environments():
+    asked: list[tuple[ActorID, Any]] = []
+
+    def act(observation: Any, actor: ActorID, out: Any, logits_out: Any, env_indices: Any) -> None:
+        asked.append((actor, env_indices))
+        out["a"][...] = 10 * observation["o"] + actor.agent_id
+        if logits_out is not None:
+            logits_out["a"][..., 0] = observation["o"]
+
+    walk, other, grasp = ActorID("walk", 0), ActorID("walk", 1), ActorID("grasp", 0)
+    actors = [walk, grasp, other, walk]
+    observations = {"walk": {"o": np.arange(4)}, "grasp": {"o": np.arange(4) + 4}, "rest": {"o": np.arange(4)}}
+    actions = {key: {"a": np.full(4, -1)} for key in observations}
+    logits = {"walk": {"a": np.zeros((4, 1))}, "grasp": None}
+    chosen = act_by_actor(act, actors, observations, actions, logits)
+    assert asked == [(walk, [0, 3]), (grasp, [1]), (other, [2])]
+    assert chosen.keys() == {"walk", "grasp"}
+    assert chosen["walk"]["a"] is actions["walk"]["a"]
+    assert actions["walk"]["a"].tolist() == [0, -1, 21, 30]
+    assert actions["grasp"]["a"].tolist() == [-1, 50, -1, -1]
+    assert logits["walk"]["a"][:, 0].tolist() == [0, 0, 2, 3]
+    asked.clear()
+    chosen = act_by_actor(act, [grasp] * 4, observations, actions)
+    assert asked == [(grasp, None)]
+    assert chosen["grasp"]["a"].tolist() == [40, 50, 60, 70]
 
 
 # -- single environments -------------------------------------------------------------------------------------------

@@ -154,6 +154,54 @@ def test_statistics_of_finished_episodes_go_to_the_common_aggregator_at_once():
         env.get_stats(LogStatsLevel.STEP)
 
 
+def returns_of(finished: dict[int, Any]) -> dict[int, Any]:
+    return {
+        index: next(v for k, v in stats.items() if k.event is BaseEnvEvents.reward and k.output_name == "sum")
+        for index, stats in finished.items()
+    }
+
+
+ENDINGS = [((1, "terminated"),), ((3, "truncated"),), ((2, "terminated"),)]
+
+
+@pytest.mark.parametrize("env_class", [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)])
+def test_finished_episodes_are_reported_with_their_environment(env_class):
+    env = env_class([partial(counting_env, endings) for endings in ENDINGS])
+    env.reset()
+    assert env.finished_episodes == {}
+    told = []
+    for _ in range(4):
+        env.step(moves(0, 0, 0))
+        told.append(returns_of(env.finished_episodes))
+    assert told == [{0: 1.0}, {0: 1.0, 2: 3.0}, {0: 1.0, 1: 6.0}, {0: 1.0, 2: 3.0}]
+    env.reset()
+    assert returns_of(env.finished_episodes) == {1: 1.0}  # cut short in its first step
+    env.step(moves(0, 0, 0))
+    assert returns_of(env.finished_episodes) == {0: 1.0}
+    env.close()
+
+
+@pytest.mark.parametrize("env_class", [SequentialVectorEnv, partial(SubprocVectorEnv, n_workers=2)])
+def test_epoch_statistics_count_a_quota_of_episodes_of_each_environment(env_class):
+    env = env_class([partial(counting_env, endings) for endings in ENDINGS])
+    env.reset()
+    env.episode_quota = quota = np.array([2, 1, 0])
+    for _ in range(7):
+        env.step(moves(0, 0, 0))
+    assert quota.tolist() == [0, 0, 0]
+    env.write_epoch_stats()
+    values = {
+        name: env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name=name)
+        for name in ("episode_count", "min", "max", "mean")
+    }
+    assert values == {"episode_count": 3, "min": 1.0, "max": 6.0, "mean": pytest.approx(8 / 3)}
+    env.episode_quota = None
+    env.step(moves(0, 0, 0))
+    env.write_epoch_stats()
+    assert env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="episode_count") == 2
+    env.close()
+
+
 def test_an_environment_with_statistics_is_not_wrapped_again_and_collects_none_of_its_own_epochs():
     wrapped = LogStatsWrapper.wrap(counting_env(((1, "terminated"),)))
     env = SequentialVectorEnv([lambda: wrapped])

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.core_env import CoreEnv
-from maze.core.env.space_arrays import action_column, array_specs, check_observation
+from maze.core.env.space_arrays import action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
-from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 from maze.core.wrappers.running_statistics import (
     RunningStatistics,
@@ -34,7 +34,7 @@ from maze.train.parallelization.vector_env.replay_log import (
     replayed_actions,
 )
 from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
-from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
@@ -63,21 +63,24 @@ class EnvBatch:
         self.actor_ids: list[ActorID] = []
         self.actor_rewards: list[np.ndarray | None] | None = None
         self.final_observations: dict[int, FinalObservation] = {}
+        self.finished_episodes: dict[int, LogStats] = {}
+        """Statistics of episodes that ended with the last call or were reset by it, by index among all environments."""
         self.keep_terminal_observations = False
         self._n_checks_left = N_CHECKED_STEPS
         self._is_any_done = False
         self._is_restored = False
         self._is_closed = False
 
-    def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], stats_consumer: LogStatsConsumer) -> None:
+    def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]]) -> None:
         """Make the environments.
 
         :param env_factories: Each makes one environment.
-        :param stats_consumer: Receives the statistics of finished episodes.
         """
         for index, factory in enumerate(env_factories):
             self.current_index = index
-            self.envs.append(_with_stats(factory(), stats_consumer))
+            env = with_stats(factory())
+            env.get_stats(LogStatsLevel.EPISODE).register_consumer(_EpisodeReport(self, self.first_index + index))
+            self.envs.append(env)
         first = self.envs[0]
         self.observation_spaces_dict = dict(first.observation_spaces_dict)
         self.action_spaces_dict = dict(first.action_spaces_dict)
@@ -142,7 +145,7 @@ class EnvBatch:
         """
         if not self.actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
-        if self._is_any_done:
+        if self._is_any_done or self.finished_episodes:  # a reset may have cut episodes short
             self._clear_flags()
         if self.is_flat and not self._n_checks_left:
             return self._step_flat(actions, out)
@@ -209,6 +212,7 @@ class EnvBatch:
         self.terminated[:] = False
         self.truncated[:] = False
         self.final_observations = {}
+        self.finished_episodes = {}
         self._is_any_done = False
 
     def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
@@ -220,7 +224,7 @@ class EnvBatch:
         infos: list[dict[Any, Any]] = []
         index = 0
         try:
-            for step, action in zip(self._steps, _split(taken), strict=True):
+            for step, action in zip(self._steps, split_rows(taken), strict=True):
                 observation, reward, done, info = step(action)
                 rewards[index] = reward
                 if done:
@@ -244,7 +248,7 @@ class EnvBatch:
         else:
             taken = {step_key: self._columns(step_key, self._actions_at(step_key, actions)) for step_key in step_keys}
         self._log.append(([actor.step_key for actor in self.actor_ids], taken))
-        by_key = {step_key: _split(columns) for step_key, columns in taken.items()}
+        by_key = {step_key: split_rows(columns) for step_key, columns in taken.items()}
         self.actor_rewards = None
         infos = []
         for index, env in enumerate(self.envs):
@@ -393,6 +397,22 @@ class EnvBatch:
             column[index] = observation[key]
 
 
+class _EpisodeReport(LogStatsConsumer):
+    """Takes the statistics of the episodes of one environment.
+
+    :param batch: Where they are reported.
+    :param env_index: Index of the environment among all.
+    """
+
+    def __init__(self, batch: EnvBatch, env_index: int) -> None:
+        self._batch = batch
+        self._env_index = env_index
+
+    @override(LogStatsConsumer)
+    def receive(self, stat: LogStats) -> None:
+        self._batch.finished_episodes[self._env_index] = stat
+
+
 def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
     """Raise an error if an environment has other spaces than the first one."""
     for name in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
@@ -404,25 +424,10 @@ def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
             )
 
 
-def _split(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """One action dictionary per environment."""
-    if len(columns) == 1:
-        ((key, column),) = columns.items()
-        return [{key: action} for action in column]
-    return [dict(zip(columns, action, strict=True)) for action in zip(*columns.values(), strict=True)]
-
-
 def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:
     """The actions of a sub-step at which all environments stand: given as they are, or by sub-step key."""
     nested = actions.get(step_key)
     return nested if isinstance(nested, Mapping) else actions
-
-
-def _with_stats(env: Any, consumer: LogStatsConsumer) -> Any:
-    wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper.wrap(env)
-    disable_epoch_level_stats(wrapped)
-    wrapped.get_stats(LogStatsLevel.EPISODE).register_consumer(consumer)
-    return wrapped
 
 
 def is_flat_env(env: Any) -> bool:

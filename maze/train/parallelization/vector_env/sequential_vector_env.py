@@ -10,7 +10,6 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
 from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.structured_vector_env import (
@@ -37,9 +36,8 @@ class SequentialVectorEnv(StructuredVectorEnv):
     def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], logging_prefix: str | None = None) -> None:
         if not env_factories:
             raise ValueError("A vector environment needs at least one environment factory.")
-        relay = _EpisodeStatsRelay()
         self._batch = batch = EnvBatch()
-        batch.build(env_factories, relay)
+        batch.build(env_factories)
         super().__init__(
             n_envs=len(env_factories),
             action_spaces_dict=batch.action_spaces_dict,
@@ -48,7 +46,6 @@ class SequentialVectorEnv(StructuredVectorEnv):
             logging_prefix=logging_prefix,
         )
         self.is_flat = batch.is_flat
-        relay.target = self.epoch_stats
         self.envs = batch.envs
         batch.attach(self.rewards, self.terminated, self.truncated, self.step_complete)
 
@@ -62,6 +59,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         infos = batch.step(actions, observations)
         self.actor_rewards = batch.actor_rewards
         self.final_observations = batch.final_observations
+        self._count_episodes(batch.finished_episodes)
         if out is None:
             return self._returned(observations, infos)
         return out, self.rewards, self.terminated | self.truncated, infos
@@ -72,6 +70,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
         self._batch.reset(observations)
         self.actor_rewards = None
         self.final_observations = self._batch.final_observations
+        self._count_episodes(self._batch.finished_episodes)
         return out if out is not None else self._fresh(observations)
 
     @override(StructuredVectorEnv)
@@ -123,13 +122,3 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
     def _new_arrays(self) -> Any:
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
-
-
-class _EpisodeStatsRelay(LogStatsConsumer):
-    """Passes on statistics to a consumer that exists only after the environments do."""
-
-    target: LogStatsConsumer
-
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
-        self.target.receive(stat)

@@ -14,7 +14,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
@@ -74,6 +74,13 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     keep_terminal_observations: bool
     """Whether `final_observations` shall also hold the last observations of terminated episodes."""
 
+    finished_episodes: dict[int, LogStats]
+    """Environment index -> statistics of the episode that ended, or that a reset cut short."""
+
+    episode_quota: np.ndarray | None
+    """By environment, how many of its coming episodes epoch statistics count, each finished one taking one off; None:
+    all of them. The same number for each environment keeps long episodes from being counted too rarely."""
+
     is_flat: bool
     """Whether always the same actor acts, and each of its actions completes an environment step."""
 
@@ -95,6 +102,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.step_complete = np.ones(n_envs, np.bool_)
         self.actor_rewards = None
         self.final_observations = {}
+        self.finished_episodes = {}
+        self.episode_quota = None
         self.keep_terminal_observations = False
         self.is_flat = False
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
@@ -235,6 +244,16 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: Why environments begin new episodes instead, by their index.
         """
         return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+
+    def _count_episodes(self, finished: dict[int, LogStats]) -> None:
+        """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
+        self.finished_episodes = finished
+        for env_index, stats in finished.items():
+            if self.episode_quota is not None:
+                if not self.episode_quota[env_index]:
+                    continue
+                self.episode_quota[env_index] -= 1
+            self.epoch_stats.receive(stats)
 
     def _actor_rewards_array(self) -> np.ndarray | None:
         if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):

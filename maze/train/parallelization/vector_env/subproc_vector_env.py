@@ -12,6 +12,7 @@ from maze.core.annotations import override
 from maze.core.env.space_arrays import action_column, copy_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
+from maze.core.log_stats.log_stats import LogStats
 from maze.core.rollout.rollout_columns import Seeding
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
@@ -197,6 +198,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
         """Take in what the workers report besides what is in the shared memory."""
         self.final_observations = {}
         self.actor_rewards = None
+        finished_episodes: dict[int, LogStats] = {}
         infos: list[dict[Any, Any]] = [{} for _ in range(self.n_envs)]
         if not self.is_flat or not self._actor_ids:
             self._actor_ids = self._shared.read_actors()
@@ -204,8 +206,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
             if reply is None:
                 continue
             finished, told, finals, actor_rewards = reply
-            for encoded in finished:
-                self.epoch_stats.receive(decoder.decode(encoded))
+            finished_episodes.update((index, decoder.decode(encoded)) for index, encoded in finished)
             for index, info in told.items():
                 infos[index] = info
             for index, (actor, observation) in finals.items():
@@ -213,6 +214,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
             if actor_rewards is not None:
                 self.actor_rewards = self.actor_rewards or [None] * self.n_envs
                 self.actor_rewards[worker.rows] = actor_rewards
+        self._count_episodes(finished_episodes)
         return infos
 
     def _read_observations(self, out: Any) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
-
-if TYPE_CHECKING:
-    from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 
 
 class SinkHoleConsumer(LogStatsConsumer):
@@ -31,3 +29,10 @@ def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
     with suppress(ValueError):  # it has been disabled before
         episode_stats.remove_consumer(env.get_stats(LogStatsLevel.EPOCH))
     episode_stats.register_consumer(SinkHoleConsumer())
+
+
+def with_stats(env: Any) -> LogStatsWrapper:
+    """Returns the environment with statistics of its episodes, which nobody else collects."""
+    wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper(env)
+    disable_epoch_level_stats(wrapped)
+    return wrapped

@@ -13,14 +13,12 @@ from typing import Any
 
 import cloudpickle
 
-from maze.core.annotations import override
-from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer
 from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, rows_of
-from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
 from maze.utils.process import depend_on_parent
 
 _GRACE_SECONDS = 2.0
@@ -83,7 +81,7 @@ def close_quietly(close: Callable[[], None]) -> None:
         close()
 
 
-class _Worker(LogStatsConsumer):
+class _Worker:
     """State of a worker process.
 
     :param channel: Channel to the vector environment.
@@ -95,11 +93,6 @@ class _Worker(LogStatsConsumer):
         self._batch = EnvBatch(first_index)
         self._is_building = False
         self._encoder = StatsEncoder()
-        self._finished: list[EncodedStats] = []
-
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
-        self._finished.append(self._encoder.encode(stat))
 
     def current_env(self) -> int | None:
         """Index of the environment that was being stepped or reset, if any."""
@@ -113,7 +106,7 @@ class _Worker(LogStatsConsumer):
         batch = self._batch
         env_factories = cloudpickle.loads(factories)
         self._is_building = True
-        batch.build(env_factories, self)
+        batch.build(env_factories)
         if "torch" in sys.modules:  # several processes with several threads each get in one another's way
             sys.modules["torch"].set_num_threads(1)
         spaces = (batch.observation_spaces_dict, batch.action_spaces_dict, batch.agent_counts_dict, batch.is_flat)
@@ -160,12 +153,12 @@ class _Worker(LogStatsConsumer):
         if not batch.is_flat or not infos:
             self._shared.write_actors(self._rows, batch.actor_ids)
         told = {index: info for index, info in enumerate(infos, batch.first_index) if info}
-        if not (told or self._finished or batch.final_observations or batch.actor_rewards):
+        finished = [(index, self._encoder.encode(stats)) for index, stats in batch.finished_episodes.items()]
+        if not (told or finished or batch.final_observations or batch.actor_rewards):
             self._channel.send(messages.DONE)
             return
         finals = {index: tuple(final) for index, final in batch.final_observations.items()}
-        self._channel.send(messages.RESULT, (self._finished, told, finals, batch.actor_rewards))
-        self._finished = []
+        self._channel.send(messages.RESULT, (finished, told, finals, batch.actor_rewards))
 
     def _call_seed(self, seeds: list[Any]) -> None:
         self._batch.seed(seeds)

@@ -13,7 +13,8 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
-from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer, with_stats
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
+from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts

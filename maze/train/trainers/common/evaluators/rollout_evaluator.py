@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from maze.core.agent.policy import acting_in
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.space_arrays import zeros
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.batched_acting import act_by_actor, acting_function
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
@@ -21,12 +23,9 @@ from maze.train.trainers.common.plain_state import statistics_from_plain, statis
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import ActorID
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
-
-Rows = dict[str, np.ndarray]
 
 
 class RolloutEvaluator(Evaluator):
@@ -122,80 +121,28 @@ class RolloutEvaluator(Evaluator):
             policy.set_rng_state(of_training)
 
     def _evaluate_vectorized(self, policy: TorchPolicy, env: StructuredVectorEnv) -> None:
-        remaining = self.episodes_per_env(env.n_envs)
-        player = _VectorPlayer(policy, env, self.deterministic)
-        player.reset()
-        env.clear_epoch_stats()  # also of episodes that an earlier evaluation left unfinished
-        with _held_back(env.epoch_stats) as episodes:
+        act = acting_function(policy, env, self.deterministic)
+        observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
+        actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
+        env.clear_epoch_stats()
+        try:
+            env.episode_quota = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
+            env.reset(out=observations)
+            env.episode_quota = remaining = self.episodes_per_env(env.n_envs)
             while remaining.any():
-                player.step()
-                finished = np.flatnonzero(env.terminated | env.truncated)
-                for env_index, stats in zip(finished, episodes, strict=True):
-                    if remaining[env_index]:
-                        remaining[env_index] -= 1
-                        episodes.accept(stats)
-                episodes.clear()
+                env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
+        finally:
+            env.episode_quota = None
 
     def _evaluate_single(self, policy: TorchPolicy, env: Any) -> None:
+        act = acting_in(env, policy, self.deterministic)
         observation = env.reset()
         env.clear_epoch_stats()
         for _ in range(self.n_episodes):
             done = False
             while not done:
-                action = policy.compute_action(observation, actor_id=env.actor_id(), deterministic=self.deterministic)
-                observation, _, done, _ = env.step(action)
+                observation, _, done, _ = env.step(act(observation, env.actor_id()))
             observation = env.reset()  # publishes the statistics of the episode
-
-
-class _VectorPlayer:
-    """Plays a policy in a vector environment, whose environments may wait for different actors."""
-
-    def __init__(self, policy: TorchPolicy, env: StructuredVectorEnv, deterministic: bool) -> None:
-        self._policy = policy
-        self._env = env
-        self._deterministic = deterministic
-        self._observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
-        self._actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
-
-    def reset(self) -> None:
-        self._env.reset(out=self._observations)
-
-    def step(self) -> None:
-        groups: dict[ActorID, list[int]] = {}
-        for env_index, actor in enumerate(self._env.actor_ids()):
-            groups.setdefault(actor, []).append(env_index)
-        for actor, env_indices in groups.items():
-            self._act(actor, env_indices)
-        actions = {actor.step_key: self._actions[actor.step_key] for actor in groups}
-        self._env.step(actions, out=self._observations)
-
-    def _act(self, actor: ActorID, env_indices: list[int]) -> None:
-        observation, actions = self._observations[actor.step_key], self._actions[actor.step_key]
-        if len(env_indices) == self._env.n_envs:
-            self._policy.compute_actions(observation, actor, self._deterministic, out=actions)
-            return
-        part = {key: array[env_indices] for key, array in observation.items()}
-        for key, array in self._policy.compute_actions(part, actor, self._deterministic).items():
-            actions[key][env_indices] = array
-
-
-class _HeldBackEpisodes(list[LogStats]):
-    """Statistics of the episodes that ended in a step, in the order of their environments."""
-
-    def __init__(self, aggregator: LogStatsAggregator) -> None:
-        super().__init__()
-        self.accept = aggregator.receive
-
-
-@contextmanager
-def _held_back(aggregator: LogStatsAggregator) -> Iterator[_HeldBackEpisodes]:
-    """Context in which statistics wait for being accepted instead of being aggregated at once."""
-    episodes = _HeldBackEpisodes(aggregator)
-    aggregator.receive = episodes.append  # type: ignore[method-assign,assignment]  # on the instance, for now
-    try:
-        yield episodes
-    finally:
-        del aggregator.receive  # uncovers the class's method
 
 
 @contextmanager

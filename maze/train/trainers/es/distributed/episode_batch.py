@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze.core.env.space_arrays import array_specs, check_observation, zeros
+from maze.core.agent.policy import acting_in
+from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
-from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
-from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.population import Population
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome
 from maze.train.trainers.es.es_utils import set_flat_parameters
@@ -138,7 +139,7 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
     :raises NonFiniteError: A reward or observation is NaN or infinite.
     """
     float_keys = _float_keys(env.observation_spaces_dict)
-    needs_state, needs_env = policy.needs_state(), policy.needs_env()
+    act = acting_in(env, policy, deterministic=True)
     observation, done = env.reset(), False
     episode_return, n_steps = 0.0, 0
     while not done and n_steps != max_steps:
@@ -146,14 +147,7 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
         for key in float_keys[actor_id.step_key]:
             if not np.isfinite(observation[key]).all():
                 raise _non_finite(episode, n_steps, _observation_name(key, actor_id), observation[key])
-        action = policy.compute_action(
-            observation,
-            maze_state=env.get_maze_state() if needs_state else None,
-            env=env if needs_env else None,
-            actor_id=actor_id,
-            deterministic=True,
-        )
-        observation, reward, done, _ = env.step(action)
+        observation, reward, done, _ = env.step(act(observation, actor_id))
         if not abs(reward) < math.inf:
             raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
         episode_return += float(reward)
@@ -208,6 +202,7 @@ class EpisodeBatch(EpisodePlayer):
         self._population = Population(policy, n_slots)
         self._specs = array_specs(first.env.observation_spaces_dict, "observation")
         self._observations = zeros(first.env.observation_spaces_dict, (n_slots,), "observation")
+        self._action_specs = array_specs(first.env.action_spaces_dict, "action")
         self._float_keys = _float_keys(first.env.observation_spaces_dict)
 
     @property
@@ -247,7 +242,7 @@ class EpisodeBatch(EpisodePlayer):
             return []
         max_steps = self._max_steps
         finished = []
-        for row, (slot, action) in enumerate(zip(self._slots, self._actions(), strict=False)):
+        for row, (slot, action) in enumerate(zip(self._slots, self._chosen_actions(), strict=False)):
             self.current_env = row
             observation, reward, done, _ = slot.step(action)
             if not abs(reward) < math.inf:
@@ -271,27 +266,34 @@ class EpisodeBatch(EpisodePlayer):
         for key, column in self._observations[slot.actor[0]].items():
             column[row] = observation[key]
 
-    def _actions(self) -> list[dict[str, Any]]:
+    def _chosen_actions(self) -> list[dict[str, Any]]:
         """One action for each active slot."""
+        actors = [slot.actor for slot in self._slots[: self._n_active]]
         n_active = self._n_active
-        actors = [slot.actor for slot in self._slots[:n_active]]
-        first = actors[0]
-        if self._slots[0].is_flat or actors.count(first) == n_active:
-            observations = {key: column[:n_active] for key, column in self._observations[first[0]].items()}
-            self._check_finite(observations, first, range(n_active))
-            return _split(self._population.act(first, observations, slice(0, n_active)))
-        actions: list[Any] = [None] * n_active
-        for actor in dict.fromkeys(actors):
-            rows = np.flatnonzero([other == actor for other in actors])
-            observations = {key: column[rows] for key, column in self._observations[actor[0]].items()}
-            self._check_finite(observations, actor, rows)
-            for row, action in zip(rows, _split(self._population.act(actor, observations, rows)), strict=True):
-                actions[row] = action
-        return actions
+        observations = {
+            step_key: {key: column[:n_active] for key, column in row.items()}
+            for step_key, row in self._observations.items()
+        }
+        actions = {  # new ones: environments may keep them
+            step_key: {key: np.empty((n_active, *shape), dtype) for key, (shape, dtype) in specs.items()}
+            for step_key, specs in self._action_specs.items()
+        }
+        chosen = act_by_actor(self._act, actors, observations, actions)
+        if self._slots[0].is_flat:
+            return split_rows(next(iter(chosen.values())))
+        by_key = {step_key: split_rows(columns) for step_key, columns in chosen.items()}
+        return [by_key[actor.step_key][row] for row, actor in enumerate(actors)]
 
-    def _check_finite(
-        self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int] | np.ndarray
+    def _act(
+        self, observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
     ) -> None:
+        rows = range(self._n_active) if env_indices is None else env_indices
+        self._check_finite(observation, actor, rows)
+        which = slice(0, self._n_active) if env_indices is None else np.array(env_indices)
+        for key, column in self._population.act(actor, observation, which).items():
+            out[key][...] = column
+
+    def _check_finite(self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int]) -> None:
         for key in self._float_keys[actor.step_key]:
             column = observations[key]
             if not np.isfinite(column).all():
@@ -334,21 +336,6 @@ def _non_finite(episode: Episode, n_steps: int, name: str, value: Any) -> NonFin
     )
 
 
-def with_stats(env: Any) -> Any:
-    """The environment with statistics of its episodes, which nobody else collects."""
-    wrapped = env if isinstance(env, LogStatsWrapper) else LogStatsWrapper.wrap(env)
-    disable_epoch_level_stats(wrapped)
-    return wrapped
-
-
 def _published_stats(env: Any) -> Any:
     env.publish_episode()
     return env.get_stats(LogStatsLevel.EPISODE).last_stats
-
-
-def _split(actions: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """One action dictionary per row."""
-    if len(actions) == 1:
-        ((key, column),) = actions.items()
-        return [{key: action} for action in column]
-    return [dict(zip(actions, row, strict=True)) for row in zip(*actions.values(), strict=True)]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.episode_batch import (
     MAX_ENVS,
     EpisodeBatch,
     EpisodePlayer,
     SingleEpisodePlayer,
-    with_stats,
 )
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.population import obstacle_to_batching, population_size

@@ -13,8 +13,9 @@ from maze.train.parallelization.distributed_actors.shared_policy import SharedPo
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
-from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer, with_stats
+from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import make_player, normalize
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
