@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
-from maze.core.env.maze_state import MazeStateType
 from maze.core.log_events.episode_event_log import EpisodeEventLog
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_state import MazeStateType
 
 
 class KpiCalculator(ABC):

@@ -11,9 +11,9 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
-from maze.core.log_stats.episode_recorder import EpisodeRecorder
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.wrappers.episode_recorder import EpisodeRecorder
 from maze.core.wrappers.wrapper import Wrapper
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maze.core.trajectory_recording.utils.batching import stack_dicts
+from maze.core.trajectory_recording.records.spaces_record import stack_dicts
 
 if TYPE_CHECKING:
     import torch

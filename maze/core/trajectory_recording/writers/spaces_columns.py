@@ -19,10 +19,9 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord, to_numpy
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.core.trajectory_recording.utils.batching import to_numpy
 from maze.core.utils.files import atomic_write
 
 _LOGGER = logging.getLogger(__name__)
