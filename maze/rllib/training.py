@@ -24,8 +24,8 @@ from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import Parts, load_module_state, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
-from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
 

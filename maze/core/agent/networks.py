@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,35 @@ def check_network_weights(networks: Mapping[Any, nn.Module], state: Any, group: 
             f"The weights in `{group}` do not fit the model: {'; '.join(problems)}. "
             "Build the model with the configuration that the weights were saved with."
         )
+
+
+class TargetNetworks:
+    """Networks that follow others, which are the targets that those learn to predict.
+
+    Parameters move towards those that they follow (Polyak averaging, Lillicrap et al. 2016; all the way is the hard
+    update of Mnih et al. 2015). Buffers, such as running statistics, masks and counters, are copied: they are no
+    outcome of gradients that would need slowing down, and averages of some of them (infinite masks, counters) are none.
+
+    :param targets: The networks that follow; they get no gradients.
+    :param sources: The networks that are followed, in the same order.
+    """
+
+    def __init__(self, targets: Iterable[nn.Module], sources: Iterable[nn.Module]) -> None:
+        targets, sources = list(targets), list(sources)
+        self._targets: list[torch.Tensor] = [p for each in targets for p in each.parameters()]
+        self._sources: list[torch.Tensor] = [p for each in sources for p in each.parameters()]
+        buffers = ([buffer for each in part for buffer in each.buffers()] for part in (targets, sources))
+        self._buffers = list(zip(*buffers, strict=True))
+
+    @torch.no_grad()
+    def update(self, tau: float) -> None:
+        """Moves the targets: ``target <- (1 - tau) * target + tau * source``.
+
+        :param tau: 0: parameters stay, 1: they become those that are followed.
+        """
+        torch._foreach_lerp_(self._targets, self._sources, tau)
+        for target, source in self._buffers:
+            target.copy_(source)
 
 
 def _tensor_problems(key: Hashable, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from torch import nn
 from maze.core.agent.action_encoding import encode_action
 from maze.core.agent.dense_networks import JointEvaluation
 from maze.core.agent.networks import (
+    TargetNetworks,
     as_float_tensors,
     check_network_weights,
     check_networks,
@@ -147,20 +148,18 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         """Parameters of each critic (both of its networks), each one once."""
         return [unique_parameters([pair]) for pair in self.networks.values()]
 
-    @torch.no_grad()
     def update_target_weights(self, tau: float) -> None:
-        """Moves the target networks towards the networks.
+        """Moves the target networks towards the networks; see :class:`~maze.core.agent.networks.TargetNetworks`.
 
         :param tau: 0: they stay, 1: they become the networks.
         """
         if not 0.0 <= tau <= 1.0:
             raise ConfigError(f"update_target_weights: `tau` must lie in [0, 1], found {tau}.")
-        for key, pair in self.networks.items():
-            targets = self.target_networks[key]
-            for target, parameter in zip(targets.parameters(), pair.parameters(), strict=True):
-                target.lerp_(parameter, tau)
-            for target_buffer, buffer in zip(targets.buffers(), pair.buffers(), strict=True):
-                target_buffer.copy_(buffer)
+        self.followers().update(tau)
+
+    def followers(self) -> TargetNetworks:
+        """The target networks as they follow the networks, for those who have them follow often."""
+        return TargetNetworks((self.target_networks[key] for key in self.networks), self.networks.values())
 
     @contextmanager
     def gradients_of_actions_alone(self) -> Iterator[None]:

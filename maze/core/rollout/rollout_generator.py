@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +89,20 @@ class RolloutGenerator:
     def reset(self) -> None:
         """Begin the next rollout with fresh episodes: needed when somebody else has used the environment meanwhile."""
         self._last_observation = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where a vector environment is: the next rollout continues there."""
+        state: dict[str, Any] = self.env.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continues from a state that :meth:`state_dict` returned.
+
+        :return: Which environments begin new episodes, and why.
+        """
+        problems: list[str] = self.env.load_state_dict(state_dict)
+        self.reset()
+        return problems
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
         """Roll out a policy.

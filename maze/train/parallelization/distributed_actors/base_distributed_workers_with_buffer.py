@@ -10,6 +10,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.wrappers.log_stats_wrapper import stats_value
+from maze.train.parallelization.vector_env.replay_log import new_episodes
 from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 
@@ -143,3 +144,21 @@ class BaseDistributedWorkersWithBuffer(ABC):
         :return: Why environments begin new episodes, by their index.
         """
         return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""
+        return {
+            "episodes": self.episodes_state(),
+            "wrappers": self.wrapper_statistics(),
+            "policy_generators": self.worker_policy.rng_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continues from a state that :meth:`state_dict` returned; the buffer comes first.
+
+        :return: Which environments begin new episodes, and why.
+        """
+        self.worker_policy.set_rng_state(state_dict["policy_generators"])
+        problems = self.load_episodes_state(state_dict["episodes"])
+        self.load_wrapper_statistics(state_dict["wrappers"])
+        return new_episodes(problems)

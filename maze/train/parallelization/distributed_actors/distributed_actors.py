@@ -16,6 +16,7 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Log
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
+from maze.train.parallelization.vector_env.replay_log import new_episodes
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -162,6 +163,19 @@ class DistributedActors(ABC):
         :param state: As :meth:`episodes_state` gave it, perhaps of other actors.
         :return: Why environments begin new episodes instead, by their index.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what their wrappers have learned."""
+        return {"episodes": self.episodes_state(), "wrappers": self.wrapper_statistics()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continues from a state that :meth:`state_dict` returned.
+
+        :return: Which environments begin new episodes, and why.
+        """
+        problems = self.load_episodes_state(state_dict["episodes"])
+        self.load_wrapper_statistics(state_dict["wrappers"])
+        return new_episodes(problems)
 
     def reset(self) -> None:
         """Actors go on where they are; only trainers' other sources of rollouts have to be told."""

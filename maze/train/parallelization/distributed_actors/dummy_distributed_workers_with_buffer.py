@@ -125,7 +125,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         first = 0
         for group, stored in zip(self._groups, groups, strict=True):
             of_group = group.env.load_episodes_state(stored["environments"])
-            group.rows.load_state(stored["rows"], of_group)
+            group.rows.load_state(stored["rows"], of_group, not self.replay_buffer.lacks_rows)
             problems.update({first + index: problem for index, problem in of_group.items()})
             first += group.env.n_envs
         return problems

@@ -207,3 +207,18 @@ def digest_of(observation: Mapping[str, Any]) -> str:
         digest.update(f"{key}{value.dtype.str}{value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
+
+
+def new_episodes(problems: Mapping[int, str]) -> list[str]:
+    """Says which environments begin new episodes.
+
+    :param problems: The reasons by index of the environment.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for index, reason in problems.items():
+        by_reason.setdefault(reason, []).append(str(index))
+    return [
+        f"{'environments' if len(indices) > 1 else 'environment'} {', '.join(indices)} "
+        f"{'begin new episodes' if len(indices) > 1 else 'begins a new episode'} ({reason})"
+        for reason, indices in by_reason.items()
+    ]

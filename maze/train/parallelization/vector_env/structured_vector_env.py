@@ -17,6 +17,7 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import stats_value
+from maze.train.parallelization.vector_env.replay_log import new_episodes
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -244,6 +245,19 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: Why environments begin new episodes instead, by their index.
         """
         return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments are, and what their wrappers have learned."""
+        return {"episodes": self.episodes_state(), "wrappers": self.wrapper_statistics()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continues from a state that :meth:`state_dict` returned.
+
+        :return: Which environments begin new episodes, and why.
+        """
+        problems = self.load_episodes_state(state_dict["episodes"])
+        self.load_wrapper_statistics(state_dict["wrappers"])
+        return new_episodes(problems)
 
     def _count_episodes(self, finished: dict[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""

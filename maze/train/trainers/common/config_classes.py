@@ -27,6 +27,14 @@ class AlgorithmConfig(ABC):
     n_epochs: int = 0
     """Number of epochs to train; 0 trains until early stopping or an interrupt ends the training."""
 
+    # What the life cycle of a training asks every configuration. An algorithm makes fields of those that it offers.
+    epoch_length = 1
+    patience = 0
+    device = "cpu"
+    critic_burn_in_epochs = 0
+    kl_to_initial_coef = 0.0
+    kl_to_initial_decay = 1.0
+
     def __post_init__(self) -> None:
         self.require_integer("n_epochs", minimum=0)
 

@@ -9,58 +9,108 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol
 
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
-from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, increment_log_step
+from maze.core.log_stats.log_stats import (
+    GlobalLogState,
+    LogStatsAggregator,
+    LogStatsLevel,
+    get_stats_logger,
+    increment_log_step,
+)
 from maze.core.utils.checkpoint import load_into, load_state, save_state
-from maze.train.trainers.common.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
-from maze.train.trainers.common.plain_state import (
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
+from maze.train.trainers.common.trainer import Trainer
+from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
+from maze.train.utils.plain_state import (
+    Part,
     from_plain,
     global_generators_state,
+    load_states,
     set_global_generators_state,
+    states_of,
     statistics_from_plain,
     statistics_to_plain,
     to_plain,
 )
-from maze.train.trainers.common.progress import TrainingProgress
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.utils.progress import TrainingProgress
+from maze.train.utils.update_stats import UpdateStats
 from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
 
 STATE_FORMAT = "maze_training_state"
 """Key that tells the state of a training from plain weights; its value is the version of the format."""
 
-STATE_VERSION = 2
-"""Version 1 had no environments, statistics and global generators in it."""
+STATE_VERSION = 1
+
+
+class EpisodeSource(Protocol):
+    """What collects the training's episodes: a vector environment, or workers that fill a replay buffer."""
+
+    @property
+    def epoch_stats(self) -> LogStatsAggregator:
+        """Statistics of the episodes that ended in this epoch."""
+
+    def write_epoch_stats(self) -> None:
+        """Hands them to the writers, and begins the next epoch."""
 
 
 class EpochTrainer(Trainer, ABC):
-    """Trains epoch after epoch. An epoch has a number of updates; its end is logged and saved.
+    """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
-    Subclasses say what an update is (:meth:`_update`), what is logged (:meth:`_write_epoch_stats`) and what their
-    state is besides the model (:meth:`_own_state`, :meth:`_load_own_state`).
+    An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
+    (:attr:`events_class`), and says
 
-    :param algorithm_config: Hyperparameters.
-    :param model: What is trained and saved.
-    :param evaluator: Evaluates the policy; ``None``: nobody does.
+    * what an update is (:meth:`_update`): collect or draw data, compute
+      :class:`~maze.train.trainers.common.learning.Losses`, take a
+      :func:`~maze.train.trainers.common.learning.gradient_step`, and report both to :attr:`stats`;
+    * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
+    * where its episodes come from (:meth:`_episode_source`), if it collects some.
+
+    It gets all the rest: evaluation between epochs, the best model, early stopping, statistics, the progress display,
+    a checkpoint after each epoch from which a training goes on exactly, an orderly end after a signal, and for a number
+    that is not finite an error that says where, with a file to reproduce it. Burn-in (:attr:`_critic_learns_alone`) and
+    the distance from the initial policy (:attr:`_initial_policy`) follow the configuration, if it has those fields.
+
+    Algorithms that act while they learn begin with
+    :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic` (rollouts of the current policy)
+    or :class:`~maze.train.trainers.common.replay_trainer.ReplayTrainer` (a replay buffer).
+
+    :param algorithm_config: Hyperparameters: a ``config_class``, or a mapping of its fields.
+    :param model: What is trained and saved; it is moved to ``config.device``.
+    :param evaluator: Evaluates the policy; ``None``: nobody does, and the training's episodes say how good it is.
     :param model_selection: Keeps the best model; early stopping needs it.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
     """
 
+    config_class: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    """Hyperparameters. How many updates make an epoch, patience, device, burn-in and so on are fields of it."""
+    events_class: ClassVar[type[Any]]
+    """The events that the losses report to, each logged once per epoch."""
     evaluates_between_epochs: ClassVar[bool] = True
     """Whether there is an evaluation before each epoch and one after the last, apart from what an update does."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 
+    config: Any
+    """The hyperparameters; subclasses declare their own type."""
     model: Any
+    """What is trained; subclasses declare its type."""
+    policy: TorchPolicy
+    """What is evaluated: the model, or the policy in it."""
     _progress: TrainingProgress
 
     def __init__(
@@ -68,22 +118,35 @@ class EpochTrainer(Trainer, ABC):
         algorithm_config: Any,
         model: TorchModel,
         *,
-        evaluator: Any = None,
-        model_selection: Any = None,
+        evaluator: Evaluator | None = None,
+        model_selection: ModelSelectionBase | None = None,
         checkpoint_file: str | Path | None = None,
     ) -> None:
-        super().__init__(algorithm_config, model)
+        self.config = self.config_class.from_config(algorithm_config)
+        super().__init__(self.config, model)
+        self.policy = _policy_of(model)
+        try:
+            model.to(resolve_device(self.config.device))
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.{error}") from error
         self.evaluator = evaluator
         self.model_selection = model_selection
-        if model_selection is not None and getattr(evaluator, "model_selection", model_selection) is None:
-            evaluator.model_selection = model_selection
+        if evaluator is not None and model_selection is not None:
+            evaluator.report_to(model_selection)
         self.checkpoint_file = Path(checkpoint_file) if checkpoint_file is not None else None
+        self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        """Statistics of the epoch."""
+        self.events = self.train_stats.create_event_topic(self.events_class)
+        self.stats = UpdateStats(self.events_class)
+        """Collects the numbers of the updates; their means are fired once per epoch."""
         self.run_seeds: dict[str, int] = {}
         """Seeds of the run, which are saved with its state."""
         self.epoch = 0
         """Number of completed epochs."""
         self.update = 0
         """Number of completed updates of the current epoch."""
+        self._initial_policy: InitialPolicy | None = None
+        """What the training started from, where the policy has to stay close to it."""
         self._first_epoch = 0
         """Number of epochs completed before the current call of :meth:`train`."""
         self._is_finished = False
@@ -100,39 +163,34 @@ class EpochTrainer(Trainer, ABC):
     def _update(self) -> None:
         """Collects or draws data and learns from it."""
 
-    @abstractmethod
-    def _write_epoch_stats(self) -> None:
-        """Logs the statistics of the epoch that has just been completed."""
+    def _parts(self) -> dict[str, Part]:
+        """What the training consists of besides the model, by names of their own.
 
-    @abstractmethod
-    def _own_state(self) -> dict[str, Any]:
-        """The training's state besides weights and what this class saves; tensors and plain values."""
-
-    @abstractmethod
-    def _load_own_state(self, state: Mapping[str, Any], origin: str | Path) -> list[str]:
-        """Continues from a state that holds what :meth:`_own_state` returned.
-
-        :return: What could not be continued.
+        All of it is saved with the training, and continued in this order. The policy's generators, statistics,
+        evaluator, best model, progress and the global generators need no mention.
         """
-
-    def _aggregators(self) -> dict[str, LogStatsAggregator]:
-        """Statistics of the current epoch, by names of their own."""
         return {}
+
+    def _episode_source(self) -> EpisodeSource | None:
+        """What collects the training's episodes."""
+        return None
 
     def _latest_data(self) -> dict[str, Any]:
         """What the latest update learned from, where its state does not hold it; tensors and plain values."""
         return {}
 
-    def _training_statistics(self) -> LogStatsAggregator | None:
-        """Statistics of the training's episodes."""
-        return None
-
     def _n_updates_per_epoch(self) -> int:
-        return int(self.algorithm_config.epoch_length)
+        return int(self.config.epoch_length)
 
     def _steps_per_update(self) -> int:
         """Number of environment steps per update, for the progress display."""
         return 0
+
+    def _begin_training(self, n_epochs: int) -> None:
+        """Comes first in each call of :meth:`train`.
+
+        :param n_epochs: Number of epochs; 0: no limit.
+        """
 
     def _begin_epoch(self) -> None:
         """Comes before the first update of an epoch, or before what is left of an epoch that was interrupted."""
@@ -149,17 +207,51 @@ class EpochTrainer(Trainer, ABC):
     def _epoch_done(self, seconds: float) -> None:
         """Comes when an epoch was logged."""
 
+    def _write_epoch_stats(self) -> None:
+        """Logs the statistics of the epoch that has just been completed."""
+        self.stats.publish(self.events)
+        self.train_stats.reduce()
+        episodes = self._episode_source()
+        if episodes is not None:
+            episodes.write_epoch_stats()
+
+    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+        """Statistics of the current epoch, by names of their own."""
+        episodes = self._episode_source()
+        return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
+
+    # -- for all that learn policies -------------------------------------------------------------------
+
     @property
-    def _policy(self) -> Any:
-        """What is evaluated."""
-        return self.model
+    def _critic_learns_alone(self) -> bool:
+        """Whether this is one of the epochs at the start in which the policy stays as it is."""
+        return self.epoch < int(self.config.critic_burn_in_epochs)
+
+    @property
+    def _kl_to_initial_coef(self) -> float:
+        """Weight of the divergence from the initial policy in this epoch."""
+        config = self.config
+        n_learning_epochs = self.epoch - config.critic_burn_in_epochs
+        return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
 
     # -- epochs ----------------------------------------------------------------------------------------
 
+    @override(Trainer)
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
+
+        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
+        one whose state was loaded), it does what was left.
+
+        :param n_epochs: Number of epochs; 0: no limit. ``None`` takes the configuration's.
+        """
+        self._train_epochs(n_epochs)
+
     def _train_epochs(self, n_epochs: int | None) -> None:
-        """Trains until the number of epochs is reached, or early stopping or a signal ends the training."""
-        n_epochs = self.algorithm_config.n_epochs if n_epochs is None else n_epochs
-        assert n_epochs is not None
+        n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
+        self._begin_training(n_epochs)
+        if self.config.kl_to_initial_coef and self._initial_policy is None:
+            self._initial_policy = InitialPolicy(self.policy)
         self._report(self._take_over_restored(), "The training state")
         if self._is_finished:
             self._first_epoch, self._is_finished = self.epoch, False
@@ -170,19 +262,19 @@ class EpochTrainer(Trainer, ABC):
                 flush=True,
             )
         self._progress = TrainingProgress(n_epochs, self._n_updates_per_epoch(), self._steps_per_update())
-        if isinstance(self.model_selection, ModelSelectionBase):
+        if self.model_selection is not None:
             self.model_selection.training_started()
         with lasting_console(), InterruptGuard(_announce_interrupt) as interrupt:
             try:
                 while n_epochs == 0 or self.epoch - self._first_epoch < n_epochs:
                     self._evaluate_if_due()
                     if self._has_stopped_improving():
-                        print(f"-> early stopping: {self._patience} evaluations without improvement.", flush=True)
+                        print(f"-> early stopping: {self.config.patience} evaluations without improvement.", flush=True)
                         break
                     self._run_epoch(n_epochs, interrupt)
                 self._evaluate_if_due()
                 self._end_training()
-                if isinstance(self.model_selection, ModelSelectionBase):
+                if self.model_selection is not None:
                     self.model_selection.training_ended()
             finally:
                 self._progress.close()
@@ -213,7 +305,7 @@ class EpochTrainer(Trainer, ABC):
             self._training_reward = self._mean_training_reward()
         increment_log_step()
         self._epoch_done(progress.epoch_done(self.epoch, self.epoch - first))
-        if isinstance(self.model_selection, ModelSelectionBase):
+        if self.model_selection is not None:
             self.model_selection.epoch_completed(self.epoch)
         self._save_checkpoint()
 
@@ -225,21 +317,15 @@ class EpochTrainer(Trainer, ABC):
         """
         if self.evaluator is None:
             raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
-        configured = getattr(self.evaluator, "deterministic", None)
-        try:
-            if deterministic is not None and configured is not None:
-                self.evaluator.deterministic = deterministic
+        with self.evaluator.choosing(deterministic):
             for _ in range(repeats):
-                self.evaluator.evaluate(self._policy)
-        finally:
-            if configured is not None:
-                self.evaluator.deterministic = configured
+                self.evaluator.evaluate(self.policy)
 
     def _evaluate_if_due(self) -> None:
         """Evaluates once between two epochs; not while critics learn alone and the policy stays what it is."""
         if not self.evaluates_between_epochs or self._evaluated_epoch == self.epoch or self.update > 0:
             return
-        if 0 < self.epoch <= getattr(self.algorithm_config, "critic_burn_in_epochs", 0):
+        if 0 < self.epoch <= self.config.critic_burn_in_epochs:
             return
         self._evaluated_epoch = self.epoch
         self._progress.before_output()
@@ -250,20 +336,15 @@ class EpochTrainer(Trainer, ABC):
 
     def _mean_training_reward(self) -> float:
         """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
-        statistics = self._training_statistics()
-        if statistics is None:
-            return math.nan
-        for key, value in statistics.last_stats.items():
+        episodes = self._episode_source()
+        for key, value in ({} if episodes is None else episodes.epoch_stats.last_stats).items():
             if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
                 return float(value)
         return math.nan
 
-    @property
-    def _patience(self) -> int:
-        return int(getattr(self.algorithm_config, "patience", 0))
-
     def _has_stopped_improving(self) -> bool:
-        return 0 < self._patience <= getattr(self.model_selection, "last_improvement", 0)
+        n_in_vain = 0 if self.model_selection is None else self.model_selection.last_improvement
+        return 0 < int(self.config.patience) <= n_in_vain
 
     def _stop_if_requested(self, interrupt: InterruptGuard) -> None:
         """After a signal, ends the training with everything saved."""
@@ -302,13 +383,14 @@ class EpochTrainer(Trainer, ABC):
         :param state_dict: Weights as :meth:`state_dict` gives them.
         :param origin: Where they come from, for error messages.
         """
-        if self._policy is self.model:
+        if self.policy is self.model:
             own = self.model.state_dict()
             load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
         else:
-            is_policy_alone = set(state_dict) == set(self._policy.state_dict())
-            load_into(self._policy if is_policy_alone else self.model, state_dict, origin)
+            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
+            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
         self._evaluated_epoch = None
+        self._initial_policy = None
 
     @override(Trainer)
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
@@ -316,7 +398,7 @@ class EpochTrainer(Trainer, ABC):
         origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
         if STATE_FORMAT not in state:
             self.load_state_dict(state, origin)
-        elif self._policy is self.model and not self._is_own_state(state):
+        elif self.policy is self.model and not self._is_own_state(state):
             self.load_state_dict(state["model"], origin)
         else:
             self.load_training_state(state, origin)
@@ -338,14 +420,18 @@ class EpochTrainer(Trainer, ABC):
             ) from error
         self._first_epoch, self._is_finished = 0, False
 
-    def training_state(self) -> dict[str, Any]:
-        """All that the training consists of, so that another process can go on with it; tensors and plain values."""
-        evaluator = getattr(self.evaluator, "state_dict", None)
-        selection = getattr(self.model_selection, "state_dict", None)
+    def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        """All that the training consists of, so that another process can go on with it; tensors and plain values.
+
+        :param is_last: Whether the training ends here; what is expensive to save may be left out of others.
+        """
+        initial = self._initial_policy
         return {
             STATE_FORMAT: STATE_VERSION,
             "algorithm": type(self).__name__,
             "model": self.model.state_dict(),
+            "initial_policy": None if initial is None else initial.policy.state_dict(),
+            "policy_generators": self.policy.rng_state(),
             "epoch": self.epoch,
             "update": self.update,
             "first_epoch": self._first_epoch,
@@ -354,66 +440,64 @@ class EpochTrainer(Trainer, ABC):
             "training_reward": self._training_reward,
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
-            "model_selection": None if selection is None else selection(),
-            "evaluator": None if evaluator is None else to_plain(evaluator()),
+            "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
+            "evaluator": None if self.evaluator is None else to_plain(self.evaluator.state_dict()),
+            "update_statistics": self.stats.state_dict(),
             "statistics": {name: statistics_to_plain(each) for name, each in self._aggregators().items()},
             "global_generators": global_generators_state(),
-            **self._own_state(),
+            "parts": states_of(self._parts()),
         }
 
     def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
         """Continues from a state that :meth:`training_state` returned."""
         self._check_is_readable(state, origin)
         load_into(self.model, state["model"], origin)
+        self._initial_policy = None
+        if state["initial_policy"] is not None:
+            self._initial_policy = InitialPolicy(self.policy)
+            load_into(self._initial_policy.policy, state["initial_policy"], origin)
+        self.policy.set_rng_state(state["policy_generators"])
         self.epoch, self.update = state["epoch"], state["update"]
         self._first_epoch, self._is_finished = state["first_epoch"], state["is_finished"]
-        self._evaluated_epoch = state.get("evaluated_epoch")
-        self._training_reward = state.get("training_reward", math.nan)
-        self.run_seeds = dict(state.get("seeds", {}))
-        problems = self._load_own_state(state, origin)
-        self._restored = {key: state[key] for key in ("model_selection", "evaluator") if state.get(key) is not None}
+        self._evaluated_epoch = state["evaluated_epoch"]
+        self._training_reward = state["training_reward"]
+        self.run_seeds = dict(state["seeds"])
+        self.stats.load_state_dict(state["update_statistics"])
+        problems = self._load_parts(state)
+        self._restored = {key: state[key] for key in ("model_selection", "evaluator") if state[key] is not None}
         problems += self._take_over_restored()
         for name, aggregator in self._aggregators().items():
-            statistics_from_plain(aggregator, state.get("statistics", {}).get(name, ()))
-        if state[STATE_FORMAT] < STATE_VERSION:
-            problems.insert(
-                0,
-                f"an earlier release wrote it (version {state[STATE_FORMAT]} of the format, now {STATE_VERSION}); "
-                "environments begin new episodes, statistics those of log step 1",
-            )
-        else:
-            GlobalLogState.global_step = state["log_step"]
-            set_global_generators_state(state["global_generators"])
+            statistics_from_plain(aggregator, state["statistics"].get(name, ()))
+        GlobalLogState.global_step = state["log_step"]
+        set_global_generators_state(state["global_generators"])
         self._report(problems, origin)
+
+    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        """Continues all parts.
+
+        :return: What could not be continued.
+        """
+        return load_states(self._parts(), state["parts"])
 
     def _take_over_restored(self) -> list[str]:
         """Hands restored states to evaluator and model selection, once they are there."""
         problems: list[str] = []
         if self.model_selection is not None and "model_selection" in self._restored:
-            state = self._restored.pop("model_selection")
-            if hasattr(self.model_selection, "load_state_dict"):
-                self.model_selection.load_state_dict(state)
+            self.model_selection.load_state_dict(self._restored.pop("model_selection"))
         if self.evaluator is not None and "evaluator" in self._restored:
-            state = from_plain(self._restored.pop("evaluator"))
-            if hasattr(self.evaluator, "load_state_dict"):
-                problems += self.evaluator.load_state_dict(state)
+            problems += self.evaluator.load_state_dict(from_plain(self._restored.pop("evaluator")))
         return problems
 
     def _is_own_state(self, state: Mapping[str, Any]) -> bool:
-        if "algorithm" in state:
-            return bool(state["algorithm"] == type(self).__name__)
-        return all(key in state for key in self._keys_of_version_1)
-
-    _keys_of_version_1: ClassVar[tuple[str, ...]] = ()
-    """Keys that tell the states of version 1, which do not name their algorithm."""
+        return bool(state.get("algorithm") == type(self).__name__)
 
     def _check_is_readable(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        if state[STATE_FORMAT] > STATE_VERSION:
+        if state[STATE_FORMAT] != STATE_VERSION:
             raise CheckpointError(
                 f"`{origin}` has version {state[STATE_FORMAT]} of the format of training states; this release reads "
-                f"versions up to {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
+                f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
             )
-        if not all(key in state for key in self._keys_of_version_1):
+        if not self._is_own_state(state):
             raise CheckpointError(
                 f"`{origin}` is the state of a training with another algorithm "
                 f"({state.get('algorithm', 'not named')}); expected one of {type(self).__name__}."
@@ -423,31 +507,17 @@ class EpochTrainer(Trainer, ABC):
         if problems:
             logger.warning("`%s` is not continued exactly: %s.", origin, "; ".join(problems))
 
-    def _checkpoint_state(self, is_last: bool) -> dict[str, Any]:
-        """What is saved.
-
-        :param is_last: Whether the training ends here.
-        """
-        return self.training_state()
-
     def _save_checkpoint(self, is_last: bool = False) -> None:
         if self.checkpoint_file is not None:
-            save_state(self.checkpoint_file, self._checkpoint_state(is_last))
+            save_state(self.checkpoint_file, self.training_state(is_last))
 
 
-def new_episodes(problems: Mapping[int, str]) -> list[str]:
-    """Says which environments begin new episodes.
-
-    :param problems: The reasons by index of the environment.
-    """
-    by_reason: dict[str, list[str]] = {}
-    for index, reason in problems.items():
-        by_reason.setdefault(reason, []).append(str(index))
-    return [
-        f"{'environments' if len(indices) > 1 else 'environment'} {', '.join(indices)} "
-        f"{'begin new episodes' if len(indices) > 1 else 'begins a new episode'} ({reason})"
-        for reason, indices in by_reason.items()
-    ]
+def _policy_of(model: TorchModel) -> TorchPolicy:
+    if isinstance(model, TorchActorCritic):
+        return model.policy
+    if isinstance(model, TorchPolicy):
+        return model
+    raise ConfigError(f"model: expected a policy or an actor-critic to train, found a {type(model).__name__}.")
 
 
 def _announce_interrupt(signal_name: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +13,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
+from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.trainer import Trainer
@@ -22,6 +22,7 @@ from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters, n_trained_parameters
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
+from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -42,8 +43,12 @@ class ESTrainer(EpochTrainer):
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
     """
 
+    config_class: ClassVar[type[AlgorithmConfig]] = ESAlgorithmConfig
+    events_class: ClassVar[type[Any]] = ESEvents
     evaluates_between_epochs: ClassVar[bool] = False
     """The policy is evaluated by rollouts of each update."""
+
+    config: ESAlgorithmConfig
 
     def __init__(
         self,
@@ -54,9 +59,7 @@ class ESTrainer(EpochTrainer):
         *,
         checkpoint_file: str | Path | None = None,
     ) -> None:
-        self.config = ESAlgorithmConfig.from_config(algorithm_config)
-        super().__init__(self.config, torch_policy, checkpoint_file=checkpoint_file)
-        self.policy = torch_policy
+        super().__init__(algorithm_config, torch_policy, checkpoint_file=checkpoint_file)
         self.shared_noise = shared_noise
         self.normalization_stats = normalization_stats
         self.optimizer: Optimizer = Factory(Optimizer).instantiate(  # type: ignore[type-abstract]  # a subclass
@@ -70,9 +73,7 @@ class ESTrainer(EpochTrainer):
         self._criterion = SelectionCriterion(self.config.objective, self.config.maximize, self.config.constraints)
         self._rollouts: ESDistributedRollouts | None = None
         self._eval_returns: list[float] = []
-        self._train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
-        self._events = self._train_stats.create_event_topic(ESEvents)
 
     @override(Trainer)
     def train(  # type: ignore[override]  # documented: the rollouts come first
@@ -101,12 +102,8 @@ class ESTrainer(EpochTrainer):
         return 1
 
     @override(EpochTrainer)
-    def _write_epoch_stats(self) -> None:
-        self._train_stats.reduce()
-
-    @override(EpochTrainer)
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
-        return {"updates": self._train_stats, "evaluations": self._eval_stats}
+        return {**super()._aggregators(), "evaluations": self._eval_stats}
 
     @override(EpochTrainer)
     def _update(self) -> None:
@@ -127,10 +124,10 @@ class ESTrainer(EpochTrainer):
         self._progress.before_output()
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
-        self._events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
-        self._events.policy_norm(policy_id=0, value=float(np.linalg.norm(parameters)))
-        self._events.update_ratio(value=update_ratio)
-        self._events.real_time(value=time.perf_counter() - start)
+        self.events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
+        self.events.policy_norm(policy_id=0, value=float(np.linalg.norm(parameters)))
+        self.events.update_ratio(value=update_ratio)
+        self.events.real_time(value=time.perf_counter() - start)
 
     def _collect(self, distributed_rollouts: ESDistributedRollouts) -> tuple[list[int], np.ndarray, int]:
         """The rollouts of one update.
@@ -152,7 +149,7 @@ class ESTrainer(EpochTrainer):
                     self._take_evaluation(result)
                     continue
                 for episode_stats in result.episode_stats:
-                    self._train_stats.receive(episode_stats)
+                    self.train_stats.receive(episode_stats)
                 self._check_finite(result.returns, result.noise_indices)
                 noise_indices += result.noise_indices
                 returns += result.returns
@@ -216,14 +213,7 @@ class ESTrainer(EpochTrainer):
 
     # -- state -----------------------------------------------------------------------------------------
 
-    _keys_of_version_1: ClassVar[tuple[str, ...]] = ("es_optimizer",)
-
     @override(EpochTrainer)
-    def _own_state(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, Part]:
         """Episodes depend on seeds and the number of the update only."""
-        return {"es_optimizer": self.optimizer.state_dict()}
-
-    @override(EpochTrainer)
-    def _load_own_state(self, state: Mapping[str, Any], origin: str | Path) -> list[str]:
-        self.optimizer.load_state_dict(state["es_optimizer"])
-        return []
+        return {"optimizer": self.optimizer}

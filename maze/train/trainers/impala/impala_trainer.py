@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
-from maze.train.trainers.common.actor_critic.losses import policy_gradient_loss
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.actor_critic.valuation import AskedSubsteps, value_rollout
-from maze.train.trainers.common.module_modes import depends_on_mode
+from maze.train.trainers.common.learning import depends_on_mode
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
@@ -69,7 +66,7 @@ class IMPALA(ActorCritic):
         )
         self.rollout_generator: DistributedActors = rollout_generator
         self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
-        self._impala_events = self._events_aggregator.create_event_topic(ImpalaEvents)
+        self._impala_events = self.train_stats.create_event_topic(ImpalaEvents)
         self._returns = VTrace(
             self.config.gamma,
             self.config.vtrace_clip_rho_threshold,
@@ -80,7 +77,7 @@ class IMPALA(ActorCritic):
     @override(Trainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         try:
-            self.optimizer.tie()
+            self.optimizer.tie()  # what is handed out are the weights that the optimizer will change
             self.rollout_generator.start()
             self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
             super().train(n_epochs, **kwargs)
@@ -102,9 +99,9 @@ class IMPALA(ActorCritic):
         self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
         done = time.perf_counter()
 
-        self._stats.add("time_rollout", collected - start)
-        self._stats.add("time_update", done - collected)
-        self._stats.add("learning_rate", self.optimizer.lr)
+        self.stats.add_value("time_rollout", collected - start)
+        self.stats.add_value("time_update", done - collected)
+        self.stats.add_value("learning_rate", self.optimizer.lr)
         events, percent = self._impala_events, 100.0 / (done - start)
         events.time_dequeuing_actors(batch.waiting_time, batch.waiting_time * percent)
         events.time_collecting_actors(collected - start, (collected - start) * percent)
@@ -131,17 +128,7 @@ class IMPALA(ActorCritic):
         return valued
 
     @override(ActorCritic)
-    def _optimize(self, batch: RolloutBatch) -> None:
-        self._gradient_step(self._losses(batch))
-
-    @override(ActorCritic)
     def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
         if isinstance(part, AskedSubsteps) and not self._has_modes:
             return part.outputs
         return super()._outputs(part)
-
-    @override(ActorCritic)
-    def _policy_loss(
-        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return policy_gradient_loss(log_prob, advantage), {}

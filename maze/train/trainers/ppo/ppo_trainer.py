@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor
 
 from maze.core.annotations import override
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
-from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, Losses
-from maze.train.trainers.common.actor_critic.losses import clipped_surrogate, value_loss
+from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic, ActorCriticLosses
+from maze.train.trainers.common.actor_critic.losses import SurrogateLoss, clipped_surrogate, value_loss
 from maze.train.trainers.common.actor_critic.rollout_batch import RolloutBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
@@ -32,19 +31,16 @@ class PPO(ActorCritic):
                 self._gradient_step(losses)
 
     @override(ActorCritic)
-    def _policy_loss(
-        self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        loss = clipped_surrogate(log_prob, old_log_prob, advantage, self.config.clip_range)
-        return loss.policy, {"policy_clip_fraction": loss.clip_fraction, "policy_approx_kl": loss.approx_kl}
+    def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
+        return clipped_surrogate(log_prob, old_log_prob, advantage, self.config.clip_range)
 
     @override(ActorCritic)
     def _value_loss(self, value: Tensor, target: Tensor, old_value: Tensor) -> Tensor:
         return value_loss(value, target, old_value, self.config.value_clip_range)
 
-    def _has_moved_too_far(self, losses: Losses) -> bool:
+    def _has_moved_too_far(self, losses: ActorCriticLosses) -> bool:
         """Whether the policy has left the neighbourhood in which the rollout says something about it."""
         if self.config.target_kl is None:
             return False
-        divergences = [value for event, _, value in losses.terms if event == "policy_approx_kl"]
-        return bool(torch.stack(divergences).max() > 1.5 * self.config.target_kl)
+        divergences = torch.stack([value for _, value in losses.policy_approx_kl])
+        return bool(divergences.max() > 1.5 * self.config.target_kl)

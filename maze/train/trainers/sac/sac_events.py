@@ -59,6 +59,21 @@ class SACEvents(ABC):
     def critic_grad_norm(self, critic_key: Key, value: float) -> None:
         """Gradient norm of both networks of a critic, before clipping."""
 
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def entropy_coef(self, step_key: Key, value: float) -> None:
+        """Entropy coefficient (alpha) of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def entropy_loss(self, step_key: Key, value: float) -> None:
+        """Loss of the entropy coefficient of a sub-step."""
+
+    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
+    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    def time_learner_rollout(self, time: float, percent: float) -> None:
+        """Seconds spent on collecting rollouts in this process."""
+
     @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
     @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
     def time_dequeuing_actors(self, time: float, percent: float) -> None:
@@ -66,8 +81,8 @@ class SACEvents(ABC):
 
     @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
     @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
-    def time_learner_rollout(self, time: float, percent: float) -> None:
-        """Seconds spent on collecting rollouts in this process."""
+    def time_sampling_from_buffer(self, time: float, percent: float) -> None:
+        """Seconds spent on drawing batches from the replay buffer."""
 
     @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
     @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
@@ -79,16 +94,6 @@ class SACEvents(ABC):
     def time_backprob(self, time: float, percent: float) -> None:
         """Seconds spent on gradients, optimizer steps and target networks."""
 
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
-    def entropy_coef(self, step_key: Key, value: float) -> None:
-        """Entropy coefficient (alpha) of a sub-step."""
-
-    @define_epoch_stats(np.mean)
-    @define_stats_grouping("step_key")
-    def entropy_loss(self, step_key: Key, value: float) -> None:
-        """Loss of the entropy coefficient of a sub-step."""
-
     @define_epoch_stats(np.mean, input_name="before", output_name="before")
     @define_epoch_stats(np.mean, input_name="after", output_name="after")
     def estimated_queue_sizes(self, before: int, after: int) -> None:
@@ -97,11 +102,6 @@ class SACEvents(ABC):
     @define_epoch_stats(np.mean)
     def buffer_size(self, value: int) -> None:
         """Number of transitions (or rollouts) in the replay buffer."""
-
-    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
-    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
-    def time_sampling_from_buffer(self, time: float, percent: float) -> None:
-        """Seconds spent on drawing batches from the replay buffer."""
 
     @define_epoch_stats(np.mean)
     def buffer_avg_pick_per_transition(self, value: int) -> None:

@@ -5,32 +5,69 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from gymnasium import spaces
-from torch import Tensor
+from torch import Tensor, nn
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import NonFiniteError
-from maze.train.trainers.common.actor_critic.flat_adam import FlatAdam
-from maze.train.trainers.common.actor_critic.non_finite import describe_non_finite
-from maze.train.trainers.common.initial_policy import InitialPolicy
+from maze.train.trainers.common.learning import InitialPolicy, Key, Losses, Name, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
-from maze.train.trainers.sac.action_draws import ActionDraw
-from maze.train.trainers.sac.critic_targets import critic_targets
-from maze.train.trainers.sac.entropy_coefs import EntropyCoefs
-from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, mean_of, polyak_update
-from maze.train.trainers.sac.policy_losses import policy_losses
+from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, mean_of, target_entropy
+from maze.train.trainers.sac.objectives import acted, critic_targets, known_observations, policy_losses
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_networks import SACNetworks
-from maze.train.trainers.sac.substep_rows import acted, known_observations
-from maze.train.trainers.sac.target_entropy import target_entropy
+from maze.train.trainers.sac.sac_networks import ActionDraw, SACNetworks
+from maze.train.utils.flat_adam import FlatAdam
 
-Key = Any
-Term = tuple[str, Key, Tensor]
-"""Event of ``SACEvents``, sub-step or critic, value."""
+
+@dataclass
+class CriticLosses(Losses):
+    """What the critics make small, by critic."""
+
+    critic_value_loss: Terms = field(default_factory=list)
+    critic_value: Terms = field(default_factory=list)
+    errors_between_critics: Terms = field(default_factory=list)
+
+
+@dataclass
+class PolicyLosses(Losses):
+    """What policy and entropy coefficients make small, by sub-step."""
+
+    policy_loss: Terms = field(default_factory=list)
+    policy_entropy: Terms = field(default_factory=list)
+    policy_mean_logp: Terms = field(default_factory=list)
+    policy_kl_to_initial: Terms = field(default_factory=list)
+    entropy_loss: Terms = field(default_factory=list)
+    entropy_coef: Terms = field(default_factory=list)
+
+
+Report = list[tuple[Losses, dict[Name, Tensor]]]
+"""Losses and gradient norms of the steps that a batch led to."""
+
+
+class EntropyCoefs(nn.Module):
+    """Logarithms of the entropy coefficients, one for each sub-step key.
+
+    :param keys: The sub-step keys.
+    :param initial: Where all of them start.
+    """
+
+    def __init__(self, keys: list[Key], initial: float) -> None:
+        super().__init__()
+        log = math.log(initial) if initial > 0.0 else -math.inf
+        self.logs = nn.ParameterList([nn.Parameter(torch.tensor(log)) for _ in keys])
+        self._by_key: dict[Key, Tensor] = dict(zip(keys, self.logs, strict=True))
+
+    def alphas(self) -> dict[Key, Tensor]:
+        """The coefficients themselves, without gradients."""
+        return {key: log.detach().exp() for key, log in self._by_key.items()}
+
+    def log_alpha(self, key: Key) -> Tensor:
+        """One logarithm, with its gradient."""
+        return self._by_key[key]
 
 
 class SACLearner:
@@ -39,10 +76,12 @@ class SACLearner:
     :param model: Policy and state-action critic, on their device.
     :param config: Hyperparameters.
     :param actors: The actors of an environment step, in their order.
-    :param seed: Seed of the actions drawn for learning.
+    :param seed: Seed of the actions drawn for learning; ``None`` draws one from torch's global generator.
     """
 
-    def __init__(self, model: TorchActorCritic, config: SACAlgorithmConfig, actors: list[ActorID], seed: int) -> None:
+    def __init__(
+        self, model: TorchActorCritic, config: SACAlgorithmConfig, actors: list[ActorID], seed: int | None
+    ) -> None:
         self.networks = networks = SACNetworks(model, actors, seed)
         self.model = model
         self.config = config
@@ -65,110 +104,110 @@ class SACLearner:
             else None
             for space in networks.spaces
         ]
-        self._targets_and_sources = self._polyak_pairs()
+        self._targets = self.critic.followers()
         self._policy_parameters = [p for p in model.policy.parameters() if p.requires_grad]
         self._alphas = self.entropy_coefs.alphas()
         self.n_batches = 0
         """Number of batches learned from."""
-        self.initial_policy: InitialPolicy | None = None
-        """What the policy has to stay close to."""
         self.seconds_of_losses = 0.0
         self.seconds_of_gradients = 0.0
 
     # -- one batch -------------------------------------------------------------------------------------
 
-    def update(self, batch: TransitionBatch, critic_alone: bool = False, kl_coef: float = 0.0) -> list[Term]:
+    def update(
+        self,
+        batch: TransitionBatch,
+        critic_alone: bool = False,
+        initial_policy: InitialPolicy | None = None,
+        kl_coef: float = 0.0,
+    ) -> Report:
         """Learns from a batch.
 
         :param batch: Transitions, on the model's device.
         :param critic_alone: Leave policy and entropy coefficients as they are.
-        :param kl_coef: Weight of the policy's divergence from the initial one.
-        :return: Values of :class:`~maze.train.trainers.sac.sac_events.SACEvents`.
+        :param initial_policy: What the policy has to stay close to; ``None``: nothing.
+        :param kl_coef: Weight of the policy's divergence from it.
+        :return: What was learned, to be reported.
         :raises NonFiniteError: A loss or a gradient is not finite; the step that it belongs to was not taken.
         """
         start = time.perf_counter()
         draws = [
             self.networks.draw(position, known_observations(batch, position)) for position in range(len(self.actors))
         ]
-        terms, total = self._critic_terms(batch, draws)
-        losses_done = time.perf_counter()
-        self.seconds_of_losses += losses_done - start
-        self.seconds_of_gradients -= losses_done
-        if self.critic_optimizer.names:
-            self.critic_optimizer.zero_grad()
-            total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            terms += self._step(self.critic_optimizer, terms, total)
+        losses: Losses = self._critic_losses(batch, draws)
+        report = [(losses, self._timed_step(start, losses, self.critic_optimizer))]
         if not critic_alone:
-            terms += self._learn_policy(batch, draws, kl_coef)
+            start = time.perf_counter()
+            losses = self._policy_losses(batch, draws, initial_policy, kl_coef)
+            report.append((losses, self._learn_policy(start, losses)))
+        start = time.perf_counter()
         self.n_batches += 1
         if self.n_batches % self.config.target_update_interval == 0:
-            polyak_update(*self._targets_and_sources, self.config.tau)
-        self.seconds_of_gradients += time.perf_counter()
-        return terms
+            self._targets.update(self.config.tau)
+        self.seconds_of_gradients += time.perf_counter() - start
+        return report
 
-    def _critic_terms(self, batch: TransitionBatch, draws: list[ActionDraw]) -> tuple[list[Term], Tensor]:
-        terms: list[Term] = []
-        losses: list[Tensor] = []
+    def _critic_losses(self, batch: TransitionBatch, draws: list[ActionDraw]) -> CriticLosses:
+        losses = CriticLosses(torch.zeros((), device=self.model.device))
         for of_critic in critic_targets(self.networks, batch, draws, self._alphas, self.config.gamma):
-            loss = critic_loss(of_critic.q_values, of_critic.target, of_critic.weight)
-            losses.append(loss)
-            weight = of_critic.weight
-            if not _counts(weight):
-                continue
-            first, second = (q_value.detach() for q_value in of_critic.q_values)
-            terms += [
-                ("critic_value_loss", of_critic.key, loss),
-                ("critic_value", of_critic.key, mean_of(torch.minimum(first, second), weight)),
-                ("errors_between_critics", of_critic.key, mean_of((first - second).abs(), weight)),
-            ]
-        return terms, _total(losses)
+            key, weight = of_critic.key, of_critic.weight
+            loss = critic_loss(of_critic.q_values, of_critic.target, weight)
+            losses.add(loss)
+            if _counts(weight):
+                first, second = (q_value.detach() for q_value in of_critic.q_values)
+                losses.critic_value_loss.append((key, loss))
+                losses.critic_value.append((key, mean_of(torch.minimum(first, second), weight)))
+                losses.errors_between_critics.append((key, mean_of((first - second).abs(), weight)))
+        return losses
 
-    def _learn_policy(self, batch: TransitionBatch, draws: list[ActionDraw], kl_coef: float) -> list[Term]:
+    def _policy_losses(
+        self, batch: TransitionBatch, draws: list[ActionDraw], initial_policy: InitialPolicy | None, kl_coef: float
+    ) -> PolicyLosses:
         """Policy and entropy coefficients learn from the same draws; neither has a part in the other's loss."""
-        start = time.perf_counter()
-        terms, total = self._policy_terms(batch, draws)
-        if self.initial_policy is not None:
+        losses = PolicyLosses(torch.zeros((), device=self.model.device))
+        for position, loss in policy_losses(self.networks, batch, draws, self._alphas):
+            losses.add(loss)
+            key, weight = self.actors[position].step_key, acted(batch, position)
+            if _counts(weight):
+                log_prob = mean_of(draws[position].expected_log_prob.detach(), weight)
+                losses.policy_loss.append((key, loss))
+                losses.policy_entropy.append((key, -log_prob))
+                losses.policy_mean_logp.append((key, log_prob))
+        if initial_policy is not None:
             for position, draw in enumerate(draws):
-                divergence = self._divergence(self.initial_policy, batch, draw, position)
+                divergence = self._divergence(initial_policy, batch, draw, position)
+                losses.add(divergence, kl_coef)
                 if _counts(acted(batch, position)):
-                    terms.append(("policy_kl_to_initial", self.actors[position].step_key, divergence))
-                total = torch.add(total, divergence, alpha=kl_coef)
+                    losses.policy_kl_to_initial.append((self.actors[position].step_key, divergence))
+        if self.config.entropy_tuning:
+            losses.entropy_loss = list(self._entropy_losses(batch, draws).items())
+            losses.add(_total([loss for _, loss in losses.entropy_loss]))
+        return losses
+
+    def _learn_policy(self, start: float, losses: PolicyLosses) -> dict[Name, Tensor]:
         learned = self._policy_parameters  # naming them spares the gradients of the critics
         if self.config.entropy_tuning:
-            entropy_losses = self._entropy_losses(batch, draws)
-            terms += [("entropy_loss", key, loss) for key, loss in entropy_losses.items()]
-            total = total + _total(list(entropy_losses.values()))
             learned = [*learned, *self.entropy_coefs.logs]
-        losses_done = time.perf_counter()
-        self.seconds_of_losses += losses_done - start
-        self.seconds_of_gradients -= losses_done - start
-        self.policy_optimizer.zero_grad()
-        self.entropy_optimizer.zero_grad()
-        if learned:
-            total.backward(inputs=learned)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        if self.policy_optimizer.names:
-            terms += self._step(self.policy_optimizer, terms, total)
+            self.entropy_optimizer.zero_grad()
+        norms = self._timed_step(start, losses, self.policy_optimizer, learned)
         if self.config.entropy_tuning:
             self.entropy_optimizer.step()
             self._alphas = self.entropy_coefs.alphas()
-        terms += [("entropy_coef", key, alpha) for key, alpha in self._alphas.items()]
-        return terms
+        losses.entropy_coef = list(self._alphas.items())
+        return norms
 
-    def _policy_terms(self, batch: TransitionBatch, draws: list[ActionDraw]) -> tuple[list[Term], Tensor]:
-        terms: list[Term] = []
-        losses: list[Tensor] = []
-        for position, loss in policy_losses(self.networks, batch, draws, self._alphas):
-            losses.append(loss)
-            key, weight = self.actors[position].step_key, acted(batch, position)
-            if not _counts(weight):
-                continue
-            log_prob = mean_of(draws[position].expected_log_prob.detach(), weight)
-            terms += [
-                ("policy_loss", key, loss),
-                ("policy_entropy", key, -log_prob),
-                ("policy_mean_logp", key, log_prob),
-            ]
-        return terms, _total(losses)
+    def _timed_step(
+        self, start: float, losses: Losses, optimizer: FlatAdam, inputs: list[Tensor] | None = None
+    ) -> dict[Name, Tensor]:
+        """A gradient step.
+
+        :param start: When the computation of the losses began.
+        """
+        losses_done = time.perf_counter()
+        norms = gradient_step(losses, optimizer, self.config.max_grad_norm, inputs=inputs)
+        self.seconds_of_losses += losses_done - start
+        self.seconds_of_gradients += time.perf_counter() - losses_done
+        return norms
 
     def _divergence(
         self, initial_policy: InitialPolicy, batch: TransitionBatch, draw: ActionDraw, position: int
@@ -188,31 +227,6 @@ class SACLearner:
             loss = entropy_coef_loss(log_alpha, draw.expected_log_prob, target, weight)
             losses[key] = losses[key] + loss if key in losses else loss
         return losses
-
-    def _step(self, optimizer: FlatAdam, terms: list[Term], total: Tensor) -> list[Term]:
-        """Follows the gradient, unless anything in it is not finite."""
-        norms = optimizer.gradient_norms()
-        values = list(norms.values())
-        norm = values[0] if len(values) == 1 else torch.linalg.vector_norm(torch.stack(values))
-        size, loss = torch.stack([norm, total.detach()]).tolist()
-        if not (math.isfinite(size) and math.isfinite(loss)):
-            raise NonFiniteError(describe_non_finite([term for term in terms if term[0].endswith("loss")], norms))
-        if 0.0 < self.config.max_grad_norm < size:
-            optimizer.scale_gradients(self.config.max_grad_norm / size)
-        optimizer.step()
-        return [(event, key[0] if isinstance(key, tuple) else key, value) for (event, key), value in norms.items()]
-
-    def _polyak_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Tensors of the target networks and those that they follow."""
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
-        for key, pair in self.critic.networks.items():
-            targets += self.critic.target_networks[key].parameters()
-            sources += pair.parameters()
-            # running statistics follow like weights; counters cannot
-            targets += [buffer for buffer in self.critic.target_networks[key].buffers() if buffer.is_floating_point()]
-            sources += [buffer for buffer in pair.buffers() if buffer.is_floating_point()]
-        return targets, sources
 
     # -- state -----------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner, ACLocalRunner
-from maze.train.trainers.common.interrupt import TrainingInterrupted
 from maze.train.trainers.ppo.ppo_trainer import PPO
+from maze.train.utils.interrupt import TrainingInterrupted
 
 CONF = Path(maze.conf.__file__).parent
 

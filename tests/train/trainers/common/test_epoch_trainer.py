@@ -16,8 +16,8 @@ from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.progress import TrainingProgress
 from maze.train.trainers.ppo.ppo_trainer import PPO
+from maze.train.utils.progress import TrainingProgress
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env
 from tests.train.trainers.common.test_structured_training import build_model
 from tests.train.trainers.common.test_structured_training import train as train_structured

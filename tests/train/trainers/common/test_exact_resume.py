@@ -23,9 +23,10 @@ from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.actor_critic.losses import SurrogateLoss
 from maze.train.trainers.common.epoch_trainer import STATE_FORMAT
-from maze.train.trainers.common.interrupt import TrainingInterrupted
-from maze.train.trainers.common.plain_state import from_plain
+from maze.train.utils.interrupt import TrainingInterrupted
+from maze.train.utils.plain_state import from_plain
 
 NORMALIZATION = (
     "maze.core.wrappers.return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper",
@@ -288,11 +289,15 @@ def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_pat
 
 
 def test_a_buffer_too_large_for_every_epoch_is_named_as_lost(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("maze.train.trainers.sac.sac_trainer.ALWAYS_SAVED_BYTES", 10)
+    monkeypatch.setattr("maze.train.trainers.common.replay_trainer.ALWAYS_SAVED_BYTES", 10)
     Run("sac", tmp_path / "first", prepare=killed_after_saving(2))
     resumed = Run("sac", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     assert resumed.state["epoch"] == N_EPOCHS
     assert "the replay buffer was too large to be saved with every epoch" in caplog.text
+
+
+def n_starts(run):
+    return run.state["parts"]["rollouts"]["episodes"]["n_starts"]
 
 
 @pytest.mark.slow
@@ -302,7 +307,7 @@ def test_actors_in_processes_go_on_with_new_episodes_and_say_so(tmp_path, caplog
     resumed = Run("impala", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True, **local)
     assert "begin new episodes (actors in processes of their own are ahead of the training" in caplog.text
     assert resumed.state["epoch"] == 2
-    assert resumed.state["environments"]["n_starts"] == first.state["environments"]["n_starts"] + 1
+    assert n_starts(resumed) == n_starts(first) + 1
 
 
 # -- without resume ---------------------------------------------------------------------------------
@@ -408,30 +413,18 @@ def test_resume_is_yes_or_no(tmp_path):
 def test_the_file_that_is_left_by_a_number_that_is_not_finite_brings_the_environments_back(tmp_path):
     def break_loss(trainer):
         loss = trainer._policy_loss
-        trainer._policy_loss = lambda *args: (loss(*args)[0] * math.nan, {})
+        trainer._policy_loss = lambda *args: SurrogateLoss(loss(*args).policy * math.nan)
 
     with pytest.raises(NonFiniteError):
         Run("a2c", tmp_path / "broken", prepare=break_loss)
     (file,) = (tmp_path / "broken").glob("non_finite_*.pt")
-    environments = load_state(file)["training_state"]["environments"]
+    environments = load_state(file)["training_state"]["parts"]["rollouts"]["episodes"]
     env = SequentialVectorEnv([functools.partial(GymMazeEnv, "CartPole-v1")] * 2)
     assert env.load_episodes_state(from_plain([{**state, "statistics": []} for state in environments])) == {}
     assert all(len(state["sequence"]["__array__"]) == 12 for state in environments)
 
 
-# -- earlier releases -------------------------------------------------------------------------------
-
-
-def test_a_state_of_an_earlier_release_is_continued_as_far_as_it_goes(tmp_path, caplog):
-    first = Run("ppo", tmp_path / "first", n_epochs=1)
-    keys = ("model", "optimizer", "epoch", "update", "first_epoch", "is_finished", "evaluated_epoch", "generator")
-    keys += ("policy_generators", "wrapper_statistics", "model_selection")
-    old = {key: first.state[key] for key in keys}
-    save_state(tmp_path / "first" / "latest.pt", {**old, STATE_FORMAT: 1})
-    resumed = Run("ppo", tmp_path / "second", n_epochs=2, input_dir=str(tmp_path / "first"), resume=True)
-    assert resumed.state["epoch"] == 2
-    assert "an earlier release wrote it (version 1 of the format" in caplog.text
-    assert "environments begin new episodes" in caplog.text
+# -- other releases ---------------------------------------------------------------------------------
 
 
 def test_a_state_of_a_later_release_names_the_versions(tmp_path):

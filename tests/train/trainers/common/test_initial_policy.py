@@ -16,7 +16,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.utils.checkpoint import load_state
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.initial_policy import InitialPolicy, decayed_coef
+from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
 from tests.train.trainers.common.test_actor_critic_trainer import make_model, make_trainer, same, weights
@@ -200,5 +200,5 @@ def test_sac_keeps_the_initial_policy_in_its_checkpoints(tmp_path):
     trainer.train()
     resumed = build_sac(counting_env, seed=5, kl_to_initial_coef=1.0)
     resumed.load_state(file)
-    assert same(weights(resumed.learner.initial_policy.policy), initial)
+    assert same(weights(resumed._initial_policy.policy), initial)
     assert not same(weights(resumed.model.policy), initial)

@@ -63,8 +63,9 @@ def test_a_killed_command_is_resumed_and_ends_as_the_one_that_was_not(signum, st
     expected = run(tmp_path / "third", f"algorithm.n_epochs={n_epochs}", *seeds)
 
     assert resumed["epoch"] == expected["epoch"] == n_epochs
-    for key in ("model", "optimizer"):
-        one, other = (list(tensors_of(state[key])) for state in (resumed, expected))
+    for part in ("model", "optimizer"):
+        states = ({**state["parts"], "model": state["model"]}[part] for state in (resumed, expected))
+        one, other = (list(tensors_of(state)) for state in states)
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     found = rewards(tmp_path / "second")
     assert found

@@ -17,12 +17,12 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.runner import Runner
-from maze.train.trainers.common.interrupt import TrainingInterrupted
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.es import ESDevRunner, ESEvents, ESTrainer, SharedNoiseTable
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.es_utils import get_flat_parameters
+from maze.train.utils.interrupt import TrainingInterrupted
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, two_step_env
 from tests.train.trainers.es.populations import build_policy
 

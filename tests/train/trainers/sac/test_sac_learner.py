@@ -20,7 +20,7 @@ from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_learner
-from maze.train.trainers.sac.critic_targets import critic_targets
+from maze.train.trainers.sac.objectives import critic_targets
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_learner import SACLearner
 from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
@@ -54,8 +54,14 @@ def one_step(rewards, terminated=False, n_substeps=None, has_next_step=True):
     )
 
 
+def terms_of(report):
+    """Event, group and value of all that an update has to report."""
+    of_losses = [term for losses, _ in report for term in losses.terms()]
+    return of_losses + [(*name, norm) for _, norms in report for name, norm in norms.items()]
+
+
 def critic_losses(learner, batch):
-    terms = learner.update(batch, critic_alone=True)
+    terms = terms_of(learner.update(batch, critic_alone=True))
     return {key: value.item() for event, key, value in terms if event == "critic_value_loss"}
 
 
@@ -158,7 +164,7 @@ def test_target_networks_follow_every_so_many_batches():
 
 def test_a_fixed_entropy_coefficient_stays():
     learner = flat_learner(entropy_tuning=False, entropy_coef=0.3)
-    terms = learner.update(flat_batch())
+    terms = terms_of(learner.update(flat_batch()))
     assert learner.entropy_coefs.alphas()[0].item() == pytest.approx(0.3)
     assert "entropy_loss" not in [event for event, _, _ in terms]
 
@@ -214,12 +220,12 @@ def structured_batch(n=8):
 def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, batch):
     config = {"lr": 0.01, "tau": 0.1, "max_grad_norm": 1.0}
     fast = make(**config)
-    terms = [[value.item() for _, _, value in fast.update(batch)] for _ in range(5)]
+    terms = [[value.item() for _, _, value in terms_of(fast.update(batch))] for _ in range(5)]
     with monkeypatch.context() as patched:
         patched.setattr(dense_networks, "dense_networks", lambda networks: None)
         patched.delattr(SquashedGaussianProbabilityDistribution, "rsample_with_log_prob")
         plain = make(**config)
-        expected = [[value.item() for _, _, value in plain.update(batch)] for _ in range(5)]
+        expected = [[value.item() for _, _, value in terms_of(plain.update(batch))] for _ in range(5)]
     for ours, theirs in zip(terms, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     for ours, theirs in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
@@ -242,7 +248,7 @@ def nobody_cut(n=8):
 def test_a_sub_step_that_no_row_of_a_batch_has_reports_nothing_and_learns_nothing(critic):
     learner = structured_learner(critic)
     before = copies(learner.model.policy.networks["cut"].parameters())
-    terms = learner.update(nobody_cut())
+    terms = terms_of(learner.update(nobody_cut()))
     reported = {event for event, key, _ in terms if key == "cut"}
     assert reported <= {"policy_grad_norm", "critic_grad_norm", "entropy_coef", "entropy_loss"}
     assert {"policy_loss", "policy_entropy", "policy_mean_logp"} <= {
@@ -260,7 +266,7 @@ def test_statistics_of_critics_leave_out_rows_that_nobody_learns_from():
         batch.observations[1]["choice"][padded] = size
         batch.actions[1]["where"][padded] = size
         fresh = structured_learner()
-        terms = fresh.update(batch, critic_alone=True)
+        terms = terms_of(fresh.update(batch, critic_alone=True))
         reported.append({event: value.item() for event, key, value in terms if key == "cut"})
     assert reported[0] == pytest.approx(reported[1], rel=1e-5)
     own = torch.cat([batch.observations[1]["choice"], batch.actions[1]["where"]], -1)[~padded]
@@ -294,9 +300,9 @@ def test_the_time_of_the_policys_losses_is_time_of_losses(monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(sac_learner.time, "perf_counter", lambda: float(next(now)))
     learner.update(batch)
-    # the clock goes on by one with each look at it: update, critic's losses, policy, its losses, end
+    # the clock goes on by one between two looks: critic's losses, its step, policy's losses, its step, targets
     assert learner.seconds_of_losses == 2.0
-    assert learner.seconds_of_gradients == 2.0
+    assert learner.seconds_of_gradients == 3.0
 
 
 class FromNextMask(torch.nn.Module):
@@ -333,7 +339,7 @@ def test_the_target_counts_what_is_allowed_next_and_not_what_is_allowed_now():
     draws = [learner.networks.draw(0, batch.observations[0])]
     (found,) = critic_targets(learner.networks, batch, draws, learner.entropy_coefs.alphas(), 0.9)
     torch.testing.assert_close(found.target, torch.tensor([1 + 0.9 * (2 + 0.5 * math.log(2)), 1 + 0.9 * 2]))
-    terms = {event: value.item() for event, _, value in learner.update(batch)}
+    terms = {event: value.item() for event, _, value in terms_of(learner.update(batch))}
     assert terms["critic_value"] == pytest.approx(2.0)
     assert terms["policy_loss"] == pytest.approx(-2.0), "one action is allowed in each row: no entropy"
 

@@ -6,16 +6,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze.train.trainers.sac.choice_gradients import choice_values
 from maze.train.trainers.sac.losses import (
+    choice_values,
     continuous_policy_loss,
     critic_loss,
     discrete_policy_loss,
     entropy_coef_loss,
-    polyak_update,
     soft_bellman_target,
+    target_entropy,
 )
-from maze.train.trainers.sac.target_entropy import target_entropy
 
 MASKED = torch.finfo(torch.float32).min
 
@@ -69,12 +68,6 @@ def test_the_entropy_coefficient_grows_where_the_entropy_is_too_small():
     loss.backward()
     assert loss.item() == pytest.approx(-math.log(0.5) * 4.0)
     assert log_alpha.grad.item() == pytest.approx(-4.0), "entropy -1 is below its target 3: alpha goes up"
-
-
-def test_the_polyak_update_moves_targets_by_tau():
-    target, source = torch.tensor([1.0, 10.0]), torch.tensor([3.0, 0.0])
-    polyak_update([target], [source], 0.1)
-    assert target.tolist() == pytest.approx([1.2, 9.0])
 
 
 def test_the_target_entropy_counts_valid_actions():

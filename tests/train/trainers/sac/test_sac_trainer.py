@@ -21,11 +21,11 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.interrupt import TrainingInterrupted
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.sac.sac_runners import SACDevRunner, SACRunner, add_demonstrations
 from maze.train.trainers.sac.sac_trainer import SAC
+from maze.train.utils.interrupt import TrainingInterrupted
 from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,
@@ -100,10 +100,10 @@ class MaskingPolicyNet(torch.nn.Module):
 def test_masked_actions_are_never_taken_and_training_stays_finite():
     trainer = build_trainer(counting_env)
     trainer.model.policy.networks[0] = MaskingPolicyNet()
-    trainer = SAC(trainer.config, trainer.model, trainer.actors, None, None, seed=0)
-    n_random = trainer.actors.replay_buffer.n_added
+    trainer = SAC(trainer.config, trainer.model, trainer.workers, None, None, seed=0)
+    n_random = trainer.workers.replay_buffer.n_added
     trainer.train(n_epochs=3)
-    taken = trainer.actors.replay_buffer.columns.actions[0]["move"][n_random : n_random + 12]
+    taken = trainer.workers.replay_buffer.columns.actions[0]["move"][n_random : n_random + 12]
     assert set(taken.tolist()) <= {0, 1, 3}
     assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
 
@@ -111,18 +111,18 @@ def test_masked_actions_are_never_taken_and_training_stays_finite():
 @pytest.mark.parametrize(("num_actors", "rollouts"), [(1, 1), (4, 4), (3, 1), (2, 4)])
 def test_each_update_collects_the_configured_number_of_rollouts(num_actors, rollouts):
     trainer = build_trainer(random_walk_env, num_actors=num_actors, rollouts_per_iteration=rollouts, n_rollout_steps=2)
-    before = trainer.actors.replay_buffer.n_added
+    before = trainer.workers.replay_buffer.n_added
     trainer.train()
-    assert trainer.actors.replay_buffer.n_added - before == 4 * rollouts * 2
+    assert trainer.workers.replay_buffer.n_added - before == 4 * rollouts * 2
 
 
 def test_rollouts_can_be_kept_and_drawn_as_a_whole():
     trainer = build_trainer(random_walk_env, split_rollouts_into_transitions=False, n_rollout_steps=5)
-    assert len(trainer.actors.replay_buffer) == 30
+    assert len(trainer.workers.replay_buffer) == 30
     trainer.train()
-    assert len(trainer.actors.replay_buffer) == 34
-    assert len(trainer.actors.sample_transitions("cpu").terminated) == 16 * 5
-    record = trainer.actors.sample_batch("cpu")
+    assert len(trainer.workers.replay_buffer) == 34
+    assert len(trainer.workers.sample_transitions("cpu").terminated) == 16 * 5
+    record = trainer.workers.sample_batch("cpu")
     assert record.batch_shape == [80]
 
 
@@ -146,7 +146,7 @@ def test_a_resumed_training_continues_with_the_same_learner_and_buffer(tmp_path)
     assert are_equal(weights(first), weights(second))
     for trainer in (first, second):
         for _ in range(3):
-            trainer.learner.update(trainer.actors.sample_transitions("cpu"))
+            trainer.learner.update(trainer.workers.sample_transitions("cpu"))
     assert are_equal(weights(first), weights(second))
     assert second.epoch == 1
 
@@ -154,7 +154,7 @@ def test_a_resumed_training_continues_with_the_same_learner_and_buffer(tmp_path)
 def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
     trainer = build_trainer(random_walk_env)
     state = trainer.training_state()
-    del state["learner"]
+    state["algorithm"] = "PPO"
     with pytest.raises(CheckpointError, match="another algorithm"):
         trainer.load_training_state(state)
 
@@ -302,7 +302,7 @@ def masked_trainer(make_env, critic="", **config):
     trainer = build_trainer(make_env, critic, **config)
     key = list(trainer.model.policy.networks)[-1]
     trainer.model.policy.networks[key] = RespectsMask()
-    return SAC(trainer.config, trainer.model, trainer.actors, None, None, seed=0)
+    return SAC(trainer.config, trainer.model, trainer.workers, None, None, seed=0)
 
 
 class RespectsMask(torch.nn.Module):
@@ -319,7 +319,7 @@ def test_an_environment_whose_mask_changes_trains_from_its_first_random_step_on(
     """The environment refuses what its mask forbids, from the initial policy as well."""
     trainer = masked_trainer(use_up_env, n_rollout_steps=5)
     trainer.train()
-    columns = trainer.actors.replay_buffer.columns
+    columns = trainer.workers.replay_buffer.columns
     n = len(columns)
     used, allowed = columns.actions[0]["use"][:n], columns.observations[0]["use_mask"][:n]
     assert allowed[np.arange(n), used].all()
@@ -333,9 +333,9 @@ def test_demonstrations_of_an_environment_that_allows_nothing_at_its_end_are_lea
     records = [generator.rollout(policy, None) for _ in range(14)]
     assert not records[0].step_records[-1].substep_records[0].next_observation["use_mask"].any()
     add_demonstrations(
-        trainer.actors.replay_buffer, InMemoryDataset(records, trajectory_processor=NEXT_OBSERVATIONS), 1
+        trainer.workers.replay_buffer, InMemoryDataset(records, trajectory_processor=NEXT_OBSERVATIONS), 1
     )
-    batch = trainer.actors.replay_buffer.columns.read(np.arange(40), "cpu")
+    batch = trainer.workers.replay_buffer.columns.read(np.arange(40), "cpu")
     assert batch.next_observations[0]["use_mask"].any(-1).all()
     trainer.train()
 
@@ -355,12 +355,12 @@ def test_demonstrations_in_one_record_keep_their_episodes_apart_and_their_action
     steps = [step.substep_records[0] for step in record.step_records]
     drawn = np.array([step.action["push"] for step in steps])
     assert np.abs(drawn).max() > 1
-    first = trainer.actors.replay_buffer.n_rows_added
+    first = trainer.workers.replay_buffer.n_rows_added
     dataset = InMemoryDataset(record, trajectory_processor=NEXT_OBSERVATIONS)
-    add_demonstrations(trainer.actors.replay_buffer, dataset, 1)
+    add_demonstrations(trainer.workers.replay_buffer, dataset, 1)
     is_kept = np.array([not (step.done and step.info.get("TimeLimit.truncated")) for step in steps])
     is_kept[-1] = steps[-1].done and is_kept[-1]
-    batch = trainer.actors.replay_buffer.columns.read(np.arange(first, first + is_kept.sum()), "cpu")
+    batch = trainer.workers.replay_buffer.columns.read(np.arange(first, first + is_kept.sum()), "cpu")
     np.testing.assert_array_equal(batch.actions[0]["push"], np.clip(drawn, -1, 1)[is_kept])
     assert batch.terminated.tolist() == [bool(step.done) for step, kept in zip(steps, is_kept, strict=True) if kept]
     following = [other.observation["position"] for other in [*steps[1:], steps[-1]]]
@@ -436,7 +436,7 @@ def test_a_state_critic_is_refused_with_the_critics_to_choose():
     from tests.train.trainers.common.test_structured_training import build_model as build_state_critic
 
     model = build_state_critic(random_walk_env(), "Step")
-    workers = build_trainer(random_walk_env).actors
+    workers = build_trainer(random_walk_env).workers
     assert isinstance(model, TorchActorCritic)
     with pytest.raises(ConfigError, match="critic=flatten_concat_state_action"):
         SAC({"rollout_evaluator": None}, model, workers, None, None)

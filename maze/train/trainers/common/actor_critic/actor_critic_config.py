@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.actor_critic.lr_schedule import LR_SCHEDULES
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+LR_SCHEDULES = ("constant", "linear", "cosine")
 
 
 def default_rollout_evaluator() -> dict[str, Any]:
@@ -90,3 +92,19 @@ class ActorCriticConfig(AlgorithmConfig):
         self.require_choice("lr_schedule", LR_SCHEDULES)
         if not isinstance(self.device, str):
             raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")
+
+
+def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
+    """The learning rate after a share ``progress`` (0 to 1) of all updates.
+
+    >>> scheduled_lr("linear", 0.1, 0.75)
+    0.025
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    if schedule == "constant":
+        return initial_lr
+    if schedule == "linear":
+        return initial_lr * (1.0 - progress)
+    if schedule == "cosine":
+        return initial_lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+    raise ValueError(f"Unknown learning rate schedule `{schedule}`; there are {', '.join(LR_SCHEDULES)}.")

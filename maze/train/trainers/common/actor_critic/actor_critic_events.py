@@ -12,19 +12,15 @@ SubstepKey = int | str
 
 
 class ActorCriticEvents(ABC):
-    """What an actor-critic trainer reports, once per epoch as the mean over its updates."""
-
-    @define_epoch_stats(np.mean)
-    def time_rollout(self, value: float) -> None:
-        """Seconds spent on collecting a rollout."""
+    """What an actor-critic trainer reports, once per epoch as the mean over its updates, in this order."""
 
     @define_epoch_stats(np.mean)
     def time_epoch(self, value: float) -> None:
         """Seconds spent on the whole previous epoch, its evaluation included."""
 
     @define_epoch_stats(np.mean)
-    def time_update(self, value: float) -> None:
-        """Seconds spent on optimizing with a rollout."""
+    def time_rollout(self, value: float) -> None:
+        """Seconds spent on collecting a rollout."""
 
     @define_epoch_stats(np.mean)
     def learning_rate(self, value: float) -> None:
@@ -74,3 +70,7 @@ class ActorCriticEvents(ABC):
     @define_stats_grouping("critic_id")
     def critic_grad_norm(self, critic_id: SubstepKey, value: float) -> None:
         """Gradient norm of a critic network, before clipping."""
+
+    @define_epoch_stats(np.mean)
+    def time_update(self, value: float) -> None:
+        """Seconds spent on optimizing with a rollout."""

@@ -100,7 +100,7 @@ class ACRunner(TrainingRunner, ABC):
     def _trainer_type(self) -> type[ActorCritic]:
         if not self.trainer_class:
             raise ConfigError("runner.trainer_class: expected the path of a trainer, such as `...ppo_trainer.PPO`.")
-        return Factory(ActorCritic).type_from_name(self.trainer_class)  # type: ignore[type-abstract]  # a subclass
+        return Factory(ActorCritic).type_from_name(self.trainer_class)
 
     def _build_evaluator(self, config: Any, model_selection: BestModelSelection) -> Evaluator | None:
         if self.eval_repeats is not None:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class SurrogateLoss(NamedTuple):
-    """PPO's objective and the two numbers that tell how far an update has moved the policy."""
+    """A policy's objective and, for PPO, the two numbers that tell how far an update has moved the policy."""
 
     policy: Tensor
     """The loss to minimise (scalar)."""
-    clip_fraction: Tensor
-    """Share of the elements whose ratio left the clipping range (scalar, no gradient)."""
-    approx_kl: Tensor
-    """Estimate of KL(old || new), never negative (scalar, no gradient)."""
+    clip_fraction: Tensor | None = None
+    """Share of the elements whose ratio left the clipping range (scalar, no gradient); where there is one."""
+    approx_kl: Tensor | None = None
+    """Estimate of KL(old || new), never negative (scalar, no gradient); where the ratio is known."""
 
 
 def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: float) -> SurrogateLoss:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+if TYPE_CHECKING:
+    from maze.core.rollout.rollout_columns import RolloutColumns
 
 Rows = Tensor | slice
 
@@ -110,3 +114,22 @@ def _rows_of_dict(tensors: Mapping[str, Any] | None, rows: Rows) -> dict[str, An
 
 def _rows_of_list(tensors: list[Tensor], rows: Rows) -> list[Tensor]:
     return [tensor[rows] for tensor in tensors]
+
+
+def columns_as_tensors(columns: RolloutColumns) -> dict[str, Any]:
+    """A rollout in a form that files hold without pickled objects."""
+    substeps = {
+        key: {
+            "observations": _copied(substep.observations),
+            "actions": _copied(substep.actions),
+            "agent_ids": torch.from_numpy(substep.agent_ids.copy()),
+            "ticks": torch.from_numpy(substep.ticks.copy()),
+        }
+        for key, substep in columns.substeps.items()
+    }
+    flags = ("rewards", "terminated", "truncated", "step_complete")
+    return {"substeps": substeps, **_copied({name: getattr(columns, name) for name in flags})}
+
+
+def _copied(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(array.copy()) for key, array in arrays.items()}

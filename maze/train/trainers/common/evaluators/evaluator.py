@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 
 class Evaluator(ABC):
     """Evaluates policies."""
 
+    deterministic: bool | None = None
+    """Whether the most probable actions are taken; ``None``: that is not for this evaluator to say."""
+    model_selection: ModelSelectionBase | None = None
+    """Told about the results."""
+
     @abstractmethod
     def evaluate(self, policy: TorchPolicy) -> None:
         """Evaluates the policy as it is; results go into statistics and, where there is one, a model selection."""
+
+    def report_to(self, model_selection: ModelSelectionBase) -> None:
+        """Has the results reported to the trainer's model selection, where none was given before."""
+        if self.model_selection is None:
+            self.model_selection = model_selection
+
+    @contextmanager
+    def choosing(self, deterministic: bool | None) -> Iterator[None]:
+        """Context in which actions are chosen as given.
+
+        :param deterministic: The most probable ones, or drawn ones; ``None``: as configured.
+        """
+        configured = self.deterministic
+        if deterministic is not None and configured is not None:
+            self.deterministic = deterministic
+        try:
+            yield
+        finally:
+            self.deterministic = configured
 
     def state_dict(self) -> dict[str, Any]:
         """What the next evaluations depend on besides the policy, in numbers and arrays."""

@@ -19,7 +19,7 @@ from maze.core.rollout.batched_acting import act_by_actor, acting_function
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
-from maze.train.trainers.common.plain_state import statistics_from_plain, statistics_to_plain
+from maze.train.utils.plain_state import statistics_from_plain, statistics_to_plain
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -61,7 +61,7 @@ class RolloutEvaluator(Evaluator):
         self.eval_env = eval_env
         self.n_episodes = n_episodes
         self.model_selection = model_selection
-        self.deterministic = deterministic
+        self.deterministic: bool = deterministic
         self.criterion = SelectionCriterion(objective, maximize, constraints)
         self._rng_state: dict[str, Any] | None = None
         """State of the generators for drawing actions; None: nothing was evaluated yet."""

@@ -136,10 +136,9 @@ class BestModelSelection(ModelSelectionBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues the selection that :meth:`state_dict` was taken from."""
         self.best_reward = state_dict["best_reward"]
-        # states of earlier releases know no constraints
-        self.best_violation = state_dict.get("best_violation", 0.0 if self.best_reward > -math.inf else math.inf)
-        self.is_constrained = state_dict.get("is_constrained", False)
-        self.maximize = state_dict.get("maximize", True)
+        self.best_violation = state_dict["best_violation"]
+        self.is_constrained = state_dict["is_constrained"]
+        self.maximize = state_dict["maximize"]
         self.last_improvement = state_dict["last_improvement"]
         self.n_updates = state_dict["n_updates"]
         self._best_weights = state_dict["best_weights"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 
 class ModelSelectionBase(ABC):
@@ -11,6 +13,8 @@ class ModelSelectionBase(ABC):
 
     maximize: bool = True
     """False: scores are the negated values of a statistic of which less is better."""
+    last_improvement: int = 0
+    """Number of evaluations since the best one."""
 
     @abstractmethod
     def update(self, reward: float) -> None:
@@ -41,3 +45,10 @@ class ModelSelectionBase(ABC):
     def training_ended(self) -> None:
         """Takes notice of the end of a training, after its last evaluation."""
         return
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next comparisons depend on; tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`state_dict` returned."""

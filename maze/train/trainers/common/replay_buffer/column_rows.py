@@ -82,32 +82,23 @@ class RolloutRows:
             for step, finished in zip(self._steps, self._finished, strict=True)
         ]
 
-    def load_state(self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = ()) -> None:
+    def load_state(
+        self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = (), with_numbers: bool = True
+    ) -> None:
         """Continues from a state that :meth:`state` returned.
 
         :param state: The state.
         :param new_episodes: Environments that begin new episodes instead.
+        :param with_numbers: Whether the buffer has the rows that the steps continue.
         """
         self.reset()
         for index, entry in enumerate(state):
-            self._finished[index] = [_Step(**step) for step in entry.get("waiting", ())]
+            steps = [_Step(**step) for step in (*entry["waiting"], {k: v for k, v in entry.items() if k != "waiting"})]
+            for step in steps:
+                step.follows = step.follows if with_numbers else min(step.follows, -1)
+            *self._finished[index], under_way = steps
             if index not in new_episodes:
-                self._steps[index] = _Step(**{key: value for key, value in entry.items() if key != "waiting"})
-
-    @staticmethod
-    def without_numbers(state: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The state for a buffer that lacks the rows which it continues.
-
-        :param state: As :meth:`state` returned it.
-        """
-
-        def without_number(step: Mapping[str, Any]) -> dict[str, Any]:
-            return {**step, "follows": min(step["follows"], -1)}
-
-        return [
-            {**without_number(step), "waiting": [without_number(one) for one in step.get("waiting", ())]}
-            for step in state
-        ]
+                self._steps[index] = under_way
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         """The rows of a rollout, those of one environment after another.

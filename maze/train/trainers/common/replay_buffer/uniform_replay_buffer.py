@@ -33,6 +33,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self.buffer_size = buffer_size
         self.n_drawn = 0
         """Number of items ever drawn."""
+        self.lacks_rows = False
+        """Whether it goes on from a buffer whose content is not here."""
         self._n_left_behind = 0
         """Number of items added to a buffer that this one goes on from without its content."""
         self._rng = np.random.default_rng(seed)
@@ -165,13 +167,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
             "uinteger": uinteger,
         }
         self.n_drawn = state["n_drawn"]
-        n_added: int | None = state.get("n_added")  # states of earlier versions do not say
-        if state["content"] is None:
-            self._n_left_behind = n_added or 0
+        self.lacks_rows = state["content"] is None
+        if self.lacks_rows:
+            self._n_left_behind = state["n_added"]
         else:
             self._item_length = state["item_length"]
             self.columns.load_state_dict(state["content"])
-            self._n_left_behind = 0 if n_added is None else n_added - self.n_added
+            self._n_left_behind = state["n_added"] - self.n_added
 
     def _draw(self, n_samples: int) -> np.ndarray:
         if not len(self):

@@ -82,6 +82,8 @@ class FlatAdam:
         """
         left_out = set(frozen)
         names = [name for name in self._flat if name not in left_out]
+        if not names:
+            return
         n_steps = [self._n_steps[name] for name in names]
         with torch.no_grad():
             # what torch.optim.Adam(fused=True) comes down to, without what it does for each parameter before

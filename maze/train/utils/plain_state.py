@@ -5,15 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
 
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.log_stats.stats_plan import PassedThrough
+from maze.core.utils.checkpoint import Stateful
 
 logger = logging.getLogger(__name__)
+
+Part = Union[Stateful, torch.Generator]
+"""Something with a state: numbers, arrays and tensors. `load_state_dict` may return sentences about what could not be
+continued."""
 
 _ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
 
@@ -54,6 +59,29 @@ def from_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(from_plain(item) for item in value)
     return value
+
+
+def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """The states of all parts, as they are saved."""
+    return {
+        name: part.get_state() if isinstance(part, torch.Generator) else to_plain(part.state_dict())
+        for name, part in parts.items()
+    }
+
+
+def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[str]:
+    """Continues all parts from what :func:`states_of` gave.
+
+    :return: What could not be continued.
+    """
+    problems: list[str] = []
+    for name, part in parts.items():
+        if isinstance(part, torch.Generator):
+            part.set_state(states[name])
+        else:
+            reported = part.load_state_dict(from_plain(states[name]))
+            problems += reported if isinstance(reported, list) else []
+    return problems
 
 
 def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:

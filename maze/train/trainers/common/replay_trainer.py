@@ -1,0 +1,152 @@
+"""What algorithms have in common that learn from a replay buffer."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maze.core.annotations import override
+from maze.train.trainers.common.epoch_trainer import EpisodeSource, EpochTrainer
+from maze.train.trainers.common.learning import depends_on_mode
+from maze.train.utils.plain_state import Part
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_model import TorchModel
+    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
+        BaseDistributedWorkersWithBuffer,
+    )
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+    from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+
+ALWAYS_SAVED_BYTES = 1 << 26
+"""A larger replay buffer is saved only when training ends or is interrupted, not after each epoch."""
+
+
+class ReplayConfig(Protocol):
+    """What is asked of the configuration besides what every one has."""
+
+    n_rollout_steps: int
+    """Number of environment steps of a rollout."""
+    rollouts_per_iteration: int
+    """Number of rollouts collected before each update, all environments together."""
+    num_batches_per_iter: int
+    """Number of batches to learn from in each update."""
+
+
+class ReplayTrainer(EpochTrainer, ABC):
+    """Collects transitions into a replay buffer and learns from batches of it.
+
+    An update collects ``rollouts_per_iteration * n_rollout_steps`` environment steps and learns from
+    ``num_batches_per_iter`` batches. An algorithm says what it learns from a batch (:meth:`_learn_from`), and lists
+    its optimizers and generators as its :meth:`_parts`, besides those of this class. The buffer, which the workers
+    fill, is part of the training's state; what it holds to begin with is up to who makes the trainer.
+
+    Where the class of events has them, it reports ``time_learner_rollout``, ``time_dequeuing_actors`` and
+    ``time_sampling_from_buffer`` (seconds, and perhaps percent), ``estimated_queue_sizes`` (before, after),
+    ``buffer_size`` and ``buffer_avg_pick_per_transition``.
+
+    :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
+    :param model: What is trained and saved.
+    :param workers: Collect transitions into a buffer, and draw from it.
+    :param evaluator: See :class:`~maze.train.trainers.common.epoch_trainer.EpochTrainer`, as for the others.
+    """
+
+    def __init__(
+        self,
+        algorithm_config: Any,
+        model: TorchModel,
+        workers: BaseDistributedWorkersWithBuffer,
+        *,
+        evaluator: Evaluator | None = None,
+        model_selection: ModelSelectionBase | None = None,
+        checkpoint_file: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            algorithm_config,
+            model,
+            evaluator=evaluator,
+            model_selection=model_selection,
+            checkpoint_file=checkpoint_file,
+        )
+        self.workers = workers
+        self._has_modes = depends_on_mode(self.policy.networks.values())
+
+    @abstractmethod
+    def _learn_from(self, batch: TransitionBatch) -> None:
+        """Learns from a batch.
+
+        :param batch: Transitions, on the model's device.
+        """
+
+    @override(EpochTrainer)
+    def _begin_training(self, n_epochs: int) -> None:
+        self.model.train()
+
+    @override(EpochTrainer)
+    def _update(self) -> None:
+        """Collects transitions and learns from batches of the buffer."""
+        stats, sampling = self.stats, 0.0
+        start = time.perf_counter()
+        waiting = self._collect()
+        stats.add_time("time_learner_rollout", time.perf_counter() - start - waiting)
+        stats.add_time("time_dequeuing_actors", waiting)
+        for _ in range(self.config.num_batches_per_iter):
+            start = time.perf_counter()
+            batch = self.workers.sample_transitions(self.model.device)
+            sampling += time.perf_counter() - start
+            self._learn_from(batch)
+        stats.add_time("time_sampling_from_buffer", sampling)
+
+    def _collect(self) -> float:
+        """Has the workers collect with the current policy.
+
+        :return: Seconds spent on waiting for them.
+        """
+        policy, workers = self.policy, self.workers
+        if workers.worker_policy is not policy:
+            workers.broadcast_updated_policy(policy.state_dict())
+        if self._has_modes:
+            workers.worker_policy.eval()
+        before, after, waiting = workers.collect_rollouts()
+        if self._has_modes:
+            policy.train()
+        self.stats.add_value("estimated_queue_sizes", before, after)
+        return waiting
+
+    @override(EpochTrainer)
+    def _write_epoch_stats(self) -> None:
+        buffer = self.workers.replay_buffer
+        self.stats.add_value("buffer_size", len(buffer))
+        self.stats.add_value("buffer_avg_pick_per_transition", buffer.avg_pick_per_transition)
+        super()._write_epoch_stats()
+
+    @override(EpochTrainer)
+    def _steps_per_update(self) -> int:
+        config: ReplayConfig = self.config
+        return config.n_rollout_steps * config.rollouts_per_iteration
+
+    @override(EpochTrainer)
+    def _episode_source(self) -> EpisodeSource:
+        return self.workers
+
+    @override(EpochTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {"workers": self.workers}
+
+    @override(EpochTrainer)
+    def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        buffer = self.workers.replay_buffer
+        with_content = is_last or buffer.columns.n_bytes <= ALWAYS_SAVED_BYTES
+        return {**super().training_state(is_last), "replay_buffer": buffer.state_dict(with_content)}
+
+    @override(EpochTrainer)
+    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
+        problems = super()._load_parts(state)
+        if state["replay_buffer"]["content"] is None:
+            problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")
+        return problems
