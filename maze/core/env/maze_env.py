@@ -12,6 +12,7 @@ from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
+from maze.core.env.error_origin import note_origin, origin_of
 from maze.core.env.event_env_mixin import EventEnvMixin
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
@@ -33,6 +34,9 @@ CoreEnvType = TypeVar("CoreEnvType", bound=CoreEnv)
 T = TypeVar("T")
 ActionType = Any
 
+
+_MEET_ACTIONS = ("space_to_maze", "step")
+"""Where an action that is no element of its space does harm."""
 
 _N_CHECKED_OBSERVATIONS = 3
 """So many observations of each sub-step are compared with its space; all of them would be too slow."""
@@ -270,8 +274,12 @@ class _StepPath:
             maze_state, reward, done, info = core_env.step(maze_action)
         except Exception as error:
             # The simulation's own errors pass, unless the action was no element of its space to begin with.
-            if (problem := action_problem(action, conversion.space())) is not None:
-                raise EnvironmentContractError(f"{self.place()}: {problem}.") from error
+            origin = origin_of(error)
+            met_action = origin is None or origin[1] in _MEET_ACTIONS
+            if met_action and (problem := action_problem(action, conversion.space())) is not None:
+                where = "" if origin is None else f" ({'.'.join(origin)} raised {type(error).__name__})"
+                raise EnvironmentContractError(f"{self.place()}: {problem}{where}.") from error
+            note_origin(error, self.place())
             raise
         if reward.__class__ is not float:
             reward = _scalar_reward(reward, core_env)
@@ -314,7 +322,11 @@ class _StepPath:
         """The observation of the actor that acts next."""
         only_key = self.only_key
         conversion = self.env.observation_conversion if only_key is None else self.observation_conversions[only_key]
-        observation = conversion.maze_to_space(maze_state)
+        try:
+            observation = conversion.maze_to_space(maze_state)
+        except Exception as error:
+            note_origin(error, self.place())
+            raise
         if self.unchecked:
             self.check(observation)
         return observation

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from maze.core.errors import did_you_mean
+
 
 class EventRecord:
     """One call of an event method: which interface, which method, with which arguments.
+
+    The arguments are attributes of the record as well: ``event.value`` is ``event.attributes["value"]``.
 
     :param interface_class: The event interface (topic) the event belongs to.
     :param interface_method: The method of that interface; it identifies the event.
@@ -22,6 +26,19 @@ class EventRecord:
         self.interface_class = interface_class
         self.interface_method = interface_method
         self.attributes = attributes
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is no slot; copies ask before there are slots.
+        if name in EventRecord.__slots__ or name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self.attributes[name]
+        except KeyError:
+            known = ", ".join(self.attributes) or "none"
+            raise AttributeError(
+                f"The event {self.interface_class.__name__}.{self.interface_method.__name__} has no argument `{name}`."
+                f"{did_you_mean(name, self.attributes)} Known: {known}."
+            ) from None
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.attributes.items())

@@ -16,9 +16,13 @@ class _ActiveContextView(type):
     def writers(cls) -> list[LogEventsWriter]:
         return StatsContext.active().event_writers
 
+    @writers.setter
+    def writers(cls, writers: list[LogEventsWriter]) -> None:
+        StatsContext.active().event_writers = writers
+
 
 class LogEventsWriterRegistry(metaclass=_ActiveContextView):
-    """The event log writers of the active statistics context, ``LogEventsWriterRegistry.writers``."""
+    """The event log writers of the active statistics context, ``writers``, to read and to set."""
 
     @classmethod
     def register_writer(cls, writer: LogEventsWriter) -> None:

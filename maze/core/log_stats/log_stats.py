@@ -312,15 +312,15 @@ class StatsContext:
         """Back to the state of a new context."""
         self.close()
         self.step = 1
-        self.hooks.clear()
+        self.hooks = []
 
     def close(self) -> None:
         """Closes and forgets all writers."""
         with self._lock:
             for writer in self.writers:
                 self.guarded(writer, writer.close)
-            self.writers.clear()
-            self.event_writers.clear()
+            self.writers = []
+            self.event_writers = []
             self._silenced.clear()
 
 
@@ -341,9 +341,17 @@ class _ActiveContextView(type):
     def global_log_stats_writers(cls) -> list[LogStatsWriter]:
         return StatsContext.active().writers
 
+    @global_log_stats_writers.setter
+    def global_log_stats_writers(cls, writers: list[LogStatsWriter]) -> None:
+        StatsContext.active().writers = writers
+
     @property
     def hook_on_log_step(cls) -> list[Callable[[], Any]]:
         return StatsContext.active().hooks
+
+    @hook_on_log_step.setter
+    def hook_on_log_step(cls, hooks: list[Callable[[], Any]]) -> None:
+        StatsContext.active().hooks = hooks
 
     @property
     def global_step(cls) -> int:
@@ -355,7 +363,7 @@ class _ActiveContextView(type):
 
 
 class GlobalLogState(metaclass=_ActiveContextView):
-    """Shows the active context's ``global_log_stats_writers``, ``hook_on_log_step`` and ``global_step``."""
+    """``global_log_stats_writers``, ``hook_on_log_step`` and ``global_step`` of the active context, to read and set."""
 
 
 class LogStatsLogger(LogStatsConsumer):

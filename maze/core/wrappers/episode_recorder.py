@@ -13,6 +13,7 @@ from typing import Any
 from gymnasium import spaces
 
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.error_origin import note_origin
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
@@ -80,7 +81,11 @@ class EpisodeRecorder:
         heads = self._only_heads
         if heads is None:
             heads = self._begin_substep()
-        result = self._env_step(action)
+        try:
+            result = self._env_step(action)
+        except Exception as error:
+            note_origin(error)
+            raise
         if action.__class__ is not dict and not hasattr(action, "keys"):
             action = {_SINGLE_ACTION: action}
         try:
@@ -107,6 +112,9 @@ class EpisodeRecorder:
         self._is_resetting = True
         try:
             observation = env_reset(**kwargs)
+        except Exception as error:
+            note_origin(error)
+            raise
         finally:
             self._is_resetting = False
         self._n_taken = 0
@@ -270,7 +278,11 @@ class EpisodeRecorder:
 
     def _kpi_records(self, log: EpisodeEventLog) -> list[EventRecord]:
         calculator = self.env.get_kpi_calculator()
-        kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        try:
+            kpis = {} if calculator is None else calculator.calculate_kpis(log, self.env.get_maze_state())
+        except Exception as error:
+            note_origin(error)
+            raise
         return [EventRecord(BaseEnvEvents, BaseEnvEvents.kpi, {"name": name, "value": kpis[name]}) for name in kpis]
 
     def _forget_episode(self) -> None:

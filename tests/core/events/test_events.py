@@ -223,3 +223,15 @@ def test_a_copied_environment_fires_into_its_own_service_and_has_no_foreign_list
     assert len(service.records) == len(subscriber.events) == 0
     copies["service"].clear_events()
     assert not seen
+
+
+def test_arguments_are_attributes_of_the_record_and_of_its_copies():
+    topic, records = fired(Inventory)
+    topic.cut((3, 4), 2.0)
+    (record,) = records
+    for same in (record, copy.copy(record), copy.deepcopy(record), pickle.loads(pickle.dumps(record))):
+        assert (same.piece, same.area, same.valid) == ((3, 4), 2.0, True)
+        assert same.attributes["piece"] == same.piece
+        with pytest.raises(AttributeError, match=r"Inventory\.cut has no argument `aera`.*Did you mean `area`"):
+            _ = same.aera
+        assert not hasattr(same, "__array__")

@@ -479,3 +479,26 @@ def test_figures_stay_out_of_pyplots_registry():
     bars = figures.create_relative_bar_plot([(0, 3), (2, 3), (2, 3)]).axes[0].patches
     assert [round(bar.get_height(), 3) for bar in bars] == [0.333, 0.0, 0.667]
     assert not plt.get_fignums()
+
+
+def test_writers_and_hooks_of_the_active_context_can_be_assigned_read_and_appended():
+    calls = []
+    with StatsContext() as context:
+        own_hooks = [lambda: calls.append("first")]
+        GlobalLogState.hook_on_log_step = own_hooks
+        GlobalLogState.hook_on_log_step.append(lambda: calls.append("second"))
+        assert GlobalLogState.hook_on_log_step is own_hooks
+        GlobalLogState.global_log_stats_writers = [recorder := Kept()]
+        assert GlobalLogState.global_log_stats_writers == context.writers == [recorder]
+        LogEventsWriterRegistry.writers = [event_writer := object()]
+        assert LogEventsWriterRegistry.writers == context.event_writers == [event_writer]
+        with StatsContext():
+            assert LogEventsWriterRegistry.writers == GlobalLogState.global_log_stats_writers == []
+            assert GlobalLogState.hook_on_log_step == []
+        log_stats({}, "train")
+        increment_log_step()
+        assert len(recorder.written) == 1
+        clear_global_state()
+        assert GlobalLogState.hook_on_log_step == []
+    assert calls == ["first", "second"]
+    assert len(own_hooks) == 2  # a list that was handed in stays as it is
