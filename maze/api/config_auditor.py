@@ -199,7 +199,10 @@ class ConfigurationAuditor:
                     )
 
     def algorithm_name(self, algorithm: Any) -> str:
-        """The module whose runners train an algorithm that was given as an object or a mapping."""
+        """The module whose runners train an algorithm that was given as an object or a mapping.
+
+        :raises InvalidSpecificationError: No runner trains such an algorithm.
+        """
         config_class = _algorithm_class(algorithm)
         for base in config_class.__mro__:
             name = _ALGORITHM_NAMES.get(f"{base.__module__}.{base.__qualname__}")

@@ -110,6 +110,7 @@ class TrainingRun:
 
         :param n_epochs: Number of epochs; ``None``: as configured.
         :param train_kwargs: Further arguments of the runner's ``run`` and the trainer's ``train``.
+        :raises InvalidSpecificationError: The number of epochs is no whole number, or negative.
         """
         self.require_trainable()
         epochs: Any = n_epochs
@@ -236,6 +237,7 @@ class TrainingRun:
         """Rolls the policy out and returns the statistics over all episodes.
 
         :param eval_kwargs: Arguments of ``RolloutEvaluator``.
+        :raises InvalidSpecificationError: An argument is unknown.
         """
         known = inspect.signature(RolloutEvaluator).parameters
         for name in eval_kwargs:

@@ -44,7 +44,10 @@ def print_run_info(argument: str) -> int:
 
 
 def find_run(path: Path) -> Path:
-    """The directory of a run or a sweep; an error names others that were probably meant."""
+    """The directory of a run or a sweep; an error names others that were probably meant.
+
+    :raises UsageError: There is no run; names what may have been meant.
+    """
     if is_run(path) or is_sweep(path):
         return path
     if path.is_file() and is_run(path.parent):

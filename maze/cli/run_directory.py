@@ -82,6 +82,7 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
     """Creates a directory that no other run uses or has used.
 
     :param requested: Taken if it is free; else ``_02``, ``_03``, ... is appended, which keeps names sorted by time.
+    :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
     requested = requested.absolute()
     for number in itertools.count(1):

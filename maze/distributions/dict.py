@@ -45,7 +45,11 @@ class DictProbabilityDistribution(ProbabilityDistribution):
         return {head: dist.log_prob(actions[head]) for head, dist in self.distribution_dict.items()}
 
     def joint_log_prob(self, actions: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Log-probability of the whole action: the sum over its heads."""
+        """Log-probability of the whole action: the sum over its heads.
+
+        :param actions: `[..., *space.shape]` by head.
+        :return: `[...]`, the batch.
+        """
         return _sum_over_heads(self.log_prob(actions))
 
     @override(ProbabilityDistribution)

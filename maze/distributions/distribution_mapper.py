@@ -44,6 +44,7 @@ class DistributionMapper:
 
     :param action_space: All action heads; of a structured environment those of all sub-steps.
     :param distribution_mapper_config: The entries, as a list or as the values of a mapping.
+    :raises ConfigError: The space is no dictionary, a head is unknown, or a distribution does not fit it.
     """
 
     default_mapping: ClassVar[dict[type[Any], type[Any]]] = {
@@ -87,6 +88,7 @@ class DistributionMapper:
 
         :param logits: ``[..., *required_logits_shape(action_head)]``.
         :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
+        :raises ConfigError: The logits have another shape than the distribution needs.
         """
         shape = self.required_logits_shape(action_head)
         if tuple(logits.shape[logits.dim() - len(shape) :]) != tuple(shape):
@@ -102,7 +104,10 @@ class DistributionMapper:
     def logits_dict_to_distribution(
         self, logits_dict: Mapping[str, torch.Tensor], temperature: float
     ) -> DictProbabilityDistribution:
-        """The joint distribution of the action heads that logits are given for."""
+        """The joint distribution of the action heads that logits are given for.
+
+        :param logits_dict: Logits by head, `[..., *logits_shape]`.
+        """
         return DictProbabilityDistribution(
             {head: self.action_head_distribution(head, logits, temperature) for head, logits in logits_dict.items()}
         )

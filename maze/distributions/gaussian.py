@@ -66,11 +66,17 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draws actions with gradients with respect to the logits (reparameterisation)."""
+        """Draws actions with gradients with respect to the logits (reparameterisation).
+
+        :return: `[..., *space.shape]`.
+        """
         return self.rsample_with_log_prob(generator)[0]
 
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and their log-probabilities, which need not find out what noise made the actions."""
+        """The same, and their log-probabilities, which need not find out what noise made the actions.
+
+        :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
+        """
         noise = torch.empty_like(self.mean).normal_(generator=generator)
         log_density = torch.sub(-HALF_LOG_2_PI - 0.5 * noise.square(), self.log_std)
         return torch.addcmul(self.mean, self.std, noise), self._joint(log_density)

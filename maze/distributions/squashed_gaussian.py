@@ -133,14 +133,20 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
             return self.rsample(generator)
 
     def rsample(self, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draws actions with gradients with respect to the logits (reparameterisation)."""
+        """Draws actions with gradients with respect to the logits (reparameterisation).
+
+        :return: `[..., *space.shape]`.
+        """
         unsquashed = self.normal.rsample(generator)
         actions = self._squash(unsquashed)
         self._last_sample = (actions, unsquashed)
         return actions
 
     def rsample_with_log_prob(self, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and their log-probabilities, as one operation (without second derivatives)."""
+        """The same, and their log-probabilities, as one operation (without second derivatives).
+
+        :return: Actions `[..., *space.shape]`, and their log-probabilities `[...]`.
+        """
         n_components = self._logits.shape[-1] // 2
         shape = (*self._logits.shape[:-1], n_components)
         noise = self._logits.new_empty(shape).normal_(generator=generator)

@@ -25,7 +25,10 @@ def atanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_clamp(x: torch.Tensor, t_min: torch.Tensor, t_max: torch.Tensor) -> torch.Tensor:
-    """Clamps element by element to bounds that are tensors themselves."""
+    """Clamps element by element to bounds that are tensors themselves.
+
+    Bounds `[...]` are broadcast to the tensor's shape.
+    """
     return torch.maximum(torch.minimum(x, t_max), t_min)
 
 
@@ -60,7 +63,10 @@ def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
 
 
 def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lower and upper bounds of a box, on the device and with the dtype of ``like``."""
+    """Lower and upper bounds of a box, on the device and with the dtype of ``like``.
+
+    :return: Both of the shape `[*action_space.shape]`.
+    """
     low = torch.as_tensor(action_space.low, dtype=like.dtype, device=like.device)
     high = torch.as_tensor(action_space.high, dtype=like.dtype, device=like.device)
     return low, high
@@ -84,6 +90,7 @@ def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
     """Refuses categorical logits all of whose entries are masked, i.e. at (or below) the dtype's finite minimum.
 
     :raises EnvironmentContractError: Names the head and the first such row.
+    :param logits: `[..., n_choices]`.
     """
     masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
     if bool(masked.any()):

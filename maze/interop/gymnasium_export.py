@@ -27,6 +27,7 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
     :param env: A flat Maze environment (one sub-step, one agent) with all its wrappers.
     :param render_mode: How ``render`` draws: "human" or "rgb_array"; for environments that came from gymnasium, the
         modes that these have. None: the mode that such an environment was made with, otherwise no rendering.
+    :raises ConfigError: The environment has several actors, or no such render mode.
     """
 
     def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:

@@ -13,7 +13,10 @@ from gymnasium import spaces as gym_spaces
 def observation_spaces_to_in_shapes(
     observation_spaces: Mapping[int | str, gym_spaces.Dict],
 ) -> dict[int | str, dict[str, Sequence[int]]]:
-    """Shapes of all observations by step key and observation key, without batch dimensions."""
+    """Shapes of all observations by step key and observation key, without batch dimensions.
+
+    :raises ValueError: An observation has no shape.
+    """
     in_shapes: dict[int | str, dict[str, Sequence[int]]] = {}
     for step_key, space in observation_spaces.items():
         shapes: dict[str, Sequence[int]] = {}

@@ -33,7 +33,10 @@ class LogitsLayout:
         return sum(self.sizes)
 
     def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One tensor ``[..., size]`` of the logits by head."""
+        """One tensor ``[..., size]`` of the logits by head.
+
+        :raises ConfigError: A head is missing, or its logits have another shape.
+        """
         missing = [head for head in self.shapes if head not in logits]
         if missing:
             raise ConfigError(
@@ -51,7 +54,10 @@ class LogitsLayout:
         return torch.cat(flat, dim=-1) if len(flat) > 1 else flat[0]
 
     def split(self, joined: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inverse of :meth:`join`."""
+        """The inverse of :meth:`join`.
+
+        :param joined: `[..., size]`.
+        """
         parts = torch.split(joined, self.sizes, dim=-1)
         return {
             head: part.reshape(*part.shape[:-1], *shape)

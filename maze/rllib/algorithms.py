@@ -153,7 +153,10 @@ def known_hyperparameters(config: Any) -> list[str]:
 
 
 def validated(config: Any) -> Any:
-    """The configuration after RLlib's own checks, as one message where they fail."""
+    """The configuration after RLlib's own checks, as one message where they fail.
+
+    :raises ConfigError: They fail.
+    """
     try:
         config.validate()
     except Exception as error:

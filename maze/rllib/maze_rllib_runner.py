@@ -130,7 +130,10 @@ class MazeRLlibRunner(Runner):
 
     @property
     def trainer(self) -> RLlibTraining:
-        """The training loop, with the algorithm of RLlib; available after :meth:`setup`."""
+        """The training loop, with the algorithm of RLlib; available after :meth:`setup`.
+
+        :raises ConfigError: The runner was not set up.
+        """
         if self._training is None:
             raise ConfigError("The MazeRLlibRunner was not set up: call setup(cfg) before using it.")
         return self._training

@@ -98,7 +98,10 @@ class MazeRLModule(TorchRLModule):
         return network
 
     def float_observations(self, observations: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The network's inputs, on the device of its parameters."""
+        """The network's inputs, on the device of its parameters.
+
+        :param observations: Tensors or arrays `[batch, ...]` by key.
+        """
         parameter = next(self.policy_part.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
         return as_float_tensors(observations, device)
@@ -194,7 +197,10 @@ class TargetPolicyModule(PolicyGradientModule, PolicyTarget):
 
 
 def checked_state_critic(critic: Critic | None, composer: BaseModelComposer) -> TorchStateCritic:
-    """The critic, if it values each actor's observations by themselves."""
+    """The critic, if it values each actor's observations by themselves.
+
+    :raises ConfigError: There is none, or it does not.
+    """
     if not isinstance(critic, TorchStateCritic):
         found = "none" if critic is None else f"a {type(critic).__name__}"
         raise ConfigError(

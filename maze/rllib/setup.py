@@ -87,6 +87,7 @@ class TrainingSetup:
         :param input_file: Weights to start from.
         :param eval_episodes: Number of episodes per evaluation; 0: none.
         :param iteration_timeout: See :class:`~maze.rllib.training.RLlibTraining`.
+        :raises ConfigError: Weights of Maze are given to a model of RLlib.
         """
         set_log_levels(self.log_level)
         composer = None if self.is_default_model else self._checked_composer()
@@ -311,7 +312,10 @@ def _flatten_observations(env: Any = None, spaces: Any = None, device: Any = Non
 
 
 def policy_of(training: RLlibTraining) -> TorchPolicy:
-    """The policy that a training keeps up to date."""
+    """The policy that a training keeps up to date.
+
+    :raises ConfigError: It trains a model of RLlib.
+    """
     if training.model is None:
         raise ConfigError("model=rllib trains a model of RLlib, which is no policy of Maze.")
     policy: TorchPolicy = training.model.policy

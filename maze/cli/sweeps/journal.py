@@ -43,7 +43,10 @@ class SweepHistory:
         return {run.number: run for trial in self.trials.values() for run in trial.runs}
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Takes over a line of the journal."""
+        """Takes over a line of the journal.
+
+        :raises KeyError: The line is of no kind that the journal has.
+        """
         kind = entry["event"]
         if kind == "sweep":
             if self.settings is None:
@@ -89,7 +92,10 @@ class SweepJournal:
         self._file.close()
 
     def write(self, event: str, **values: Any) -> None:
-        """Adds a line, which is on the disk when this returns."""
+        """Adds a line, which is on the disk when this returns.
+
+        :raises OSError: The disk is full, or the file cannot be written.
+        """
         entry = {"event": event, **values}
         self.history.add(entry)
         line = json.dumps(entry).encode() + b"\n"
@@ -101,6 +107,7 @@ class SweepJournal:
         """Notes the settings of a new sweep, or checks that a resumed one goes on as it was started.
 
         :param may_change: Names of the settings that a resumed sweep may have another value of.
+        :raises UsageError: The resumed sweep was started with other settings.
         """
         plain: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         before = self.history.settings

@@ -23,6 +23,7 @@ class NevergradSearch(Search):
 
     :param optimizer: Name in Nevergrad's registry.
     :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
+    :raises UsageError: Nevergrad has no such optimizer.
     """
 
     name = "nevergrad"

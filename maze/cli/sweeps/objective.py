@@ -32,6 +32,7 @@ class ObjectiveRecorder(LogStatsWriter):
         (``eval BaseEnvEvents reward mean``) shows it.
     :param maximize: Whether more is better.
     :param step: Which log step counts: ``best``, ``last``, or the ``mean`` of all.
+    :raises UsageError: The step is none of those that an objective may be taken from.
     """
 
     def __init__(self, name: str, maximize: bool = True, step: str = "best") -> None:
@@ -64,7 +65,10 @@ class ObjectiveRecorder(LogStatsWriter):
             self.write(STATS_PATH, 1, stats)
 
     def value(self) -> float | None:
-        """The objective of the run; None: the statistic was never finite."""
+        """The objective of the run; None: the statistic was never finite.
+
+        :raises UnknownObjectiveError: The run has logged other statistics, but not this one.
+        """
         if not self._values:
             raise UnknownObjectiveError(self._unknown())
         values = [value for value in self._values if math.isfinite(value)]

@@ -23,6 +23,7 @@ class OptunaSearch(Search):
     """Asks and tells a study of Optuna in memory, without pruning. Failed trials are left out of account.
 
     :param sampler: ``tpe``, ``cmaes`` or ``random``.
+    :raises UsageError: There is no such sampler.
     """
 
     name = "optuna"

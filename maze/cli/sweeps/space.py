@@ -117,6 +117,7 @@ def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], pa
 
     :param parametrization: Keys mapped to scalars, lists and texts in Hydra's grammar; keys may be nested.
     :param arguments: The command's overrides, sweeps among them.
+    :raises UsageError: Nothing varies, or a parameter is described in a way that cannot be searched.
     """
     parameters = {key: _from_config(key, entry, parser) for key, entry in _flat(parametrization).items()}
     fixed = []
@@ -145,7 +146,10 @@ def override_text(override: Override) -> str:
 
 
 def swept_texts(override: Override) -> list[str]:
-    """The values of a discrete sweep, as they are written in overrides."""
+    """The values of a discrete sweep, as they are written in overrides.
+
+    :raises UsageError: The sweep is an interval, whose values cannot be listed.
+    """
     if not override.is_discrete_sweep():
         raise UsageError(
             f"{override.input_line}: a grid needs values that can be listed. To search an interval, choose "

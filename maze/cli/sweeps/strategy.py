@@ -203,6 +203,7 @@ def required(package: str, purpose: str) -> Any:
     """Imports a package of the extra ``hpo``.
 
     :param purpose: What needs it.
+    :raises MissingPackageError: It is not installed.
     """
     try:
         return import_module(package)

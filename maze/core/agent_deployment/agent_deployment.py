@@ -161,6 +161,8 @@ class AgentDeployment:
     ) -> MazeActionType:
         """Reports a state and gets the action to take in it.
 
+        A reward that is an array has the shape `[n_actors]`.
+
         :param maze_state: The state. States have to come one by one in their order.
         :param reward: Reward of the last action; anything for the first state of an episode.
         :param done: Whether the episode is over. Such a state goes to :meth:`finish_episode` or :meth:`close`.
@@ -171,6 +173,7 @@ class AgentDeployment:
             turn of the actor who began; say so where actors are chosen freely.
         :return: The action, or candidates.
         :raises EpisodeOverError: A wrapper ended the episode with this state.
+        :raises DeploymentError: The deployment is closed, or another thread uses it.
         """
         self._acquire("act")
         try:
@@ -204,6 +207,8 @@ class AgentDeployment:
     ) -> None:
         """Finishes the episode: statistics are complete, wrappers are reset. The next :meth:`act` begins another one.
 
+        A reward that is an array has the shape `[n_actors]`.
+
         :param maze_state: The last state. Without one, the episode ends where it is; its last action does not count.
         :param reward: Reward of the last action.
         :param done: Whether the episode is over; otherwise it counts as cut off.
@@ -232,6 +237,8 @@ class AgentDeployment:
         """Finishes the running episode, if there is one, and releases everything. Closing again does nothing.
 
         The arguments are those of :meth:`finish_episode`.
+
+        :raises DeploymentError: Another thread is still waiting for an action.
         """
         if not self._lock.acquire(timeout=END_TIMEOUT):
             raise DeploymentError(f"close: another thread is still in act(...) after {END_TIMEOUT:g} s.")

@@ -21,6 +21,7 @@ class ActionCandidates(Mapping[str, Any]):
     To wrappers, statistics and event logs it looks like the best of them.
 
     :param candidates_and_probabilities: The actions and, in the same order, their probabilities or scores.
+    :raises EnvironmentContractError: There is none, or not one probability for each.
     """
 
     def __init__(self, candidates_and_probabilities: tuple[Sequence[Any], Sequence[float]]) -> None:

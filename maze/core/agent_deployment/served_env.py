@@ -26,6 +26,7 @@ class ServedEnv:
     """An environment whose simulation is replaced until :meth:`restore`.
 
     :param env: The environment with all its wrappers.
+    :raises DeploymentError: Another deployment uses the environment.
     """
 
     def __init__(self, env: Any) -> None:

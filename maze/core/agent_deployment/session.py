@@ -73,6 +73,7 @@ class Session:
         :param update: The state; None aborts the episode.
         :param actor_id: Who acts next.
         :return: An action of the simulation, or ``Signal.EPISODE_AWAITED``.
+        :raises DeploymentError: The deployment was begun in another process.
         """
         if os.getpid() != self._pid:
             raise DeploymentError(

@@ -29,6 +29,7 @@ def read_stored_run(run_dir: Path, device: str, state_dict_file: str, trusted_pa
     :param device: Where the networks are to run.
     :param state_dict_file: The weights to load.
     :param trusted_packages: Further packages whose classes the configuration may name.
+    :raises CheckpointError: The directory is none of a training run, or its configuration cannot be read.
     """
     for name in (str(STORED_CONFIG), state_dict_file, SPACES_FILE):
         if not (run_dir / name).is_file():

@@ -19,12 +19,18 @@ class ActionConversionInterface(ABC):
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         """Converts an agent's action.
 
+        The entries of an action have the shapes of their spaces, `[*space.shape]`.
+
         :param action: Element of :meth:`space`.
         :param maze_state: State in which the action is taken.
         """
 
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        """Converts an action of the simulation back; needed to train on recorded trajectories."""
+        """Converts an action of the simulation back; needed to train on recorded trajectories.
+
+        :raises NotImplementedError: The conversion has no inverse.
+        :return: Element of :meth:`space`, with entries `[*space.shape]`.
+        """
         raise NotImplementedError(
             f"{type(self).__name__}.maze_to_space is not implemented, but is needed to turn recorded MazeActions "
             f"into agent actions. Implement it as the inverse of `space_to_maze`."
@@ -35,5 +41,8 @@ class ActionConversionInterface(ABC):
         """The agent's action space."""
 
     def noop_action(self) -> Any:
-        """An agent's action that changes nothing."""
+        """An agent's action that changes nothing.
+
+        :raises NotImplementedError: There is none.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no noop action; implement `noop_action`.")

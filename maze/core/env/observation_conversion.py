@@ -21,7 +21,10 @@ class ObservationConversionInterface(ABC):
         """Converts a state to an element of :meth:`space`."""
 
     def space_to_maze(self, observation: ObservationType) -> MazeStateType:
-        """Converts an observation back to a state, where the observation determines it."""
+        """Converts an observation back to a state, where the observation determines it.
+
+        :raises NotImplementedError: The observation does not tell the state.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot recover a state from an observation.")
 
     @abstractmethod

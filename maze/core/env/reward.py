@@ -29,6 +29,7 @@ class RewardAggregatorInterface(Subscriber):
         """The reward of the current step.
 
         :param maze_state: State after the step; aggregators that use events only ignore it.
+        :return: A number; or `[n_actors]`, one for each of the step's actors.
         """
 
     def clone_from(self, reward_aggregator: RewardAggregatorInterface) -> None:

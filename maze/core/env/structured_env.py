@@ -46,6 +46,8 @@ class StructuredEnv(BaseEnv):
     def get_actor_rewards(self) -> np.ndarray | None:
         """Rewards of the environment step just completed, one per actor in the order in which they acted.
 
+        The array has the shape `[n_actors]`.
+
         :return: None where rewards cannot be attributed to actors; all sub-steps then share the step's reward.
         """
         return None

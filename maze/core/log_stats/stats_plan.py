@@ -107,6 +107,7 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
     """What a fired event contributes to a statistic: one attribute, or all that it is not grouped by.
 
     :param input_name: The attribute's name; ``None``: the only one that the event is not grouped by.
+    :raises ConfigError: The event has no such attribute.
     """
     if input_name is not None:
         try:
@@ -124,7 +125,10 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
 def group_of(
     event: Callable[..., Any], plan: LevelPlan, variant: Variant, attributes: dict[str, Any]
 ) -> tuple[Any, ...] | None:
-    """The group that a fired event belongs to; ``None`` without grouping."""
+    """The group that a fired event belongs to; ``None`` without grouping.
+
+    :raises ConfigError: The event has not all of the attributes that it is grouped by.
+    """
     names = plan.grouping if variant.group_by is None else (variant.group_by,)
     if not names:
         return None

@@ -23,6 +23,7 @@ def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataF
 
     :param episode_event_log: The events.
     :param event_name: Interface and event, separated by a dot.
+    :raises ConfigError: The event did not occur; names those that did.
     """
     import pandas as pd
 
@@ -58,6 +59,7 @@ def timelines(
     :param aggregation_func: Joins several values of one step. None: "sum" where there are several.
     :param group_by: Attribute that tells the groups; None: one group, None.
     :param post_processing_func: Applied to each episode's series; None: nothing is.
+    :raises ConfigError: The event has no such attribute.
     """
     for column in (metric_name, group_by):
         if column is not None and column not in df.columns:

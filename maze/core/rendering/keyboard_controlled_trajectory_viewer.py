@@ -22,6 +22,7 @@ class KeyboardControlledTrajectoryViewer:
     :param renderer: Draws its steps, with matplotlib.
     :param initial_step_index: The step to begin with; negative ones count from the end.
     :param renderer_kwargs: Further arguments of the renderer.
+    :raises ConfigError: The episode has no steps.
     """
 
     def __init__(
@@ -41,7 +42,10 @@ class KeyboardControlledTrajectoryViewer:
         self._connected: set[int] = set()
 
     def render(self) -> None:
-        """Opens the window and returns when it is closed."""
+        """Opens the window and returns when it is closed.
+
+        :raises ConfigError: matplotlib can open no window here.
+        """
         import matplotlib.pyplot as plt
 
         if plt.get_backend().lower() not in window_backends():

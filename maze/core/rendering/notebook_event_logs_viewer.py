@@ -21,6 +21,7 @@ class NotebookEventLogsViewer:
     Of several episodes the mean and the range are shown. Needs the extra ``maze-rl[notebook]``.
 
     :param event_logs_dir_path: Directory of the event logs (``event_logs`` in the output directory of a rollout).
+    :raises CheckpointError: The directory holds no event logs.
     """
 
     def __init__(self, event_logs_dir_path: str | Path) -> None:
@@ -111,7 +112,10 @@ def _read(path: str | Path) -> Any:
 
 
 def require_ipywidgets() -> Any:
-    """The module ipywidgets; an error that names the extra, where it is not installed."""
+    """The module ipywidgets; an error that names the extra, where it is not installed.
+
+    :raises ImportError: It is not installed; names the extra.
+    """
     try:
         import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:

@@ -23,6 +23,7 @@ class NotebookTrajectoryViewer:
     Needs the extra ``maze-rl[notebook]``.
 
     :param episode_record: The episode, as ``load_trajectory`` gives it; its renderer draws the steps.
+    :raises ConfigError: The episode has no steps.
     """
 
     def __init__(self, episode_record: StateTrajectoryRecord) -> None:

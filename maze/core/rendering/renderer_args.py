@@ -32,6 +32,7 @@ class IntRangeArg(RendererArg):
     :param title: What the viewer shows beside it.
     :param min_value: Smallest value, and the one to begin with.
     :param max_value: Largest value.
+    :raises ValueError: The range is empty.
     """
 
     def __init__(self, name: str, title: str, min_value: int, max_value: int) -> None:
@@ -54,6 +55,7 @@ class OptionsArrayArg(RendererArg):
     :param name: Keyword of the argument.
     :param title: What the viewer shows beside it.
     :param options: The values, or pairs of a label and a value.
+    :raises ValueError: There are no options.
     """
 
     def __init__(self, name: str, title: str, options: Sequence[Any | tuple[str, Any]]) -> None:

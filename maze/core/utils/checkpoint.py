@@ -135,6 +135,8 @@ def read_storage(content: Any) -> Tensor:
     """The values of a tensor as ``pickle`` has them written: three headers, a reference, the values.
 
     :param content: What ``torch.storage._load_from_bytes`` gets.
+    :raises UnpicklingError: It is nothing of that kind.
+    :return: The values one after the other, `[n_values]`.
     """
     if type(content) is not bytes:
         raise refuse("it holds a tensor without values")

@@ -25,6 +25,7 @@ def read_config(path: Path | str) -> dict[Any, Any]:
     """Reads a YAML file, with interpolations resolved.
 
     :param path: The file.
+    :raises ConfigError: There is no such file, or it holds no mapping in YAML.
     """
     from omegaconf import OmegaConf
 
@@ -47,6 +48,7 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     :param key: Where it stands there.
     :param value: The count.
     :param at_least: The smallest one allowed.
+    :raises ConfigError: It is none, or too small.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
@@ -134,6 +136,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
     :param config_name: Root file without its ending; by default the only one, or the first of config, conf,
         conf_rollout and conf_train.
     :param hydra_overrides: Overrides, such as ``env="gym_env"`` or ``**{"env.name": "CartPole-v1"}``.
+    :raises ConfigError: The configuration cannot be composed.
     """
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -158,6 +161,7 @@ def make_env_from_hydra(config_module: str, config_name: str | None = None, **hy
     :param config_module: Python package that holds the configuration files.
     :param config_name: Root file without its ending; see :func:`read_hydra_config`.
     :param hydra_overrides: Overrides.
+    :raises ConfigError: The configuration has no environment, or cannot be composed.
     """
     config = read_hydra_config(config_module, config_name, **hydra_overrides)
     if config.get("env") is None:

@@ -44,6 +44,7 @@ class Factory(Generic[BaseType]):
         :param config: Mapping with ``_target_`` and arguments, or the object itself.
         :param config_path: Key of the configuration, for messages.
         :param kwargs: Further arguments; those of the configuration come first where both name one.
+        :raises ConfigError: The value describes nothing of the wanted type, or its arguments do not fit.
         """
         config = plain_container(config, config_path)
         if isinstance(config, Mapping) and TARGET_KEY in config:
@@ -78,6 +79,7 @@ class Factory(Generic[BaseType]):
 
         :param name: Dotted path, or a class, which is only checked.
         :param config_path: Key of the configuration, for messages.
+        :raises ConfigError: There is none, or it is no class.
         """
         found = locate(name, config_path) if isinstance(name, str) else name
         if not isinstance(found, type):
@@ -135,7 +137,10 @@ class Factory(Generic[BaseType]):
 
 
 def plain_container(config: Any, config_path: str = "") -> Any:
-    """A configuration of OmegaConf as dictionaries and lists, with interpolations resolved; others unchanged."""
+    """A configuration of OmegaConf as dictionaries and lists, with interpolations resolved; others unchanged.
+
+    :raises ConfigError: A value is missing, or an interpolation leads nowhere.
+    """
     if not type(config).__module__.startswith("omegaconf."):
         return config
     from omegaconf import OmegaConf

@@ -18,11 +18,16 @@ class CumulativeMovingMeanStd:
 
     @property
     def std(self) -> np.ndarray | float:
-        """Standard deviation (of the population)."""
+        """Standard deviation (of the population).
+
+        :return: A number; or `[...]` as the samples, without their first axis.
+        """
         return np.sqrt(self.var)
 
     def update(self, new_data: np.ndarray | float) -> None:
         """Takes new data into account.
+
+        An array has the shape `[n_samples, ...]`.
 
         :param new_data: One number, or an array whose first axis counts samples; the others are kept apart.
         """

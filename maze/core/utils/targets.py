@@ -32,6 +32,7 @@ def locate(path: str, where: str = "") -> Any:
 
     :param path: Module path and name(s) in it.
     :param where: Key of the configuration, for messages.
+    :raises ConfigError: There is nothing at the path, or configurations may not name it.
     """
     refuse_forbidden_path(path, where)
     parts = path.split(".")
@@ -51,14 +52,20 @@ def locate(path: str, where: str = "") -> Any:
 
 
 def refuse_forbidden_path(path: str, where: str = "") -> None:
-    """Refuses targets that execute commands or code, or read and write files, by the path they are named by."""
+    """Refuses targets that execute commands or code, or read and write files, by the path they are named by.
+
+    :raises ConfigError: It is one.
+    """
     is_module_forbidden = path.split(".", maxsplit=1)[0] in _FORBIDDEN_MODULES
     if is_module_forbidden or any(path == p or path.startswith(f"{p}.") for p in _FORBIDDEN_PATHS):
         raise ConfigError(f"{_prefix(where)}`{path}` is refused: configurations may not name it.")
 
 
 def refuse_forbidden_object(found: Any, path: str, where: str = "") -> None:
-    """Refuses such targets by what they are, under whatever name they were found."""
+    """Refuses such targets by what they are, under whatever name they were found.
+
+    :raises ConfigError: It is one, or a module.
+    """
     module = getattr(found, "__module__", None)
     name = getattr(found, "__qualname__", getattr(found, "__name__", ""))
     if isinstance(found, ModuleType):

@@ -41,6 +41,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     :param env: The environment to wrap.
     :param discretization_config: By name of the action: ``num_actions`` (at least two), ``low`` and ``high`` (smallest
         and largest value, by default those of the space), each a number or a list with one for each entry.
+    :raises ConfigError: The configuration names an unknown action, or one that cannot be discretized.
     """
 
     def __init__(self, env: MazeEnv[Any], discretization_config: dict[str, dict[str, Any]]) -> None:

@@ -28,6 +28,7 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
         without such a render mode is made again with it.
     :param every_k_steps: Record a frame only every so many environment steps.
+    :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
     """
 
     keeps_observations_and_actions = True

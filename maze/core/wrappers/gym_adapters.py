@@ -33,6 +33,7 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     :param env: The environment.
     :param drop: Observations that are left out.
     :param encode: See :class:`ArrayObservations`.
+    :raises ConfigError: It is no environment of gymnasium.
     """
     if not isinstance(env, gymnasium.Env):
         if drop or encode:
@@ -54,6 +55,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
     :param env: The environment.
     :param drop: Observations that are left out.
     :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
+    :raises ConfigError: An entry to drop or encode is not there, no entry is left, or two get the same name.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], drop: Sequence[str], encode: Mapping[str, int]) -> None:

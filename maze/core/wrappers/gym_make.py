@@ -21,6 +21,7 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
     :param name: Id such as ``CartPole-v1``, or ``module:id`` for one that a module registers when it is imported.
     :param kwargs: Passed to ``gymnasium.make``, ``render_mode`` for instance.
+    :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
     if ":" not in name and newest_version(name) is None and name not in registry:
         _register_from_installed_packages(name)
@@ -50,6 +51,7 @@ def import_modules(names: Sequence[str]) -> None:
     """Imports modules that register environments.
 
     :param names: Dotted names.
+    :raises ConfigError: A module cannot be imported.
     """
     for name in names:
         try:
@@ -66,6 +68,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
     :param env: The environment.
     :param wrappers: For each the path of a class or function, a name in ``gymnasium.wrappers``, or one of both mapped
         to its arguments.
+    :raises ConfigError: An entry is no wrapper with its arguments, or cannot wrap the environment.
     """
     from maze.core.utils.targets import locate
 

@@ -154,6 +154,7 @@ def stats_value(stats: LogStatsAggregator, event: Callable[..., Any], name: str 
     :param stats: The aggregator.
     :param event: The event's interface method.
     :param name: The statistic's output name.
+    :raises KeyError: There is no such statistic; names those that there are.
     """
     key = LogStatsKey(event, name, None)
     if key not in stats.last_stats:

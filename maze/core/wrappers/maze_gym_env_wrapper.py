@@ -51,6 +51,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
 
     :param env: Id of a registered environment, or an environment (current or older API).
     :param kwargs: Passed to ``gymnasium.make`` where ``env`` is an id.
+    :raises ConfigError: Arguments are given for an environment that is made already.
     """
 
     def __init__(self, env: str | gymnasium.Env[Any, Any], **kwargs: Any) -> None:
@@ -188,6 +189,8 @@ class GymCoreEnv(CoreEnv):
         """Makes the environment again with another render mode, which gymnasium fixes when it makes one.
 
         The running episode is lost: call this before ``reset``.
+
+        :raises ConfigError: The environment was given, and cannot be made again.
         """
         if getattr(self.env, "render_mode", None) == render_mode:
             return

@@ -50,7 +50,10 @@ class NoDictActionWrapper(ActionWrapper[Union[EnvType, StructuredEnvSpacesMixin]
 
 
 def only_entry(space: Any, what: str) -> str:
-    """The key of a dictionary space's only entry."""
+    """The key of a dictionary space's only entry.
+
+    :raises EnvironmentContractError: The space is no dictionary with one entry.
+    """
     if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
         raise EnvironmentContractError(
             f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}."

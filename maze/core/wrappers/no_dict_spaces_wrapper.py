@@ -55,11 +55,17 @@ class NoDictSpacesWrapper(Wrapper[Union[EnvType, StructuredEnvSpacesMixin]]):
         return self._observations.observation(observation)
 
     def action(self, action: np.ndarray) -> dict[str, np.ndarray]:
-        """Packs the action of the actor that acts next into a dictionary."""
+        """Packs the action of the actor that acts next into a dictionary.
+
+        :param action: `[*space.shape]`.
+        """
         return self._actions.action(action)
 
     def reverse_action(self, action: dict[str, np.ndarray]) -> np.ndarray:
-        """Takes an action out of its dictionary."""
+        """Takes an action out of its dictionary.
+
+        :return: `[*space.shape]`.
+        """
         return self._actions.reverse_action(action)
 
     @override(Wrapper)

@@ -45,6 +45,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         ``tag`` (the stack is called ``<name>-<tag>``; by default it takes the observation's name), ``keep_original``
         (whether the observation stays beside it, default false; needs a tag), ``delta`` (default false; all but the
         latest observation are replaced by the difference to their successor, integers become float32).
+    :raises ConfigError: The configuration names an unknown observation, or one that cannot be stacked.
     """
 
     _CLONED = ("_history", "_conversion_history")  # arrays in a history are replaced, never written to

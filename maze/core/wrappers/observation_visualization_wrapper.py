@@ -30,6 +30,8 @@ class ObservationSamples:
 
     Not a list: writers of statistics that draw no figures leave it alone.
 
+    Each observation has the shape `[*space.shape]`.
+
     :param plot_function: Draws a list of observations.
     :param values: The observations.
     """

@@ -23,6 +23,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
     :param env: The environment to wrap.
     :param min_skip_steps: Least number of steps to skip.
     :param max_skip_steps: Greatest number of steps to skip.
+    :raises ConfigError: The range is empty, or negative.
     """
 
     keeps_observations_and_actions = True

@@ -23,6 +23,7 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
     :param env: The environment to wrap.
     :param gamma: Discounting factor of the return.
     :param epsilon: Added to the variance, against division by zero.
+    :raises ConfigError: `gamma` is outside [0, 1], or `epsilon` negative.
     """
 
     _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")

@@ -50,6 +50,7 @@ def load_statistics_states(env: Any, states: list[dict[str, float]]) -> None:
 
     :param env: Environment wrapped in the same way.
     :param states: The states.
+    :raises CheckpointError: The environment has other wrappers with statistics.
     """
     wrappers = list(wrappers_with_statistics(env))
     if len(wrappers) != len(states):

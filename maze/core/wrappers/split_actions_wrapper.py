@@ -41,6 +41,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
     :param env: The environment to wrap.
     :param split_config: By name of the action, by name of its parts: ``indices`` in the vector. The parts have all of
         the vector's indices, each once.
+    :raises ConfigError: The configuration names an unknown action, one that cannot be split, or a name twice.
     """
 
     def __init__(self, env: MazeEnv[Any], split_config: dict[str, dict[str, dict[str, Any]]]) -> None:

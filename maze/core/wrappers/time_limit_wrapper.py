@@ -44,6 +44,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         """Sets another limit, valid from the next step on.
 
         :param max_episode_steps: Environment steps of an episode; None or 0: no limit.
+        :raises ConfigError: It is negative.
         """
         if max_episode_steps is not None and max_episode_steps < 0:
             raise ConfigError(f"TimeLimitWrapper: `max_episode_steps` must not be negative, got {max_episode_steps}.")

@@ -74,6 +74,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
         :param interactive: Whether to move through the steps with the keyboard.
         :param kwargs: Further arguments of the renderer.
+        :raises ValueError: No step was recorded yet.
         """
         if self.episode_record is None or not self.episode_record.step_records:
             raise ValueError("There is no recorded step to show yet; reset the environment and take one.")

@@ -277,7 +277,10 @@ class RewardWrapper(Wrapper[EnvType], ABC):
         """Converts a reward of the wrapped environment to the one that the agent gets."""
 
     def get_actor_rewards(self) -> np.ndarray | None:
-        """The actors' shares of the converted reward, in the proportions that they had before."""
+        """The actors' shares of the converted reward, in the proportions that they had before.
+
+        :return: `[n_actors]`; None where there are no shares.
+        """
         get_inner = getattr(self.env, "get_actor_rewards", None)
         shares = None if get_inner is None else get_inner()
         if shares is None:

@@ -35,6 +35,7 @@ class PerceptionBlock(ABC, nn.Module):
     :param in_keys: Keys of the input tensors.
     :param out_keys: Keys of the output tensors.
     :param in_shapes: Shapes of the input tensors, in the order of ``in_keys``.
+    :raises ConfigError: A key is named twice, there is no output, or not one shape for each input.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes) -> None:
@@ -98,7 +99,11 @@ class PerceptionBlock(ABC, nn.Module):
         return f"{type(self).__name__} ({', '.join(self.out_keys)})"
 
     def gather_inputs(self, block_input: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The input tensors in the order of ``in_keys``."""
+        """The input tensors in the order of ``in_keys``.
+
+        :raises ConfigError: One is missing.
+        :return: Each `[batch, ...]` as the shape it was declared with says.
+        """
         try:
             return [block_input[key] for key in self.in_keys]
         except KeyError as error:

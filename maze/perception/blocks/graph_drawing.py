@@ -97,7 +97,10 @@ def model_graph(inference_block: InferenceBlock, title: str) -> ModelGraph:
 
 
 def write_picture(graph: ModelGraph, path: Path, backend: str | None) -> None:
-    """Writes the picture in the format of the path's suffix (pdf, png or svg)."""
+    """Writes the picture in the format of the path's suffix (pdf, png or svg).
+
+    :raises ConfigError: There is no such format.
+    """
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in ("pdf", "png", "svg"):
         raise ConfigError(f"Inference graph {path.name}: the format must be pdf, png or svg, found {suffix!r}.")
@@ -121,6 +124,7 @@ def render(graph: ModelGraph, suffix: str, backend: str | None) -> bytes:
 
     :param suffix: ``pdf``, ``png`` or ``svg``.
     :param backend: ``graphviz``, ``matplotlib``, or None for the best one there is.
+    :raises ConfigError: There is no such backend, or it is not installed.
     """
     if backend not in (None, *_BACKENDS):
         raise ConfigError(f"Inference graph: `backend` must be one of {', '.join(_BACKENDS)}, found {backend!r}.")

@@ -21,6 +21,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     :param in_num_dims: Number of dimensions, including one batch dimension, that the layers expect of each input (one
         number for all inputs, or one each).
     :param out_num_dims: Number of dimensions, including one batch dimension, that the layers return for each output.
+    :raises ConfigError: An input has too few dimensions.
     """
 
     def __init__(

@@ -66,6 +66,7 @@ def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Te
     :param name: One of ``POOLING_FUNCTIONS``.
     :param dims: The axes to pool over, which the result no longer has.
     :param valid: Boolean, broadcastable to ``features``.
+    :return: The shape of `features` without the axes `dims`.
     """
     axes = tuple(dims)
     if valid is None:
@@ -95,6 +96,7 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
     :param argument: For the error message.
     :param axis: Negative: counted from the end. Otherwise counted with one batch dimension at 0.
     :param n_dims: Number of dimensions without batch.
+    :raises ConfigError: There is no such axis, or it is the batch.
     """
     from_end = axis if axis < 0 else axis - (n_dims + 1)
     if not -n_dims <= from_end <= -1:
@@ -106,7 +108,10 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
 
 
 def index_from_start(block_name: str, argument: str, index: int, size: int) -> int:
-    """The non-negative form of an index into an axis with ``size`` entries."""
+    """The non-negative form of an index into an axis with ``size`` entries.
+
+    :raises ConfigError: The axis has no such entry.
+    """
     if not -size <= index < size:
         raise ConfigError(f"{block_name}: `{argument}` must lie in [{-size}, {size - 1}], found {index}.")
     return index % size

@@ -73,6 +73,7 @@ class BaseModelBuilder(ABC):
 
         :param observation_space: The observations of a single time step.
         :param rnn_steps: Number of time steps; 0: the space as it is.
+        :raises ConfigError: The number of steps is negative, or an observation cannot be stacked.
         """
         if rnn_steps < 0:
             raise ConfigError(f"to_recurrent_gym_space: `rnn_steps` must not be negative, found {rnn_steps}.")
@@ -110,6 +111,8 @@ class BaseModelBuilder(ABC):
         """The modality that an observation, or the one that it was pre-processed from, is mapped to.
 
         Pre-processors append their tags: ``image-rgb2gray-resize_img`` comes from ``image``.
+
+        :raises ConfigError: It has none.
         """
         mapped_key = self._mapped_key(observation_key)
         if mapped_key is None:
@@ -138,6 +141,7 @@ class BaseModelBuilder(ABC):
         :param in_keys: Input tensors.
         :param out_key: Output tensor.
         :param in_shapes: Their shapes without batch.
+        :raises ConfigError: The block does not take its arguments, or not its inputs; says where it is configured.
         """
         where = f"{WHERE}.modality_config.{modality}"
         block_type, block_params = self.modality_config[modality].values()

@@ -182,6 +182,7 @@ def model_builder_config(
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows.
     :param shared_embedding: Whether policy and critic share all but their outputs.
+    :raises ConfigError: There is no observation but masks.
     """
     dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
     by_key: dict[str, list[spaces.Space[Any]]] = {}

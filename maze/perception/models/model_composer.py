@@ -38,6 +38,7 @@ class BaseModelComposer(ABC):
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param distribution_mapper_config: See :class:`~maze.distributions.distribution_mapper.DistributionMapper`.
+    :raises ConfigError: The distributions that are configured do not fit the actions.
     """
 
     def __init__(

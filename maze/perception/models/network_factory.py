@@ -17,6 +17,7 @@ def networks_by_key(networks: Any, step_keys: Iterable[Any], where: str) -> dict
     """Network configurations (or networks) by step key; a list is in the order of the sub-steps.
 
     :param where: Place in the configuration, for messages.
+    :raises ConfigError: There is not one network for each sub-step.
     """
     step_keys = list(step_keys)
     if isinstance(networks, Mapping) and "_target_" not in networks:
@@ -46,6 +47,7 @@ def only_network(networks: Any, where: str) -> tuple[Any, Any]:
 
     :param networks: The network or its configuration, also as the only item of a list or mapping.
     :param where: Place in the configuration, for messages.
+    :raises ConfigError: There are several, or none.
     """
     if isinstance(networks, nn.Module) or (isinstance(networks, Mapping) and "_target_" in networks):
         return 0, networks
@@ -65,6 +67,7 @@ def build(base_type: type[T], config: Any, where: str, **arguments: Any) -> T:
 
     :param where: Place in the configuration, for messages.
     :param arguments: Arguments that the configuration need not state; what it states has priority.
+    :raises ConfigError: There is nothing to build, or it does not take its arguments; says where it is configured.
     """
     if config is None:
         raise ConfigError(f"{where}: expected a mapping with `_target_`, or an object, found nothing.")

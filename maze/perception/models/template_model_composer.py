@@ -156,6 +156,7 @@ class TemplateModelComposer(BaseModelComposer):
         :param action_space: Action heads that it judges.
         :param only_discrete_spaces: Return the values of all actions of each head instead of taking actions as inputs.
         :param perception_net: Perception network to use, together with its weights; ``None``: a new one.
+        :raises ConfigError: The model has no stage `hidden`.
         """
         perception_net = perception_net or self._new_perception_net(observation_space)
         blocks, latent = dict(perception_net.perception_blocks), perception_net.out_keys[0]

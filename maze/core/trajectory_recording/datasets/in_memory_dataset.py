@@ -143,6 +143,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         """The trajectory files below a directory (or the file itself), in the order of their names.
 
         :param data_dir: The directory.
+        :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
         if path.is_file():
@@ -166,6 +167,7 @@ class InMemoryDataset(Dataset[Item], ABC):
 
         :param lengths: Wanted number of steps in each part; their sum is the length of this data set.
         :param generator: Source of randomness.
+        :raises ValueError: The lengths do not add up to the number of steps.
         """
         lengths = [int(length) for length in lengths]
         if sum(lengths) != len(self) or min(lengths, default=0) < 0:

@@ -56,7 +56,10 @@ class ActionRecord:
 
     @classmethod
     def load(cls, path: Path | str) -> ActionRecord:
-        """Reads what :meth:`save` wrote."""
+        """Reads what :meth:`save` wrote.
+
+        :raises CheckpointError: The file cannot be read, or is no record of actions.
+        """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             record = cls(content["episode_id"], content["seed"])

@@ -57,6 +57,7 @@ class SpacesRecord:
         """Stack records of the same actor along a new first dimension.
 
         :param records: At least one record; each field must be present in all of them or in none.
+        :raises ValueError: There are none, or they are of different actors or batch shapes.
         """
         if not records:
             raise ValueError("There are no records to stack.")
@@ -143,6 +144,7 @@ def stack_dicts(dicts: Sequence[dict[str, Any]], name: str = "dictionaries") -> 
 
     :param dicts: Dictionaries with the same keys.
     :param name: What is stacked, for the error message.
+    :raises ValueError: The dictionaries have different keys.
     """
     keys = dicts[0].keys()
     for index, other in enumerate(dicts):

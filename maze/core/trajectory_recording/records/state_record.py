@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class StateRecord:
     """One step of an episode in terms of the simulation: what rendering, replay and imitation learning need.
 
+    A reward that is an array has the shape `[n_actors]`.
+
     :param maze_state: State in which the action was taken.
     :param maze_action: The action; None for the last state of an episode.
     :param step_event_log: Events fired in the step.

@@ -40,6 +40,7 @@ class StructuredSpacesRecord:
         """Stack structured records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
 
         :param records: At least one record.
+        :raises ValueError: There are none, or their actors differ.
         """
         if not records:
             raise ValueError("There are no records to stack.")
@@ -110,7 +111,10 @@ class StructuredSpacesRecord:
         return self.substep_records[0].batch_shape if self.substep_records else None
 
     def is_done(self) -> bool:
-        """Whether the episode was over after this step; for unbatched records only."""
+        """Whether the episode was over after this step; for unbatched records only.
+
+        :raises ValueError: The record is a batch.
+        """
         if self.is_batched():
             raise ValueError("A batched record has no single done flag; look at `dones` instead.")
         return bool(self.substep_records) and bool(self.substep_records[-1].done)

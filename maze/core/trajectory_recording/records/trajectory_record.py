@@ -64,6 +64,7 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
         """Trajectories of the same length side by side: every step is stacked, the ids become a list.
 
         :param trajectories: At least one trajectory.
+        :raises ValueError: They are not of the same length.
         """
         lengths = [len(trajectory) for trajectory in trajectories]
         if not lengths or len(set(lengths)) > 1:
@@ -136,6 +137,7 @@ def load_trajectory(
     :param allow_pickle: Trust the file: load any type, which can run any code.
     :param extra_types: Further types that may be loaded: the classes of your environment's states, actions and
         renderer, their full names, or a pattern such as `my_project.envs.*`.
+    :raises CheckpointError: The file is damaged, holds types that are not allowed, or no trajectory.
     """
     hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
     trajectory = safe_load(path, extra_types, allow_pickle, hint, data_classes=_DATA_CLASSES | _EVENTS)

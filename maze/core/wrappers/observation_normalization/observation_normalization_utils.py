@@ -39,6 +39,7 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
 
     :param env: Environment with an observation normalization wrapper somewhere in its stack.
     :param n_samples: Number of (sub-)steps to take.
+    :raises ConfigError: The number of samples is not positive.
     """
     if type(n_samples) is not int or n_samples < 1:
         raise ConfigError(f"The number of samples for normalization statistics must be positive, got {n_samples!r}.")

@@ -56,6 +56,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     :param sampling_policy: Acts while statistics are estimated; a policy or the configuration of one.
     :param exclude: Names of observations that stay as they are.
     :param manual_config: By name of the observation its ``strategy``, ``strategy_config`` and ``statistics``.
+    :raises ConfigError: The configuration names an unknown observation, or the environment has such a wrapper already.
     """
 
     _registry: ClassVar[StrategyRegistry] = StrategyRegistry()
@@ -134,7 +135,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         return [name for name in self._strategies if name not in self._configured]
 
     def estimate_statistics(self) -> None:
-        """Calculates statistics from the samples collected, and drops these."""
+        """Calculates statistics from the samples collected, and drops these.
+
+        :raises ConfigError: An observation was never seen.
+        """
         estimated = {}
         for name in self.names_to_estimate():
             samples = self._samples.get(name)
@@ -148,7 +152,10 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._set(estimated)
 
     def get_statistics(self) -> StructuredStatisticsType:
-        """The statistics of all normalized observations, by name."""
+        """The statistics of all normalized observations, by name.
+
+        :raises ConfigError: There are none yet.
+        """
         if self._normalizers is None:
             raise self._missing_statistics()
         return {name: dict(strategy.get_statistics() or {}) for name, strategy in self._strategies.items()}
@@ -174,6 +181,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """Sets statistics from a file, except those that the configuration gives.
 
         :param path: The file, written by :meth:`dump_statistics` of an environment like this.
+        :raises CheckpointError: The file cannot be read, or does not fit the environment.
         """
         loaded = load_statistics(Path(path))
         try:
@@ -186,6 +194,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """The policy that acts while statistics are estimated.
 
         :param action_spaces_dict: Action spaces of the environment that it acts in, for policies that ask for them.
+        :raises ConfigError: What is configured is no policy.
         """
         config, where = self.sampling_policy, f"{_PLACE}: sampling_policy"
         arguments = {}

@@ -25,6 +25,7 @@ def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
 
     :param path: The file.
     :param statistics: Statistics by name of the observation.
+    :raises CheckpointError: The file cannot be written.
     """
     content = pickle.dumps(statistics, protocol=4)
     try:
@@ -38,6 +39,7 @@ def load_statistics(path: Path) -> StructuredStatisticsType:
     """Reads statistics; nothing in the file is executed.
 
     :param path: The file.
+    :raises CheckpointError: There is no such file, or it holds something else.
     """
     if not path.is_file():
         raise CheckpointError(f"There are no normalization statistics `{path}`. {_HOW_TO_GET_ONE}")

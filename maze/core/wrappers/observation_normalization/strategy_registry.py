@@ -27,6 +27,7 @@ class StrategyRegistry(Factory[ObservationNormalizationStrategy]):
         """Makes the strategies of a module known by their class names.
 
         :param module: Module, package of modules, or the path of either.
+        :raises ConfigError: It is no module.
         """
         if isinstance(module, str):
             module = importlib.import_module(module)

@@ -38,6 +38,7 @@ class PreProcessingWrapper(SubstepObservationWrapper):
     :param pre_processor_mapping: One mapping for each pre-processor, in their order: ``observation`` (name),
         ``_target_`` (class, for instance ``maze.preprocessors.FlattenPreProcessor``), ``keep_original`` (by default the
         converted observation takes the original's place) and ``config`` (arguments of the class).
+    :raises ConfigError: The mapping names an unknown observation, or a pre-processor that does not fit it.
     """
 
     def __init__(self, env: MazeEnv[Any], pre_processor_mapping: list[dict[str, Any]]) -> None:

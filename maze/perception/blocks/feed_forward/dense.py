@@ -23,6 +23,7 @@ class DenseBlock(ShapeNormalizationBlock):
 
     :param hidden_units: Width of each layer.
     :param non_lin: The activation after each layer.
+    :raises ConfigError: There is no layer.
     """
 
     def __init__(

@@ -17,7 +17,10 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
 def one_per_layer(block_name: str, argument: str, value: Any, n_layers: int) -> list[Any]:
-    """The value of each layer, whether one for all or one each was given."""
+    """The value of each layer, whether one for all or one each was given.
+
+    :raises ConfigError: There is no layer, or not one value for each.
+    """
     if n_layers == 0:
         raise ConfigError(f"{block_name}: `hidden_features` is empty; give one number per layer.")
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -49,7 +52,10 @@ class GraphAdjacencyMethods:
 
     @staticmethod
     def add_self_connections(adjacency: torch.Tensor, importance: float | torch.Tensor) -> torch.Tensor:
-        """Adds ``importance`` to the diagonal."""
+        """Adds ``importance`` to the diagonal.
+
+        :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
+        """
         eye = torch.eye(adjacency.shape[-1], dtype=adjacency.dtype, device=adjacency.device)
         return adjacency + importance * eye
 
@@ -67,7 +73,10 @@ class GraphAdjacencyMethods:
 
     @staticmethod
     def neighbourhood(adjacency: torch.Tensor) -> torch.Tensor:
-        """Boolean: whether node ``i`` attends to node ``j``; each node attends to itself."""
+        """Boolean: whether node ``i`` attends to node ``j``; each node attends to itself.
+
+        :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
+        """
         eye = torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
         return (adjacency != 0) | eye
 
@@ -104,6 +113,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
     :param trainable_node_self_importance: Whether this weight is learned.
     :param preprocess_adj: Whether self connections are added and the matrix is normalised; otherwise it is used as
         it is.
+    :raises ConfigError: There are not two inputs, their shapes do not fit, or an argument has no effect.
     """
 
     node_self_importance: torch.Tensor

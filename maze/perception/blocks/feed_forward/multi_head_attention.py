@@ -30,6 +30,7 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     :param kdim: Number of features of the key; None: as ``in_shapes`` says.
     :param vdim: Number of features of the value; None: as ``in_shapes`` says.
     :param use_key_padding_mask: Whether the mask holds for all queries alike.
+    :raises ConfigError: The inputs are not three or four, or the heads do not divide the features.
     """
 
     def __init__(

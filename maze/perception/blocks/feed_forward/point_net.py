@@ -80,6 +80,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
     :param use_feature_transform: Whether intermediate features are aligned by a predicted matrix, as the points are.
     :param use_batch_norm: Whether layers that are applied to each point are followed by batch normalisation.
     :param non_lin: The activation between layers.
+    :raises ConfigError: The inputs are not one or two.
     """
 
     def __init__(

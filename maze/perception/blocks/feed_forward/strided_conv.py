@@ -35,6 +35,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
     :param hidden_dilations: Distance of the kernel's elements in each layer; None: 1.
     :param hidden_padding: Padding on both sides in each layer; None: 0.
     :param padding_mode: ``zeros``, ``reflect``, ``replicate`` or ``circular``; None: ``zeros``.
+    :raises ConfigError: There is no such convolution, or no such padding.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
 
     :param hidden_channels: Number of channels of each stage.
     :param non_lin: The activation after each convolution.
+    :raises ConfigError: There is no stage, or the image is too small for them.
     """
 
     def __init__(

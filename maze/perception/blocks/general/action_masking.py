@@ -32,6 +32,7 @@ class ActionMaskingBlock(PerceptionBlock):
     :param num_of_actor_actions: Number of actions of each actor; a sequence where they differ; None: the logits are
         divided equally.
     :param require_valid_action: Whether an actor without any valid action is an error.
+    :raises ConfigError: The keys are not logits, mask and one output, or their shapes do not fit.
     """
 
     def __init__(

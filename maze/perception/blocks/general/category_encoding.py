@@ -26,6 +26,7 @@ class CategoryEncodingBlock(PerceptionBlock):
     :param num_categories: Number of categories, one for all entries of the input or one for each of them.
     :param embedding_dim: Width of learned embeddings; ``None``: unit vectors.
     :param start: Number of the first category, one for all entries or one for each of them.
+    :raises ConfigError: The number of categories is not positive.
     """
 
     first: torch.Tensor

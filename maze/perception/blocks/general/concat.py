@@ -17,6 +17,7 @@ class ConcatenationBlock(PerceptionBlock):
     """Concatenates its inputs in the order of ``in_keys``; one input passes through unchanged.
 
     :param concat_dim: The axis to join; negative, or counted with one batch dimension at 0.
+    :raises ConfigError: The shapes differ in another dimension.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, concat_dim: int) -> None:

@@ -16,6 +16,7 @@ class CorrelationBlock(PerceptionBlock):
     without the last dimension: the inner product of the feature vectors.
 
     :param reduce: Whether to sum over the last dimension.
+    :raises ConfigError: The inputs are not two, or cannot be multiplied.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, reduce: bool) -> None:

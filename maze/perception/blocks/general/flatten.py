@@ -15,6 +15,7 @@ class FlattenBlock(PerceptionBlock):
     """Joins the last ``num_flatten_dims`` dimensions to one.
 
     :param num_flatten_dims: Number of dimensions to join; 0 gives a scalar a dimension of size one.
+    :raises ConfigError: The input has fewer dimensions.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, num_flatten_dims: int) -> None:

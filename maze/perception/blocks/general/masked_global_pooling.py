@@ -20,6 +20,7 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
     :param pooling_func: ``mean``, ``sum``, ``max`` or ``min``.
     :param pooling_dim: The axis or axes to pool over, which the output does not have any more; negative, or counted
         with one batch dimension at 0.
+    :raises ConfigError: The inputs are not one or two, or the mask does not fit the features.
     """
 
     def __init__(

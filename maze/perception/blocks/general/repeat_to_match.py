@@ -18,6 +18,7 @@ class RepeatToMatchBlock(PerceptionBlock):
 
     :param in_keys: Key of the input to repeat, and key of the input to match.
     :param repeat_at_idx: The axis in the output; negative, or counted with one batch dimension at 0.
+    :raises ConfigError: The inputs are not two, or the first has not one dimension less.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
     :param dropout: Share of attention weights dropped in training; None: none.
     :param add_input_to_output: Whether the input is added to the output.
     :param bias: Whether the projections have a bias.
+    :raises ConfigError: The inputs are not one or two, or the heads do not divide the features.
     """
 
     def __init__(

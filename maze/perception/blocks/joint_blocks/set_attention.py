@@ -29,6 +29,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     :param num_heads: Number of attention heads; divides the last width. 0: no attention.
     :param keep_places: Whether the output holds the items in their order as well.
     :param non_lin: Activation after each layer.
+    :raises ConfigError: The inputs are not one or two, the mask does not fit, or the heads do not divide the width.
     """
 
     def __init__(

@@ -34,7 +34,10 @@ class LinearOutputBlock(ShapeNormalizationBlock):
     def set_bias(self, bias: float | np.ndarray) -> None:
         """Sets the bias, such as to start with rare actions (see ``weight_init.compute_sigmoid_bias``).
 
+        Several values have the shape `[output_units]`.
+
         :param bias: One value for all output units, or one per unit.
+        :raises ConfigError: The values are not one, or one per unit.
         """
         value = torch.as_tensor(bias, dtype=self.net.bias.dtype, device=self.net.bias.device)
         if value.dim() > 0 and value.shape != self.net.bias.shape:

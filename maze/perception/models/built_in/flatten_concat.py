@@ -26,6 +26,7 @@ class FlattenConcatBaseNet(nn.Module):
     :param obs_shapes: Shapes of the observations, without batch dimensions, in the order of concatenation.
     :param hidden_units: Width of each dense layer.
     :param non_lin: Activation, as a class or an import path.
+    :raises ConfigError: There are no observations, or there is no activation.
     """
 
     def __init__(
@@ -118,7 +119,10 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
         return logits
 
     def numpy_program(self) -> Callable[[Mapping[str, np.ndarray]], ArrayDict] | None:
-        """The forward pass in NumPy, see :mod:`maze.core.agent.compiled_network`."""
+        """The forward pass in NumPy, see :mod:`maze.core.agent.compiled_network`.
+
+        It takes arrays `[batch, ...]` and returns logits `[batch, *logits_shape]` by action head.
+        """
         latent_program = self._latent_program()
         heads = [
             (head, shape, _BufferedLinear(layer))

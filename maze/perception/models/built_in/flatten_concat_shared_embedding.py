@@ -28,6 +28,7 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
     :param hidden_units: Width of each shared dense layer.
     :param head_units: Width of each dense layer between the latent representation and the logits.
     :param non_lin: Activation, as a class or an import path.
+    :raises ConfigError: An action has the name of the embedding.
     """
 
     def __init__(
@@ -49,12 +50,18 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         )
 
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Logits by action head, and the latent representation."""
+        """Logits by action head, and the latent representation.
+
+        :param x: Observations `[batch, ...]`.
+        """
         embedding = {EMBEDDING: self.embedding.latent(x)}
         return {**self.policy(embedding), **embedding}
 
     def numpy_program(self) -> Callable[[Mapping[str, np.ndarray]], ArrayDict] | None:
-        """The logits in NumPy: acting needs no embedding."""
+        """The logits in NumPy: acting needs no embedding.
+
+        It takes arrays `[batch, ...]` and returns logits `[batch, *logits_shape]` by action head.
+        """
         latent, heads = self.embedding._latent_program(), self.policy.numpy_program()
         if latent is None or heads is None:
             return None
@@ -67,6 +74,7 @@ class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):
     :param obs_shapes: Has the shape of the latent representation; the observations are not looked at.
     :param head_units: Width of each dense layer between the latent representation and the value.
     :param non_lin: Activation, as a class or an import path.
+    :raises ConfigError: The policy's network returns no embedding.
     """
 
     def __init__(

@@ -32,6 +32,7 @@ class ProbabilisticPolicyComposer(BasePolicyComposer):
     :param distribution_mapper: Distributions of all action heads.
     :param networks: Networks, or configurations of them: a mapping from step keys, or a list in their order.
     :param substeps_with_separate_agent_nets: Step keys where each agent gets a network of its own.
+    :raises ConfigError: A sub-step is unknown.
     """
 
     def __init__(

@@ -38,6 +38,7 @@ class ObservationNormalizationStrategy(ABC):
     :param axis: Axes of the stacked samples ``[n_samples, *shape]`` over which statistics are taken: 0 keeps apart all
         entries of the observation, ``[0, 1, 2]`` only the channels of images ``(height, width, channels)``; None takes
         one statistic of everything.
+    :raises ConfigError: The observation's space is no `Box`.
     """
 
     _names: ClassVar[tuple[str, ...]] = ()
@@ -58,17 +59,23 @@ class ObservationNormalizationStrategy(ABC):
     def estimate_stats(self, observations: list[np.ndarray]) -> StatisticsType:
         """Calculates statistics.
 
+        Each sample has the shape `[*observation_space.shape]`.
+
         :param observations: Samples of the observation.
         """
 
     @abstractmethod
     def normalize_value(self, value: np.ndarray) -> np.ndarray:
-        """Normalizes an observation; clipping follows elsewhere."""
+        """Normalizes an observation; clipping follows elsewhere.
+
+        :param value: `[..., *observation_space.shape]`; the result has the same shape.
+        """
 
     def normalize_and_process_value(self, value: np.ndarray) -> np.ndarray:
         """Normalizes and clips an observation.
 
         :return: Array of float32.
+        :param value: `[..., *observation_space.shape]`; the result has the same shape.
         """
         normalized = self.normalize_value(np.asarray(value, dtype=self._dtype))
         if self._clip_min is not None:
@@ -99,6 +106,7 @@ class ObservationNormalizationStrategy(ABC):
         """Sets the statistics.
 
         :param stats: Numbers or arrays that fit the shape of the observation.
+        :raises ConfigError: One is missing, or does not fit the observation.
         """
         missing = [name for name in self._names if name not in stats]
         if missing:

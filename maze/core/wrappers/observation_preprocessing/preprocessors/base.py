@@ -35,7 +35,10 @@ class PreProcessor(ABC):
 
     @abstractmethod
     def process(self, observation: np.ndarray) -> np.ndarray:
-        """Converts an observation; the given array stays as it is."""
+        """Converts an observation; the given array stays as it is.
+
+        :param observation: `[*space.shape]` of the original space.
+        """
 
     def tag(self) -> str:
         """What is appended to the name of the observation: the name of the file that defines the class."""
@@ -48,6 +51,7 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 
     :param space: Space of an observation.
     :param processor: Who needs it, for the message.
+    :raises ConfigError: It is none.
     """
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{processor}: expected an observation with a Box space, found {space}.")
@@ -65,6 +69,7 @@ def checked_axis(axis: int, n_dims: int, what: str) -> int:
     :param axis: Axis; negative ones count from the right.
     :param n_dims: Number of dimensions.
     :param what: Who asks, for the message.
+    :raises ConfigError: The observation has no such axis.
     """
     if type(axis) is not int or not -n_dims <= axis < n_dims:
         raise ConfigError(f"{what} must be an axis of the observation's {n_dims} dimensions, got {axis!r}.")

@@ -18,6 +18,7 @@ class FlattenPreProcessor(PreProcessor):
 
     :param observation_space: Space of the observation.
     :param num_flatten_dims: How many dimensions are joined, counted from the last one.
+    :raises ConfigError: The observation has fewer dimensions.
     """
 
     def __init__(self, observation_space: spaces.Box, num_flatten_dims: int) -> None:

@@ -22,6 +22,7 @@ class ResizeImgPreProcessor(PreProcessor):
         ``transpose`` ``(channels, height, width)``.
     :param target_size: Height and width of the result.
     :param transpose: Whether the channels come first, before and after resizing.
+    :raises ConfigError: The observation is no image of that layout, or the size is not two numbers.
     """
 
     def __init__(self, observation_space: spaces.Box, target_size: Sequence[int], transpose: bool) -> None:

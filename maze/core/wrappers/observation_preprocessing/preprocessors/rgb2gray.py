@@ -26,6 +26,7 @@ class Rgb2GrayPreProcessor(PreProcessor):
     :param observation_space: Space of the image.
     :param rgb_dim: The dimension of the channels.
     :param num_flatten_dims: Without effect; accepted because configurations in circulation contain it.
+    :raises ConfigError: The dimension does not hold three channels.
     """
 
     def __init__(self, observation_space: spaces.Box, rgb_dim: int = -1, num_flatten_dims: int | None = None) -> None:
@@ -58,7 +59,10 @@ class Rgb2GrayPreProcessor(PreProcessor):
 
 
 def into_box(image: np.ndarray, space: spaces.Box, is_integer: bool) -> np.ndarray:
-    """An average of values of a space, rounded or clipped so that it is in this space itself, as numbers go."""
+    """An average of values of a space, rounded or clipped so that it is in this space itself, as numbers go.
+
+    :param image: `[*space.shape]`; the result has the same shape.
+    """
     inside = np.rint(image) if is_integer else np.clip(image, space.low.flat[0], space.high.flat[0])
     converted: np.ndarray = inside.astype(space.dtype, copy=False)
     return converted

@@ -20,6 +20,7 @@ class TransposePreProcessor(PreProcessor):
 
     :param observation_space: Space of the observation.
     :param axes: For each dimension of the result, the dimension of the observation that it is.
+    :raises ConfigError: The axes are no order of the observation's dimensions.
     """
 
     def __init__(self, observation_space: spaces.Box, axes: Sequence[int]) -> None:
