@@ -13,6 +13,9 @@ from difflib import get_close_matches
 class MazeError(Exception):
     """Common base: the command line prints it as one message, without a traceback."""
 
+    row: int | None = None
+    """Where one row of a batch is to blame: which."""
+
 
 class ConfigError(MazeError):
     """A configuration value is missing, unknown, of the wrong type or out of range."""
@@ -20,6 +23,13 @@ class ConfigError(MazeError):
 
 class EnvironmentContractError(MazeError):
     """An environment breaks its contract (spaces, actors, rewards); the message names environment, sub-step and key."""
+
+
+class EnvironmentFailedError(MazeError):
+    """Code of an environment raised an exception, the cause of this one; names environment, sub-step, step and seed."""
+
+    place: str = ""
+    """Environment, sub-step, step and seed."""
 
 
 class NonFiniteError(MazeError):

@@ -95,11 +95,13 @@ def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
     masked = logits.amax(-1) <= torch.finfo(logits.dtype).min
     if bool(masked.any()):
         rows = masked.nonzero()
-        raise EnvironmentContractError(
+        error = EnvironmentContractError(
             f"Action head `{head}`: no valid action is left in {len(rows)} of {masked.numel()} rows "
             f"(first at index {rows[0].tolist()}). The action mask must allow at least one action; check the mask "
             "that the environment puts into this head's observation."
         )
+        error.row = int(rows[0][0]) if logits.ndim > 1 else 0
+        raise error
 
 
 @contextmanager

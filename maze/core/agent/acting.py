@@ -138,10 +138,12 @@ class Actor:
         if not is_categorical:
             broken |= np.isinf(logits)
         row = int(np.argwhere(broken)[0][0])
-        raise NonFiniteError(
+        error = NonFiniteError(
             f"policy.networks[{self._name}]: the logits of action head `{head}` are not finite in row {row} of "
-            f"{len(logits)}: {logits[row]}. Look for non-finite observations or diverged weights."
+            f"{len(logits)}: {logits[row]}. Look for diverged weights."
         )
+        error.row = row
+        raise error
 
 
 def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:

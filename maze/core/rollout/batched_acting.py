@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, acting_in
+from maze.core.env.faults import Place, failure_of_acting
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 
 Row = dict[str, np.ndarray]
 Rows = Mapping[StepKeyType, Row]
@@ -70,9 +72,13 @@ def acting_function(policy: Policy, env: Any, deterministic: bool = False) -> Ac
     if compute_actions is not None:
 
         def act_at_once(
-            observation: Row, actor: ActorID, out: Row, logits_out: Row | None, _: Sequence[int] | None
+            observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
         ) -> None:
-            compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
+            try:
+                compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
+            except (NonFiniteError, EnvironmentContractError) as error:
+                place = partial(_place_of_row, env, actor, env_indices)
+                raise failure_of_acting(error, observation, place) from error
 
         return act_at_once
     envs: Any = getattr(env, "envs", None)
@@ -111,3 +117,9 @@ def logits_shapes_of(
         step_key: {key: tuple(mapper.required_logits_shape(key)) for key in space}
         for step_key, space in action_spaces_dict.items()
     }
+
+
+def _place_of_row(env: Any, actor: ActorID, env_indices: Sequence[int] | None, row: int) -> Place:
+    index = row if env_indices is None else env_indices[row]
+    n_steps = int(env.get_env_time()[index])
+    return Place(f"environment {index}", actor, n_steps, env.seeding_at(index, 0))

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.returns import has_known_reward
+from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.substep_columns import Row, SubstepColumns, lengthened
@@ -35,17 +36,6 @@ class FinalObservationEntry(NamedTuple):
     env_index: int
     actor_id: ActorID
     observation: Row
-
-
-class Seeding(NamedTuple):
-    """Where the random numbers of an environment come from.
-
-    :param seed: What it was seeded with.
-    :param n_ticks_since: How many ticks ago.
-    """
-
-    seed: int
-    n_ticks_since: int
 
 
 class _NonFiniteNumber(NamedTuple):
@@ -420,7 +410,7 @@ class RolloutColumns:
         tick, env_index = found.tick, found.env_index
         at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
         step = int(self.step_complete[: min(tick, self.n_ticks), env_index].sum())
-        seeded = "" if seeding is None else f", {seeding.n_ticks_since} ticks after it was seeded with {seeding.seed}"
+        seeded = "" if seeding is None else f", {seeding}"
         return (
             f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded}): {found.name} is "
             f"{found.value}. Training stops before any parameter changes; look at what the environment and "

@@ -6,7 +6,8 @@ from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import NonFiniteError
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, Seeding, substeps_per_step
+from maze.core.env.faults import Seeding
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
 
 OBSERVATION = spaces.Dict(
     {"image": spaces.Box(0, 255, (2, 2), np.uint8), "vector": spaces.Box(-1, 1, (3,), np.float32)}

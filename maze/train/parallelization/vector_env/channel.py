@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from maze.core.env.faults import text_of
+from maze.core.errors import EnvironmentFailedError
+
 # to the worker
 STEP = b"S"
 RESET = b"R"
@@ -36,12 +39,14 @@ class Failure(NamedTuple):
     :param traceback: The formatted original traceback.
     :param pickled: The exception itself, if it survives pickling.
     :param env_index: The environment that was being worked on, if known.
+    :param place: Where exactly, if known.
     """
 
     text: str
     traceback: str
     pickled: bytes | None
     env_index: int | None
+    place: str
 
 
 class Channel:
@@ -131,8 +136,11 @@ def failure_of(error: BaseException, env_index: int | None) -> Failure:
     :param error: The exception.
     :param env_index: The environment that was being worked on, if known.
     """
+    place = ""
+    if isinstance(error, EnvironmentFailedError) and error.__cause__ is not None:
+        place, error = error.place, error.__cause__
     formatted = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(_text_of(error), formatted, _pickled(error), env_index)
+    return Failure(text_of(error), formatted, _pickled(error), env_index, place)
 
 
 def exception_of(failure: Failure) -> BaseException | None:
@@ -141,14 +149,6 @@ def exception_of(failure: Failure) -> BaseException | None:
         return pickle.loads(failure.pickled) if failure.pickled is not None else None
     except Exception:  # unpickling runs code of the exception, which may raise anything
         return None
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        message = str(error)
-    except Exception as second:  # a user's __str__
-        message = f"<its message cannot be shown: {type(second).__name__}>"
-    return f"{type(error).__name__}: {message}"
 
 
 def _pickled(error: BaseException) -> bytes | None:

@@ -14,9 +14,10 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.core_env import CoreEnv
+from maze.core.env.faults import USER_CODE_ERRORS, Place, failure
 from maze.core.env.space_arrays import action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import EnvironmentContractError, MazeError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
@@ -38,7 +39,7 @@ from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
-    from maze.core.rollout.rollout_columns import Seeding
+    from maze.core.env.faults import Seeding
 
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
@@ -78,7 +79,10 @@ class EnvBatch:
         """
         for index, factory in enumerate(env_factories):
             self.current_index = index
-            env = with_stats(factory())
+            try:
+                env = with_stats(factory())
+            except USER_CODE_ERRORS as error:
+                raise failure(error, Place(self._name(index)), "the factory") from error
             env.get_stats(LogStatsLevel.EPISODE).register_consumer(_EpisodeReport(self, self.first_index + index))
             self.envs.append(env)
         first = self.envs[0]
@@ -114,8 +118,12 @@ class EnvBatch:
         Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
         back to where it is by few steps (:meth:`episodes_state`).
         """
-        for env, seed in zip(self.envs, seeds, strict=True):
-            env.seed(seed)
+        for index, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+            self.current_index = index
+            try:
+                env.seed(seed)
+            except USER_CODE_ERRORS as error:
+                raise failure(error, Place(self._name(index)), f"seed({seed!r})") from error
         self._log.set_seeds(seeds)
         self._is_restored = False
 
@@ -128,11 +136,11 @@ class EnvBatch:
         for index, env in enumerate(self.envs):
             self.current_index = index
             if not self._is_restored:
-                try:
-                    self._last[index] = self._first_observation(index)
-                except EnvironmentContractError as error:
-                    raise self._placed(error, index) from error
-            self.actor_ids.append(env.actor_id())
+                self._last[index] = self._first_observation(index)
+            try:
+                self.actor_ids.append(env.actor_id())
+            except USER_CODE_ERRORS as error:
+                raise self._failure(error, "actor_id", index) from error
             self._write_checked(index, self._last[index], out)
         self._is_restored = False
 
@@ -234,8 +242,8 @@ class EnvBatch:
                     column[index] = observation[key]
                 infos.append(info)
                 index += 1
-        except EnvironmentContractError as error:
-            raise self._placed(error, index) from error
+        except USER_CODE_ERRORS as error:
+            raise self._failure(error, "step", index) from error
         finally:
             self.current_index = index
         return infos
@@ -255,23 +263,23 @@ class EnvBatch:
             self.current_index = index
             try:
                 observation, reward, done, info = self._steps[index](by_key[self.actor_ids[index].step_key][index])
-            except EnvironmentContractError as error:
-                raise self._placed(error, index) from error
-            self.rewards[index] = reward
-            is_complete = bool(done or self._contexts[index].is_step_complete)
-            self.step_complete[index] = is_complete
-            if is_complete and (actor_rewards := env.get_actor_rewards()) is not None:
-                self.actor_rewards = self.actor_rewards or [None] * len(self.envs)
-                self.actor_rewards[index] = np.array(actor_rewards)
-            if done:
-                observation = self._finish_episode(index, observation, info)
-            self._last[index] = observation
-            self.actor_ids[index] = actor = env.actor_id()
-            if self._n_checks_left:
-                self._write_checked(index, observation, out)
-            else:
-                for key, column in out[actor.step_key].items():
-                    column[index] = observation[key]
+                self.rewards[index] = reward
+                is_complete = bool(done or self._contexts[index].is_step_complete)
+                self.step_complete[index] = is_complete
+                if is_complete and (actor_rewards := env.get_actor_rewards()) is not None:
+                    self.actor_rewards = self.actor_rewards or [None] * len(self.envs)
+                    self.actor_rewards[index] = np.array(actor_rewards)
+                if done:
+                    observation = self._finish_episode(index, observation, info)
+                self._last[index] = observation
+                self.actor_ids[index] = actor = env.actor_id()
+                if self._n_checks_left:
+                    self._write_checked(index, observation, out)
+                else:
+                    for key, column in out[actor.step_key].items():
+                        column[index] = observation[key]
+            except USER_CODE_ERRORS as error:
+                raise self._failure(error, "step", index) from error
             infos.append(info)
         self._n_checks_left = max(0, self._n_checks_left - 1)
         return infos
@@ -293,9 +301,21 @@ class EnvBatch:
             for key, (shape, dtype) in self._action_specs[step_key].items()
         }
 
-    def _placed(self, error: EnvironmentContractError, index: int) -> EnvironmentContractError:
-        """The error with the environment it came from."""
-        return EnvironmentContractError(f"environment {self.first_index + index}: {error}")
+    def _failure(self, error: BaseException, call: str, index: int) -> MazeError:
+        """What to raise where an environment has failed, or has given something that does not fit its spaces."""
+        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if raised_here and self._last[index] is not None:
+            try:
+                check_observation(
+                    self._last[index], self.actor_ids[index], self._observation_specs, self.first_index + index
+                )
+            except EnvironmentContractError as misfit:
+                error = misfit
+        seeding = self._log.seeding_at(index, 1 if call == "step" else 0)
+        return failure(error, Place.of(self.envs[index], self._name(index), seeding), call)
+
+    def _name(self, index: int) -> str:
+        return f"environment {self.first_index + index}"
 
     def _finish_episode(self, index: int, observation: Any, info: dict[Any, Any]) -> Any:
         """Note how the episode ended and start the next one.
@@ -318,14 +338,20 @@ class EnvBatch:
             self.final_observations[self.first_index + index] = FinalObservation(actor, last)
         if self._log.is_seed_due(index):
             return self._first_observation(index)
-        return env.reset()
+        try:
+            return env.reset()
+        except USER_CODE_ERRORS as error:
+            raise self._failure(error, "reset", index) from error
 
     def _first_observation(self, index: int) -> Any:
         """Begins an episode with a seed of its own, where the environment was seeded."""
         env = self.envs[index]
-        env.publish_episode()  # before anything is seeded: what is calculated belongs to the episode that is over
-        self._seed_next(index)
-        return env.reset()
+        try:
+            env.publish_episode()  # before anything is seeded: what is calculated belongs to the episode that is over
+            self._seed_next(index)
+            return env.reset()
+        except USER_CODE_ERRORS as error:
+            raise self._failure(error, "reset", index) from error
 
     def _seed_next(self, index: int) -> None:
         log = self._log

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.env.structured_env import StepKeyType
-from maze.core.rollout.rollout_columns import Seeding
+from maze.core.env.faults import Seeding
 
 RESEED_AFTER = 1000
 """An environment is seeded anew when an episode begins so many ticks after its last seeding."""

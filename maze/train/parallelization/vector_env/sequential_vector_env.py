@@ -22,7 +22,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
-    from maze.core.rollout.rollout_columns import Seeding
+    from maze.core.env.faults import Seeding
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 

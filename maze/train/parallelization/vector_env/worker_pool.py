@@ -206,7 +206,8 @@ class WorkerPool:
     def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> None:
         self.close()
         cause = exception_of(failure)
-        error = self._error(describe_failure(failure), worker, call, worker_traceback=failure.traceback)
+        advice = f"That was in {failure.place}." if failure.place else ""
+        error = self._error(describe_failure(failure), worker, call, advice=advice, worker_traceback=failure.traceback)
         if isinstance(cause, self._self_explanatory):
             raise type(cause)(str(cause)) from error
         raise error from cause if isinstance(cause, Exception) else None
