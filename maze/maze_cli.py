@@ -21,7 +21,7 @@ from hydra.types import RunMode
 
 from maze.cli.errors import UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
-from maze.core.errors import MazeError
+from maze.core.errors import EnvironmentFailedError, MazeError
 from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def _report(error: BaseException | None, full: bool) -> int:
     message = error if isinstance(error, MazeError) else translated(error)
     if full or message is None:
         traceback.print_exception(error)
+    elif isinstance(error, EnvironmentFailedError):  # the user's own code
+        traceback.print_exception(error.__cause__)
     if message is None:
         return EXIT_ERROR
     print(f"{_kind(message)}: {message}", file=sys.stderr)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
@@ -50,7 +50,11 @@ class WorkerFailure:
     @classmethod
     def of(cls, error: BaseException) -> WorkerFailure:
         lines = "".join(traceback.format_exception(error)).rstrip()
-        is_plain = isinstance(error, MazeError) and error.args == (str(error),)
+        is_plain = (
+            isinstance(error, MazeError)
+            and not isinstance(error, EnvironmentFailedError)  # its traceback is what helps
+            and error.args == (str(error),)
+        )
         return cls(lines, type(error)(str(error)) if is_plain else None)  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import sys
 import time
@@ -14,11 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.annotations import override
+from maze.core.env.faults import USER_CODE_ERRORS, Place, failure, failure_of_acting
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError, ConfigError, MazeError
 from maze.core.rollout.rendering import StepRenderer
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
     from maze.core.log_stats.log_stats import LogStats
 
+_ACTING = "compute_action"
 
 EpisodeSeeds = Sequence[tuple[int, int]]
 """One pair per episode: seed of the environment, seed of the agent."""
@@ -151,21 +156,43 @@ class RolloutRunner(Runner, ABC):
         """
         show = StepRenderer(env) if render else None
         act = acting_in(env, agent, deterministic)
-        for episode in range(n_episodes):
-            if episode_seeds is not None:
-                env.seed(episode_seeds[episode][0])
-                agent.seed(episode_seeds[episode][1])
-            observation = env.reset()
-            if episode and episode_end_callback is not None:
-                episode_end_callback()
-            done = False
-            while not done:
+        is_warned = False
+        name, call, observation = "environment", "seed", {}
+        try:
+            for episode in range(n_episodes):
+                name, call = f"environment in episode {episode}", "seed"
+                if episode_seeds is not None:
+                    name = f"environment in the episode seeded with {episode_seeds[episode][0]}"
+                    env.seed(episode_seeds[episode][0])
+                    agent.seed(episode_seeds[episode][1])
+                call = "reset"
+                observation = env.reset()
+                if episode and episode_end_callback is not None:
+                    call = ""
+                    episode_end_callback()
+                done = False
+                while not done:
+                    if show is not None:
+                        call = "render"
+                        show(env)
+                    actor = env.actor_id()
+                    call = _ACTING
+                    action = act(observation, actor)
+                    call = "step"
+                    observation, reward, done, _ = env.step(action)
+                    if not (is_warned or abs(reward) < math.inf):
+                        is_warned = True
+                        warnings.warn(f"{Place.of(env, name)}: the reward is {reward}.", stacklevel=2)
                 if show is not None:
+                    call = "render"
                     show(env)
-                observation, _, done, _ = env.step(act(observation, env.actor_id()))
-            if show is not None:
-                show(env)
-        env.reset()
+            call = "reset"
+            env.reset()
+        except USER_CODE_ERRORS as error:
+            named = _failure(error, call, Place.of(env, name), observation)
+            if named is error:
+                raise
+            raise named from error
         if episode_end_callback is not None:
             episode_end_callback()
 
@@ -176,6 +203,16 @@ class RolloutRunner(Runner, ABC):
             (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
             for _ in range(self.n_episodes)
         ]
+
+
+def _failure(error: BaseException, call: str, place: Place, observation: Mapping[str, Any]) -> BaseException:
+    """What to raise where an episode has failed; errors that are not the environment's stay what they are."""
+    if call not in ("", _ACTING):
+        return failure(error, place, call)
+    if not (call and isinstance(error, MazeError)):
+        return error
+    batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+    return failure_of_acting(error, batch, lambda _: place)
 
 
 def _build_env(config: Any) -> MazeEnv[Any]:

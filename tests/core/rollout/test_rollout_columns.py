@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import NonFiniteError
-from maze.core.env.faults import Seeding
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
 
 OBSERVATION = spaces.Dict(

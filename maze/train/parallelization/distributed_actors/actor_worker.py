@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
-from maze.train.parallelization.distributed_actors.sequential_distributed_actors import check_finite
+from maze.train.parallelization.distributed_actors.sequential_distributed_actors import collected
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, Outbox, failure_of
@@ -101,9 +101,8 @@ class _Actor(LogStatsConsumer):
         if self._version != self._loaded_version:
             self._weights.read(self._version, self._live_weights)
             self._loaded_version = self._version
-        self._generator.collect(self._policy, self._columns)
+        collected(self._generator, self._policy, self._columns, self._index)
         self._n_tickets -= 1
-        check_finite(self._columns, self._index, self._env)
         self._env.clear_epoch_stats()  # they are kept by the learner
         packet = tuple(RolloutPacket.of(self._columns))
         states = self._env.wrapper_statistics()

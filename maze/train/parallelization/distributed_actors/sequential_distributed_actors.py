@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
-from maze.core.errors import NonFiniteError
+from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.distributed_actors import (
@@ -23,7 +23,6 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 
 class SequentialDistributedActors(DistributedActors):
@@ -103,9 +102,8 @@ class SequentialDistributedActors(DistributedActors):
             generator = self._generators[self._next_actor]
             if position == len(self._columns):
                 self._columns.append(generator.allocate(self.n_rollout_steps, policy))
-            columns = generator.collect(policy, self._columns[position])
+            columns = collected(generator, policy, self._columns[position], self._next_actor)
             generator.env.clear_epoch_stats()  # collected by all actors together
-            check_finite(columns, self._next_actor, generator.env)
             packets.append(RolloutPacket.of(columns))
             self._next_actor = (self._next_actor + 1) % self.n_actors
         seconds = time.perf_counter() - start
@@ -156,9 +154,11 @@ class SequentialDistributedActors(DistributedActors):
         return problems
 
 
-def check_finite(columns: RolloutColumns, actor: int, env: StructuredVectorEnv) -> None:
-    """Raises an error naming the actor and the place of the first number of its rollout that is not finite."""
+def collected(generator: RolloutGenerator, policy: TorchPolicy, columns: RolloutColumns, actor: int) -> RolloutColumns:
+    """Collects the rollout of an actor; what is wrong with it names the actor."""
     try:
-        columns.check_finite(env.seeding_at)
-    except NonFiniteError as error:
-        raise NonFiniteError(f"Actor {actor}, {error}") from error
+        generator.collect(policy, columns)
+        columns.check_finite(generator.env.seeding_at)
+    except (NonFiniteError, EnvironmentContractError) as error:
+        raise type(error)(f"Actor {actor}, {error}") from error
+    return columns

@@ -38,8 +38,8 @@ from maze.train.parallelization.vector_env.structured_vector_env import FinalObs
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 
 if TYPE_CHECKING:
-    from maze.core.env.maze_env import MazeEnv
     from maze.core.env.faults import Seeding
+    from maze.core.env.maze_env import MazeEnv
 
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.env.structured_env import StepKeyType
 from maze.core.env.faults import Seeding
+from maze.core.env.structured_env import StepKeyType
 
 RESEED_AFTER = 1000
 """An environment is seeded anew when an episode begins so many ticks after its last seeding."""

@@ -21,8 +21,8 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 )
 
 if TYPE_CHECKING:
-    from maze.core.env.maze_env import MazeEnv
     from maze.core.env.faults import Seeding
+    from maze.core.env.maze_env import MazeEnv
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 

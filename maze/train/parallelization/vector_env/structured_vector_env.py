@@ -21,8 +21,8 @@ from maze.train.parallelization.vector_env.replay_log import new_episodes
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
-    from maze.core.env.space_arrays import Arrays
     from maze.core.env.faults import Seeding
+    from maze.core.env.space_arrays import Arrays
     from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 

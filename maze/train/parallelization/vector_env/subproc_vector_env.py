@@ -9,10 +9,10 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
+from maze.core.env.faults import Seeding
 from maze.core.env.space_arrays import action_column, copy_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.env.faults import Seeding
 from maze.core.log_stats.log_stats import LogStats
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from maze.core.agent.policy import acting_in
+from maze.core.env.faults import USER_CODE_ERRORS, Place, failure
 from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -125,6 +126,10 @@ class SingleEpisodePlayer(EpisodePlayer):
                 self._env.seed(episode.env_seed)
                 self.policy.seed(episode.env_seed)
             return play_episode(self._env, self.policy, self._max_steps, episode)
+        except NonFiniteError:
+            raise
+        except USER_CODE_ERRORS as error:
+            raise failure(error, Place.of(self._env, str(episode)), "step") from error
         finally:
             set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
@@ -228,21 +233,34 @@ class EpisodeBatch(EpisodePlayer):
             self._slots.append(_Slot(self._env_factory()))
         slot = self._slots[row]
         self.perturbed(episode, self._population.parameters[row])
-        if episode.env_seed is not None:
-            slot.env.seed(episode.env_seed)
-        observation = slot.env.reset()
-        slot.actor = slot.actor_id()
-        check_observation(observation, slot.actor, self._specs, row)
-        self._store(row, slot, observation)
+        try:
+            if episode.env_seed is not None:
+                slot.env.seed(episode.env_seed)
+            observation = slot.env.reset()
+            slot.actor = slot.actor_id()
+            check_observation(observation, slot.actor, self._specs, row)
+            self._store(row, slot, observation)
+        except USER_CODE_ERRORS as error:
+            raise failure(error, Place.of(slot.env, str(episode)), "reset") from error
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._n_active += 1
 
     def advance(self) -> list[tuple[Episode, Outcome]]:
         if self._n_active == 0:
             return []
+        actions = self._chosen_actions()
+        try:
+            return self._stepped(actions)
+        except NonFiniteError:
+            raise
+        except USER_CODE_ERRORS as error:
+            slot = self._slots[self.current_env]
+            raise failure(error, Place.of(slot.env, str(slot.episode)), "step") from error
+
+    def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
         max_steps = self._max_steps
         finished = []
-        for row, (slot, action) in enumerate(zip(self._slots, self._chosen_actions(), strict=False)):
+        for row, (slot, action) in enumerate(zip(self._slots, actions, strict=False)):
             self.current_env = row
             observation, reward, done, _ = slot.step(action)
             if not abs(reward) < math.inf:

@@ -1,0 +1,128 @@
+"""Errors of environments, and of what they give, with the place where they happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import EnvironmentFailedError, MazeError, NonFiniteError
+
+USER_CODE_ERRORS = (Exception, SystemExit, GeneratorExit)
+"""What code of an environment may raise without meaning to end the process. A ``KeyboardInterrupt`` is the user's."""
+
+
+class Seeding(NamedTuple):
+    """Where the random numbers of an environment come from.
+
+    :param seed: What it was seeded with.
+    :param n_ticks_since: How many ticks ago.
+    """
+
+    seed: int
+    n_ticks_since: int
+
+    def __str__(self) -> str:
+        return f"{self.n_ticks_since} ticks after it was seeded with {self.seed}"
+
+
+class Place(NamedTuple):
+    """Where an environment is, for messages.
+
+    :param name: Which environment.
+    :param actor: Who acts, or acted.
+    :param n_steps: Number of steps completed in the episode.
+    :param seeding: Where its random numbers come from.
+    """
+
+    name: str
+    actor: ActorID | None = None
+    n_steps: int | None = None
+    seeding: Seeding | None = None
+
+    @classmethod
+    def of(cls, env: Any, name: str, seeding: Seeding | None = None) -> Place:
+        """The place of a single environment; one that cannot tell it any more is named at least."""
+        actor = n_steps = None
+        with suppress(*USER_CODE_ERRORS):
+            actor = ActorID(*env.actor_id())
+        with suppress(*USER_CODE_ERRORS):
+            n_steps = int(env.get_env_time())
+        return cls(name, actor, n_steps, seeding)
+
+    @property
+    def when(self) -> str:
+        """Step and seed, as far as they are known."""
+        steps = [] if self.n_steps is None else [f"after {self.n_steps} steps of its episode"]
+        return ", ".join(steps + ([] if self.seeding is None else [str(self.seeding)]))
+
+    def __str__(self) -> str:
+        parts = [self.name]
+        if self.actor is not None:
+            agent = f" (agent {self.actor.agent_id})" if self.actor.agent_id else ""
+            parts.append(f"sub-step {self.actor.step_key!r}{agent}")
+        return ", ".join([*parts, self.when] if self.when else parts)
+
+
+def failure(error: BaseException, place: Place, call: str) -> MazeError:
+    """Returns the error to be raised from another one that code of an environment has raised.
+
+    :param error: What was raised.
+    :param place: Environment, sub-step, step and seed.
+    :param call: What the environment was asked to do.
+    """
+    if isinstance(error, EnvironmentFailedError):
+        return error
+    if not isinstance(error, MazeError):
+        failed = EnvironmentFailedError(f"{place}: `{call}` raised {text_of(error)}.")
+        failed.place = str(place)
+        return failed
+    text = str(error)
+    if error.args != (text,):
+        return error  # it is made of more than its text
+    name = "" if text.startswith(place.name) else f"{place.name}: "
+    return type(error)(f"{name}{text}" + (f" ({place.when})" if place.when else ""))
+
+
+def failure_of_acting(
+    error: MazeError, observation: Mapping[str, Any], place_of_row: Callable[[int], Place]
+) -> MazeError:
+    """Returns the error to be raised where a policy found no action for a batch of observations.
+
+    :param error: What was raised.
+    :param observation: Arrays `[n_rows, ...]`.
+    :param place_of_row: Knows the environment that a row came from, and where it is.
+    """
+    if isinstance(error, NonFiniteError) and (found := non_finite_entry(observation)) is not None:
+        key, (row, *index), value = found
+        what = "NaN or None" if np.isnan(value) else str(value)
+        return NonFiniteError(
+            f"{place_of_row(row)}: observation `{key}` (index {index}) is {what}. Look at what the environment and its "
+            "wrappers compute there."
+        )
+    return error if error.row is None else type(error)(f"{place_of_row(error.row)}: {error}")
+
+
+def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], Any] | None:
+    """Returns key, index and value of the first number that is NaN or infinite; None if there is none."""
+    for key, value in observation.items():
+        array = np.asarray(value)
+        if array.dtype.kind == "O":  # holds None
+            with suppress(TypeError, ValueError):
+                array = array.astype(float)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            index = np.argwhere(~np.isfinite(array))[0].tolist()
+            return key, index, array[tuple(index)]
+    return None
+
+
+def text_of(error: BaseException) -> str:
+    """Returns type and message of an error."""
+    try:
+        message = str(error)
+    except Exception as second:  # a user's __str__
+        message = f"<its message cannot be shown: {type(second).__name__}>"
+    return f"{type(error).__name__}: {message}".rstrip(".: ")
