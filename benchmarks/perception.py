@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from maze.perception.blocks import DenseBlock, InferenceBlock, LinearOutputBlock
+from maze.perception.program.numpy_networks import in_numpy
 
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
 
@@ -39,7 +40,7 @@ def build_sequential() -> nn.Sequential:
 def variants() -> dict[str, Callable[[], object]]:
     """One forward pass each, without gradients."""
     blocks, sequential = build_blocks(), build_sequential()
-    program = blocks.numpy_program()
+    program = in_numpy(blocks)
     assert program is not None
     array = np.random.default_rng(0).standard_normal((BATCH_SIZE, OBSERVATION_SIZE), dtype=np.float32)
     tensor = torch.from_numpy(array)

@@ -10,7 +10,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.compiled_network import CompiledNetwork, compile_network
 from maze.core.agent.networks import as_float_tensors
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
@@ -22,67 +21,59 @@ from maze.distributions.squashed_gaussian import (
     SquashedGaussianProbabilityDistribution,
 )
 from maze.distributions.utils import require_valid_rows, sample_with
+from maze.perception.program.numpy_networks import NumpyNetwork, in_numpy
 
 if TYPE_CHECKING:
     from maze.distributions.distribution_mapper import DistributionMapper
 
 Sampler = Callable[[np.ndarray, bool], np.ndarray]
 """From logits ``[batch, ...]`` and ``deterministic`` to actions ``[batch, ...]``."""
+NumpyFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
+"""From observations ``[batch, ...]`` to a network's outputs by key."""
 
 _TINY = np.finfo(np.float64).tiny
 
 
-class Actor:
-    """One network together with the samplers of its action heads.
+class ActionHeads:
+    """From a network's outputs to actions.
 
-    The network runs in NumPy where that is possible, else in torch's inference mode. Actions of the default
-    distributions are drawn in NumPy from ``rng``; any other distribution is asked itself and draws from
-    ``torch_generator``.
+    Actions of the default distributions are drawn in NumPy from ``rng``; any other distribution is asked itself and
+    draws from ``torch_generator``.
 
-    :param network: Maps observations to logits.
     :param distribution_mapper: Knows the heads.
     :param rng: Generator for drawing in NumPy.
     :param torch_generator: Generator (on the CPU) for drawing in torch.
-    :param device: Device of the network.
     :param name: Name of the network in messages.
     """
 
     def __init__(
         self,
-        network: nn.Module,
         distribution_mapper: DistributionMapper,
         rng: np.random.Generator,
         torch_generator: torch.Generator,
-        device: str,
         name: str,
     ) -> None:
-        self._network = network
-        self._device = device
         self._name = name
-        self._compiled = self._compile()
-        self._samplers = {
-            head: _sampler_for(head, distribution_mapper, rng, torch_generator)
-            for head in distribution_mapper.action_heads
-        }
-        self._categorical_sizes = {
-            head: _categorical_sizes(head, distribution_mapper) for head in distribution_mapper.action_heads
-        }
-
-    @property
-    def runs_in_numpy(self) -> bool:
-        """Whether the network's forward pass is computed without torch."""
-        return self._compiled is not None
+        heads = distribution_mapper.action_heads
+        self._samplers = {head: _sampler_for(head, distribution_mapper, rng, torch_generator) for head in heads}
+        self._categorical_sizes = {head: _categorical_sizes(head, distribution_mapper) for head in heads}
 
     def act(
         self,
+        network: NumpyFunction,
         observation: Mapping[str, np.ndarray],
         deterministic: bool = False,
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        """Chooses actions.
+
+        :param network: From observations to logits.
+
+        The other arguments are those of :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
+        """
         try:
-            all_logits = self._forward(observation)
+            all_logits = network(observation)
         except EnvironmentContractError as error:
             raise EnvironmentContractError(f"Sub-step {self._name}: {error}") from error
         actions: dict[str, np.ndarray] = {} if out is None else out
@@ -107,27 +98,18 @@ class Actor:
             )
         return actions
 
-    def _compile(self) -> CompiledNetwork | None:
-        return compile_network(self._network) if self._device == "cpu" else None
-
-    def _forward(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        compiled = self._compiled
-        if compiled is not None and not compiled.is_current():
-            compiled = self._compiled = self._compile()
-        if compiled is not None:
-            return compiled(observation)
-        with torch.inference_mode():
-            outputs = self._network(as_float_tensors(observation, self._device))
-            logits = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
-            for head, sizes in self._categorical_sizes.items():
-                if sizes and head in logits:
-                    for part in logits[head].split(sizes, dim=-1):
-                        require_valid_rows(part, head)
+    def as_arrays(self, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
+        """The logits among a network's outputs as arrays; all outputs where there are none."""
+        logits: dict[str, Any] = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
+        for head, sizes in self._categorical_sizes.items():
+            if sizes and head in logits:
+                for part in logits[head].split(sizes, dim=-1):
+                    require_valid_rows(part, head)
         # half precision types that NumPy lacks become float32, which holds all of their values
         return {
             head: (value if value.dtype in (torch.float32, torch.float64) else value.float()).numpy()
             for head, value in logits.items()
-        } or {key: value for key, value in outputs.items() if key not in self._samplers}
+        } or outputs
 
     def _check(self, head: str, logits: np.ndarray) -> None:
         # the maximum is NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
@@ -144,6 +126,48 @@ class Actor:
         )
         error.row = row
         raise error
+
+
+class Actor:
+    """One network together with its action heads.
+
+    The network runs in NumPy where that is possible, else in torch's inference mode.
+
+    :param network: Maps observations to logits.
+    :param heads: Its action heads.
+    :param device: Device of the network.
+    """
+
+    def __init__(self, network: nn.Module, heads: ActionHeads, device: str) -> None:
+        self._network = network
+        self._heads = heads
+        self._device = device
+        self._in_numpy = self._compiled()
+
+    @property
+    def runs_in_numpy(self) -> bool:
+        """Whether the network's forward pass is computed without torch."""
+        return self._in_numpy is not None
+
+    def act(
+        self,
+        observation: Mapping[str, np.ndarray],
+        deterministic: bool = False,
+        out: dict[str, np.ndarray] | None = None,
+        logits_out: dict[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        network = self._in_numpy
+        if network is not None and not network.is_current():
+            network = self._in_numpy = self._compiled()
+        return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out)
+
+    def _compiled(self) -> NumpyNetwork | None:
+        return in_numpy(self._network) if self._device == "cpu" else None
+
+    @torch.inference_mode()
+    def _in_torch(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        return self._heads.as_arrays(self._network(as_float_tensors(observation, self._device)))
 
 
 def _categorical_sizes(head: str, mapper: DistributionMapper) -> list[int]:

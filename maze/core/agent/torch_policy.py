@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze.core.agent.acting import Actor
+from maze.core.agent.acting import ActionHeads, Actor
 from maze.core.agent.action_candidates import top_candidates
 from maze.core.agent.networks import (
     as_float_tensors,
@@ -136,10 +136,8 @@ class TorchPolicy(TorchModel, Policy):
         key = self._network_key(actor_id)
         actor = self._actors.get(key)
         if actor is None:
-            actor = Actor(
-                self.networks[key], self.distribution_mapper, self._rng, self._torch_generator, self._device, str(key)
-            )
-            self._actors[key] = actor
+            heads = ActionHeads(self.distribution_mapper, self._rng, self._torch_generator, str(key))
+            actor = self._actors[key] = Actor(self.networks[key], heads, self._device)
         return actor.act(observation, deterministic, out, logits_out)
 
     @override(Policy)

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.action_encoding import encode_action
-from maze.core.agent.dense_networks import JointEvaluation
 from maze.core.agent.networks import (
     TargetNetworks,
     as_float_tensors,
@@ -39,6 +37,7 @@ from maze.core.agent.torch_model import TorchModel, resolve_device, unique_param
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces
+from maze.perception.program.torch_networks import JointEvaluation
 
 STATE_GROUP = "critics"
 TARGET_GROUP = "target_critics"
@@ -86,7 +85,6 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         self.networks: dict[Any, nn.ModuleList] = {key: nn.ModuleList([first[key], second[key]]) for key in first}
         self.target_networks: dict[Any, nn.ModuleList] = {}
         self._evaluations: dict[nn.ModuleList, JointEvaluation] = {}
-        self._learns_parameters = True
         self._reset_targets()
         self.to(self._device)
 
@@ -160,15 +158,6 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     def followers(self) -> TargetNetworks:
         """The target networks as they follow the networks, for those who have them follow often."""
         return TargetNetworks((self.target_networks[key] for key in self.networks), self.networks.values())
-
-    @contextmanager
-    def gradients_of_actions_alone(self) -> Iterator[None]:
-        """Within, values are computed whose gradients are asked for the actions, and not for the parameters."""
-        self._learns_parameters = False
-        try:
-            yield
-        finally:
-            self._learns_parameters = True
 
     def re_init_networks(self) -> None:
         """Draws new weights for all networks; the targets equal them afterwards."""
@@ -263,7 +252,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         evaluation = self._evaluations.get(pair)
         if evaluation is None or not evaluation.is_of(pair):
             evaluation = self._evaluations[pair] = JointEvaluation(list(pair))
-        return evaluation(inputs, self._learns_parameters)
+        return evaluation(inputs)
 
     def _joint_value(self, outputs: TensorDict, batch_shape: torch.Size, key: Any) -> torch.Tensor:
         value = outputs.get("q_value")

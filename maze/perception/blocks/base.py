@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,8 +19,6 @@ Shapes: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 NonLinearity: TypeAlias = str | type[nn.Module]
 """An activation class, or its import path."""
 TensorDict: TypeAlias = dict[str, torch.Tensor]
-Array: TypeAlias = np.ndarray[Any, Any]
-NumpyProgram: TypeAlias = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 # Two, so that a function that drops axes of size one does not drop the batch.
 _SHAPE_INFERENCE_BATCH = 2
@@ -31,6 +29,10 @@ class PerceptionBlock(ABC, nn.Module):
 
     A block knows the shapes of its inputs, and infers those of its outputs, so that models can be derived from
     observation spaces. Shapes never include the batch dimension.
+
+    A block whose ``forward`` is made of a few well-known operations says so by a method ``describe_forward`` (see
+    :mod:`maze.perception.program.network_program`), and acts without the overhead of tensors. A class that replaces
+    ``forward`` or ``normalized_forward`` is described only where it defines that method too.
 
     :param in_keys: Keys of the input tensors.
     :param out_keys: Keys of the output tensors.
@@ -58,13 +60,6 @@ class PerceptionBlock(ABC, nn.Module):
                 f"{self.in_keys}, found {len(self.in_shapes)}: {self.in_shapes}."
             )
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = vars(cls)
-        if ("forward" in own or "normalized_forward" in own) and "numpy_program" not in own:
-            # The inherited program computes what the replaced method did.
-            cls.numpy_program = PerceptionBlock.numpy_program  # type: ignore[method-assign]
-
     @abstractmethod
     def forward(self, block_input: TensorDict) -> TensorDict:
         """Computes the output tensors.
@@ -83,15 +78,6 @@ class PerceptionBlock(ABC, nn.Module):
     def get_num_of_parameters(self) -> int:
         """Number of parameters; one that is shared within the block counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def numpy_program(self) -> NumpyProgram | None:
-        """The forward pass in NumPy, for acting without the overhead of tensors; ``None``: there is none.
-
-        It maps arrays with one batch dimension. The program reads the memory of the parameters: it sees optimiser steps
-        and loaded states, but has to be asked for again after the block was moved to another device or data type. A
-        class that replaces ``forward`` or ``normalized_forward`` has a program only where it defines this method too.
-        """
-        return None
 
     @property
     def block_name(self) -> str:

@@ -10,7 +10,8 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, did_you_mean
-from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class InferenceBlock(PerceptionBlock):
@@ -49,21 +50,11 @@ class InferenceBlock(PerceptionBlock):
             self._raise_if_not_delivered(error)
             raise
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        programs = [block.numpy_program() for block, _ in self._steps]
-        if any(program is None for program in programs):
-            return None
-        steps = [program for program in programs if program is not None]
-        in_keys, out_keys = self._used_in_keys, self.out_keys
-
-        def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            arrays = {key: inputs[key] for key in in_keys}
-            for step in steps:
-                arrays.update(step(arrays))
-            return {key: arrays[key] for key in out_keys}
-
-        return run
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        places = {key: inputs[key] for key in self._used_in_keys}
+        for block, keys in self._steps:
+            places.update(reader.module(block, {key: places[key] for key in keys}))
+        return {key: places[key] for key in self.out_keys}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:

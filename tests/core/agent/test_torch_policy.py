@@ -13,7 +13,7 @@ from gymnasium import spaces
 from scipy import stats
 from torch import nn
 
-from maze.core.agent.acting import Actor
+from maze.core.agent.acting import ActionHeads, Actor
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, NonFiniteError
@@ -143,7 +143,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_not_run_in_numpy():
 
     mapper = DistributionMapper(spaces.Dict({"action": spaces.Discrete(2)}), [])
     network = Doubled({"observation": (3,)}, {"action": (2,)}, [4], nn.Tanh)
-    actor = Actor(network, mapper, np.random.default_rng(0), torch.Generator(), "cpu", "0")
+    actor = Actor(network, ActionHeads(mapper, np.random.default_rng(0), torch.Generator(), "0"), "cpu")
     assert not actor.runs_in_numpy
     logits = {"action": np.empty((2, 2), np.float32)}
     actor.act({"observation": np.ones((2, 3), np.float32)}, logits_out=logits)

@@ -8,6 +8,7 @@ import torch
 
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.perception.blocks import ActionMaskingBlock
+from maze.perception.program.numpy_networks import in_numpy
 
 
 def masking(n_actions: int = 3, **kwargs: object) -> ActionMaskingBlock:
@@ -84,8 +85,8 @@ def test_multi_binary_heads_may_mask_everything():
     assert torch.sigmoid(masked).tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_numpy_program_raises_the_same_error():
-    program = masking().numpy_program()
+def test_in_numpy_the_same_error_is_raised():
+    program = in_numpy(masking())
     assert program is not None
     inputs = {"logits": np.zeros((2, 3), np.float32), "mask": np.array([[1, 0, 0], [0, 0, 0]], np.float32)}
     with pytest.raises(EnvironmentContractError, match=r"the mask 'mask' .*\(1,\)"):

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from maze.core.errors import ConfigError
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
+from maze.perception.program.numpy_networks import in_numpy, population_in_numpy
+from maze.perception.program.torch_networks import JointEvaluation
 from tests.perception.blocks.block_cases import CASES, random_input
 
 every_block = pytest.mark.parametrize("case", CASES)
@@ -168,19 +170,25 @@ def test_number_of_parameters_is_that_of_the_state(case, data):
 @every_block
 @given(data=st.data())
 @some_examples
-def test_numpy_program_equals_the_torch_forward_pass(case, data):
+def test_programs_compute_what_the_forward_pass_does(case, data):
     block = built(case, data).eval()
-    program = block.numpy_program()
+    program = in_numpy(block)
     if program is None:
         assert case not in ("dense", "linear_output", "flatten", "flatten_dense", "concatenation", "inference")
         return
     inputs = random_input(block, (3,))
     expected = block(inputs)
-    result = program({key: tensor.numpy() for key, tensor in inputs.items()})
-    assert list(result) == block.out_keys
+    arrays = {key: tensor.numpy() for key, tensor in inputs.items()}
+    stacked = {id(p): np.stack([p.detach().numpy()] * 3) for p in block.parameters()}
+    of_rows = population_in_numpy(block, stacked)(arrays, slice(0, 3))
+    (in_torch,) = JointEvaluation([block])(inputs)
+    result = program(arrays)
+    assert list(result) == list(of_rows) == list(in_torch) == block.out_keys
     for key, array in result.items():
-        assert array.dtype == np.float32
+        assert array.dtype == of_rows[key].dtype == np.float32
         torch.testing.assert_close(torch.from_numpy(array), expected[key], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.from_numpy(of_rows[key]), expected[key], rtol=1e-5, atol=1e-6)
+        assert torch.equal(in_torch[key], expected[key])
 
 
 @pytest.mark.slow

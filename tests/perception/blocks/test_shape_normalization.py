@@ -10,6 +10,7 @@ from torch import nn
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock, LinearOutputBlock, ShapeNormalizationBlock, TorchModelBlock
 from maze.perception.blocks.base import TensorDict
+from maze.perception.program.numpy_networks import in_numpy
 
 
 class Pair(ShapeNormalizationBlock):
@@ -147,7 +148,7 @@ def test_the_bias_of_an_output_is_one_number_or_one_per_unit():
         block.set_bias(np.ones(3))
 
 
-def test_a_subclass_with_its_own_forward_pass_does_not_inherit_the_numpy_program():
+def test_a_subclass_with_its_own_forward_pass_does_not_inherit_the_description():
     class Doubled(LinearOutputBlock):
         def normalized_forward(self, block_input: TensorDict) -> TensorDict:
             return {key: 2.0 * value for key, value in super().normalized_forward(block_input).items()}
@@ -155,13 +156,13 @@ def test_a_subclass_with_its_own_forward_pass_does_not_inherit_the_numpy_program
     class Renamed(LinearOutputBlock):
         pass
 
-    assert Doubled("x", "out", (3,), 2).numpy_program() is None
-    assert Renamed("x", "out", (3,), 2).numpy_program() is not None
+    assert in_numpy(Doubled("x", "out", (3,), 2)) is None
+    assert in_numpy(Renamed("x", "out", (3,), 2)) is not None
 
 
-def test_numpy_program_sees_parameter_updates():
+def test_numpy_sees_parameter_updates():
     block = DenseBlock("x", "out", (3,), [2], nn.Tanh)
-    program = block.numpy_program()
+    program = in_numpy(block)
     assert program is not None
     block.load_state_dict(DenseBlock("x", "out", (3,), [2], nn.Tanh).state_dict())
     array = np.ones((4, 3), np.float32)
@@ -173,15 +174,15 @@ def test_numpy_program_sees_parameter_updates():
 def test_activations_in_numpy_equal_those_in_torch(non_lin):
     block = DenseBlock("x", "out", (3,), [4, 4], non_lin)
     nn.init.normal_(block.net[0].weight, std=20.0)  # also far from zero
-    program = block.numpy_program()
+    program = in_numpy(block)
     assert program is not None
     array = np.random.default_rng(0).standard_normal((16, 3), dtype=np.float32)
     result = torch.from_numpy(program({"x": array})["out"])
     torch.testing.assert_close(result, block({"x": torch.from_numpy(array)})["out"], rtol=1e-4, atol=1e-5)
 
 
-def test_unknown_activations_have_no_numpy_program():
-    assert DenseBlock("x", "out", (3,), [4], nn.GELU).numpy_program() is None
+def test_unknown_activations_have_no_numpy_form():
+    assert in_numpy(DenseBlock("x", "out", (3,), [4], nn.GELU)) is None
 
 
 def test_unknown_activation_names_are_errors_that_name_the_block():

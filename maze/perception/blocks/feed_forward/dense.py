@@ -11,9 +11,9 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-from maze.perception.blocks.base import Keys, NonLinearity, NumpyProgram, Shapes, TensorDict
-from maze.perception.blocks.numpy_forward import sequential_program
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class DenseBlock(ShapeNormalizationBlock):
@@ -51,9 +51,8 @@ class DenseBlock(ShapeNormalizationBlock):
         features = block_input[self.in_keys[0]]
         return {self.out_keys[0]: self.net(features if features.is_floating_point() else features.float())}
 
-    @override(ShapeNormalizationBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        return sequential_program(self.in_keys[0], self.out_keys[0], list(self.net))
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self.out_keys[0]: reader.layer(self.net, inputs[self.in_keys[0]])}
 
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, TensorDict
+from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class ActionMaskingBlock(PerceptionBlock):
@@ -71,19 +71,12 @@ class ActionMaskingBlock(PerceptionBlock):
             valid = valid.unsqueeze(-2)
         return {self.out_keys[0]: logits.masked_fill(~valid, torch.finfo(logits.dtype).min)}
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if len(self._group_sizes) > 1 or self._spread_mask is not None:
-            return None
-        (logits_key, mask_key), out_key = self.in_keys, self.out_keys[0]
-
-        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            logits, valid = inputs[logits_key], inputs[mask_key] > 0
-            if self.require_valid_action and not valid.any(axis=-1).all():
-                self._check_rows(torch.from_numpy(valid))
-            return {out_key: np.where(valid, logits, np.finfo(logits.dtype).min)}
-
-        return program
+            raise reader.unreadable()
+        logits, mask = (inputs[key] for key in self.in_keys)
+        check = self._check_rows if self.require_valid_action else None
+        return {self.out_keys[0]: reader.mask_logits(logits, mask, check)}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:

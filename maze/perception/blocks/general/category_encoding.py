@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.program.network_program import Array, ArrayFunction, Places, ProgramReader
 
 
 class CategoryEncodingBlock(PerceptionBlock):
@@ -63,35 +64,39 @@ class CategoryEncodingBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (tensor,) = self.gather_inputs(block_input)
+        return {self.out_keys[0]: self._encoded(tensor)}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if self.embedding is not None or self.first.device.type != "cpu":
+            raise reader.unreadable()
+        return {self.out_keys[0]: reader.apply(inputs[self.in_keys[0]], self._encoded, self._encoder_of_arrays())}
+
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
         batch_shape = tensor.shape[: tensor.dim() - self._n_dims]
         categories = tensor.reshape(*batch_shape, -1).long() - self.first
         is_known = (categories >= 0) & (categories < self.limits)
         total = int(sum(self.num_categories))
         indices = torch.where(is_known, categories + self.offsets, total)
         if self.embedding is not None:
-            encoded = self.embedding(indices) * is_known.unsqueeze(-1)
-            return {self.out_keys[0]: encoded.reshape(*batch_shape, -1)}
+            encoded: torch.Tensor = self.embedding(indices) * is_known.unsqueeze(-1)
+            return encoded.reshape(*batch_shape, -1)
         encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
-        return {self.out_keys[0]: encoded.scatter(-1, indices, 1.0)[..., :total]}
+        return encoded.scatter(-1, indices, 1.0)[..., :total]
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        if self.embedding is not None or self.first.device.type != "cpu":
-            return None
+    def _encoder_of_arrays(self) -> ArrayFunction:
+        """Unit vectors in NumPy."""
         first, limits, offsets = (tensor.numpy() for tensor in (self.first, self.limits, self.offsets))
-        in_key, out_key, n_dims = self.in_keys[0], self.out_keys[0], self._n_dims
-        total, n_entries = int(limits.sum()), len(limits)
+        n_dims, total, n_entries = self._n_dims, int(limits.sum()), len(limits)
 
-        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            array = inputs[in_key]
+        def encode(array: Array) -> Array:
             kept_shape = array.shape[: array.ndim - n_dims]
             categories = array.reshape(*kept_shape, n_entries).astype(np.int64) - first
             is_known = (categories >= 0) & (categories < limits)
             encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
             np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
-            return {out_key: encoded[..., :total]}
+            return encoded[..., :total]
 
-        return program
+        return encode
 
     def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
         if isinstance(value, int):

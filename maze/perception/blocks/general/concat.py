@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
 import torch
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class ConcatenationBlock(PerceptionBlock):
@@ -37,14 +35,8 @@ class ConcatenationBlock(PerceptionBlock):
         tensors = self.gather_inputs(block_input)
         return {self.out_keys[0]: tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=self.concat_dim)}
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        in_keys, out_key, axis = self.in_keys, self.out_keys[0], self.concat_dim
-
-        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            return {out_key: np.concatenate([inputs[key] for key in in_keys], axis=axis)}
-
-        return program
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self.out_keys[0]: reader.concatenate([inputs[key] for key in self.in_keys], self.concat_dim)}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:

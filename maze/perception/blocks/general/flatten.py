@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import numpy as np
-
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.base import Array, Keys, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class FlattenBlock(PerceptionBlock):
@@ -36,16 +33,8 @@ class FlattenBlock(PerceptionBlock):
             tensor = tensor.flatten(start_dim=-self.num_flatten_dims)
         return {self.out_keys[0]: tensor}
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        in_key, out_key, n_dims = self.in_keys[0], self.out_keys[0], self.num_flatten_dims
-
-        def program(inputs: Mapping[str, Array]) -> dict[str, Array]:
-            array = inputs[in_key]
-            kept = array.shape[: array.ndim - n_dims]
-            return {out_key: array.reshape(*kept, int(np.prod(array.shape[len(kept) :])))}
-
-        return program
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self.out_keys[0]: reader.flatten(inputs[self.in_keys[0]], self.num_flatten_dims)}
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, NonLinearity, NumpyProgram, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
-from maze.perception.blocks.numpy_forward import chained_program
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class FlattenDenseBlock(PerceptionBlock):
@@ -35,9 +35,8 @@ class FlattenDenseBlock(PerceptionBlock):
         output: TensorDict = self.dense_block(self.flatten_block(block_input))
         return output
 
-    @override(PerceptionBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        return chained_program([self.flatten_block, self.dense_block])
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return reader.module(self.dense_block, reader.module(self.flatten_block, inputs))
 
     @override(PerceptionBlock)
     def extra_repr(self) -> str:

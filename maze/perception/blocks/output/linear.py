@@ -8,9 +8,9 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.blocks.base import Keys, NumpyProgram, Shapes, TensorDict
-from maze.perception.blocks.numpy_forward import sequential_program
+from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.program.network_program import Places, ProgramReader
 
 
 class LinearOutputBlock(ShapeNormalizationBlock):
@@ -48,9 +48,8 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         with torch.no_grad():
             self.net.bias.copy_(value)
 
-    @override(ShapeNormalizationBlock)
-    def numpy_program(self) -> NumpyProgram | None:
-        return sequential_program(self.in_keys[0], self.out_keys[0], [self.net])
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self.out_keys[0]: reader.layer(self.net, inputs[self.in_keys[0]])}
 
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from maze.core.agent.dense_networks import DenseLayers, describe_dense_layers
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
-from maze.perception.blocks.numpy_forward import ArrayFunction, array_function
+from maze.perception.program.network_program import Place, Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
-
-ArrayDict = dict[str, np.ndarray]
 
 
 class FlattenConcatBaseNet(nn.Module):
@@ -60,27 +55,10 @@ class FlattenConcatBaseNet(nn.Module):
             flat.append(tensor.flatten(tensor.dim() - len(shape)) if shape else tensor.unsqueeze(-1))
         return self.hidden(torch.cat(flat, dim=-1))  # type: ignore[no-any-return]  # nn.Module.__call__
 
-    def _dense_layers(self, heads: Mapping[str, nn.Module]) -> DenseLayers | None:
-        layers = list(self.hidden)
-        return describe_dense_layers(self._obs_shapes, layers[0::2], layers[1::2], heads)
-
-    def _latent_program(self) -> Callable[[Mapping[str, np.ndarray]], np.ndarray] | None:
-        """The latent in NumPy; ``None``: the activation has no NumPy form."""
-        steps = _array_functions(self.hidden)
-        if steps is None:
-            return None
-        keys, only_flat_key = list(self._obs_shapes), self._only_flat_key
-
-        def latent(x: Mapping[str, np.ndarray]) -> np.ndarray:
-            if only_flat_key is not None:
-                array = x[only_flat_key]
-            else:
-                array = np.concatenate([x[key].reshape(len(x[key]), -1) for key in keys], axis=1)
-            for step in steps:
-                array = step(array)
-            return array
-
-        return latent
+    def describe_latent(self, reader: ProgramReader, inputs: Places) -> Place:
+        """What :meth:`latent` does, see :mod:`maze.perception.program.network_program`."""
+        flat = [reader.flatten(inputs[key], len(shape)) for key, shape in self._obs_shapes.items()]
+        return reader.layer(self.hidden, reader.concatenate(flat, axis=-1))
 
 
 class FlattenConcatPolicyNet(FlattenConcatBaseNet):
@@ -118,34 +96,12 @@ class FlattenConcatPolicyNet(FlattenConcatBaseNet):
             logits[head] = output if len(shape) == 1 else output.unflatten(-1, shape)
         return logits
 
-    def numpy_program(self) -> Callable[[Mapping[str, np.ndarray]], ArrayDict] | None:
-        """The forward pass in NumPy, see :mod:`maze.core.agent.compiled_network`.
-
-        It takes arrays `[batch, ...]` and returns logits `[batch, *logits_shape]` by action head.
-        """
-        latent_program = self._latent_program()
-        heads = [
-            (head, shape, _BufferedLinear(layer))
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        latent = self.describe_latent(reader, inputs)
+        return {
+            head: reader.unflatten(reader.layer(layer, latent), shape)
             for (head, shape), layer in zip(self._head_shapes.items(), self.heads, strict=True)
-            if isinstance(layer, nn.Linear)
-        ]
-        if latent_program is None:
-            return None
-
-        def forward(x: Mapping[str, np.ndarray]) -> ArrayDict:
-            latent = latent_program(x)
-            return {
-                head: layer(latent) if len(shape) == 1 else layer(latent).reshape(len(latent), *shape)
-                for head, shape, layer in heads
-            }
-
-        return forward
-
-    def dense_layers(self) -> DenseLayers | None:
-        """The forward pass as a description, see :mod:`maze.core.agent.dense_networks`."""
-        if any(len(shape) != 1 for shape in self._head_shapes.values()):
-            return None
-        return self._dense_layers(dict(zip(self._head_shapes, self.heads, strict=True)))
+        }
 
 
 class FlattenConcatStateValueNet(FlattenConcatBaseNet):
@@ -166,6 +122,9 @@ class FlattenConcatStateValueNet(FlattenConcatBaseNet):
     def forward(self, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The value of the state, ``{"value": [..., 1]}``."""
         return {"value": self.value_head(self.latent(x))}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {"value": reader.layer(self.value_head, self.describe_latent(reader, inputs))}
 
 
 class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
@@ -194,33 +153,6 @@ class FlattenConcatStateActionValueNet(FlattenConcatBaseNet):
         latent = self.latent(x)
         return {key: head(latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}
 
-    def dense_layers(self) -> DenseLayers | None:
-        """The forward pass as a description, see :mod:`maze.core.agent.dense_networks`."""
-        return self._dense_layers(dict(zip(self._q_value_keys, self.heads, strict=True)))
-
-
-class _BufferedLinear:
-    """A linear layer on the memory of its parameters that writes into one buffer for each batch size."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self._weight = layer.weight.detach().numpy().T
-        self._bias: Any = layer.bias.detach().numpy()
-        self._buffers: dict[int, np.ndarray] = {}
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        buffer = self._buffers.get(len(x))
-        if buffer is None:
-            buffer = self._buffers[len(x)] = np.empty((len(x), self._weight.shape[1]), np.float32)
-        np.dot(x, self._weight, buffer)
-        np.add(buffer, self._bias, buffer)
-        return buffer
-
-
-def _array_functions(layers: nn.Sequential) -> list[ArrayFunction] | None:
-    functions: list[ArrayFunction] = []
-    for layer in layers:
-        function = _BufferedLinear(layer) if type(layer) is nn.Linear else array_function(layer)
-        if function is None:
-            return None
-        functions.append(function)
-    return functions
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        latent = self.describe_latent(reader, inputs)
+        return {key: reader.layer(head, latent) for key, head in zip(self._q_value_keys, self.heads, strict=True)}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
 from maze.perception.models.built_in.flatten_concat import (
-    ArrayDict,
     FlattenConcatBaseNet,
     FlattenConcatPolicyNet,
     FlattenConcatStateValueNet,
 )
+from maze.perception.program.network_program import Places, ProgramReader
 
 EMBEDDING = "latent"
 """Key of the shared tensor in the outputs of the policy and in the inputs of the critic."""
@@ -57,15 +56,9 @@ class FlattenConcatSharedEmbeddingPolicyNet(nn.Module):
         embedding = {EMBEDDING: self.embedding.latent(x)}
         return {**self.policy(embedding), **embedding}
 
-    def numpy_program(self) -> Callable[[Mapping[str, np.ndarray]], ArrayDict] | None:
-        """The logits in NumPy: acting needs no embedding.
-
-        It takes arrays `[batch, ...]` and returns logits `[batch, *logits_shape]` by action head.
-        """
-        latent, heads = self.embedding._latent_program(), self.policy.numpy_program()
-        if latent is None or heads is None:
-            return None
-        return lambda x: heads({EMBEDDING: latent(x)})
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        embedding = {EMBEDDING: self.embedding.describe_latent(reader, inputs)}
+        return {**reader.module(self.policy, embedding), **embedding}
 
 
 class FlattenConcatSharedEmbeddingStateValueNet(FlattenConcatStateValueNet):

@@ -148,8 +148,7 @@ def _joint_losses(
     critic_key = networks.critic_key(positions[0])
 
     def value(observed: Mapping[Key, TensorDict], actions: dict[Key, TensorDict]) -> Tensor:
-        with networks.critic.gradients_of_actions_alone():
-            first, second = networks.critic.predict_q_values(dict(observed), actions, True)[critic_key]
+        first, second = networks.critic.predict_q_values(dict(observed), actions, True)[critic_key]
         assert isinstance(first, Tensor)
         assert isinstance(second, Tensor)
         return torch.minimum(first, second)

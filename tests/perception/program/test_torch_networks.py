@@ -1,4 +1,4 @@
-"""Dense networks as one operation: what the networks themselves compute, and gradients, with memory used again."""
+"""Networks evaluated together, and populations in torch: what the networks themselves compute, and its gradients."""
 
 import copy
 import math
@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.dense_networks import JointEvaluation, dense_networks
+from maze.core.errors import ConfigError
+from maze.perception.blocks import DenseBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateActionValueNet
+from maze.perception.program.torch_networks import JointEvaluation
 
 SHAPES = {"observation": (3,), "action": (2,)}
 
@@ -19,6 +21,10 @@ def twins(hidden_units=(8, 8), non_lin=nn.ReLU, heads=None, shapes=None, seed=0,
     torch.manual_seed(seed)
     values = heads or {"q_value": (1,)}
     return [FlattenConcatStateActionValueNet(shapes or SHAPES, values, list(hidden_units), non_lin) for _ in range(n)]
+
+
+def runs_programs(evaluation):
+    return bool(evaluation._programs)
 
 
 def random_inputs(shapes, batch_shape, seed=1):
@@ -48,83 +54,34 @@ def test_outputs_and_gradients_are_those_of_the_networks(
 ):
     heads = {f"head_{index}": (size,) for index, size in enumerate(head_sizes)}
     networks = twins(hidden_units, non_lin, heads, shapes, n=n_networks)
-    together = dense_networks(networks)
-    assert together is not None
+    together = JointEvaluation(networks)
+    assert runs_programs(together)
     parameters = [p for network in networks for p in network.parameters()]
-    for _ in range(2):  # the second time on memory that was used before
-        inputs = random_inputs(shapes, batch_shape)
-        wanted = [*inputs.values(), *parameters]
-        expected = [network(inputs) for network in networks]
-        found = together(inputs)
-        for one, other in zip(expected, found, strict=True):
-            assert list(one) == list(other)
-            for key in one:
-                torch.testing.assert_close(other[key], one[key])
-        gradients = torch.autograd.grad(loss_of(found), wanted)
-        for ours, theirs in zip(gradients, torch.autograd.grad(loss_of(expected), wanted), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    inputs = random_inputs(shapes, batch_shape)
+    wanted = [*inputs.values(), *parameters]
+    expected = [network(inputs) for network in networks]
+    found = together(inputs)
+    for one, other in zip(expected, found, strict=True):
+        assert list(one) == list(other)
+        for key in one:
+            torch.testing.assert_close(other[key], one[key], rtol=0, atol=0)
+    gradients = torch.autograd.grad(loss_of(found), wanted)
+    for ours, theirs in zip(gradients, torch.autograd.grad(loss_of(expected), wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_without_gradients_the_values_are_the_same():
     networks, inputs = twins(), random_inputs(SHAPES, (6,))
     with torch.no_grad():
-        found = dense_networks(networks)(inputs)
+        found = JointEvaluation(networks)(inputs)
     for network, outputs in zip(networks, found, strict=True):
         torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"].detach())
         assert not outputs["q_value"].requires_grad
 
 
-def test_evaluations_in_flight_do_not_disturb_one_another():
-    networks = twins()
-    together = dense_networks(networks)
-    inputs = [random_inputs(SHAPES, (5,), seed) for seed in range(3)]
-    alone = [torch.autograd.grad(loss_of([n(x) for n in networks]), list(x.values())) for x in inputs]
-    losses = [loss_of(together(x)) for x in inputs]
-    with torch.no_grad():
-        together(inputs[0])
-    for index in (1, 0, 2):
-        found = torch.autograd.grad(losses[index], list(inputs[index].values()))
-        for ours, theirs in zip(found, alone[index], strict=True):
-            torch.testing.assert_close(ours, theirs)
-
-
-def test_where_only_gradients_of_inputs_are_asked_for_parameters_get_none():
-    networks, inputs = twins(), random_inputs(SHAPES, (5,))
-    loss_of(dense_networks(networks)(inputs, learn_parameters=False)).backward()
-    assert all(p.grad is None for network in networks for p in network.parameters())
-    (expected,) = torch.autograd.grad(loss_of([n(inputs) for n in networks]), [inputs["action"]])
-    torch.testing.assert_close(inputs["action"].grad, expected)
-
-
-def test_gradients_that_were_handed_out_stay_what_they_are():
-    networks, inputs = twins(), random_inputs(SHAPES, (5,))
-    together = dense_networks(networks)
-    parameters = list(networks[0].parameters())
-    first = torch.autograd.grad(loss_of(together(inputs)), parameters)
-    kept = [gradient.clone() for gradient in first]
-    torch.autograd.grad(loss_of(together(random_inputs(SHAPES, (5,), 9))), parameters)
-    assert all(torch.equal(one, other) for one, other in zip(first, kept, strict=True))
-
-
-def test_gradients_are_computed_once_only():
-    loss = loss_of(dense_networks(twins())(random_inputs(SHAPES, (5,))))
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="evaluate the networks again"):
-        loss.backward()
-
-
-def test_weights_that_change_before_the_gradients_are_noticed():
-    networks = twins()
-    loss = loss_of(dense_networks(networks)(random_inputs(SHAPES, (5,))))
-    with torch.no_grad():
-        networks[0].hidden[2].weight.add_(1.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 def test_networks_go_on_learning():
     networks, inputs = twins(), random_inputs(SHAPES, (5,))
-    together = dense_networks(networks)
+    together = JointEvaluation(networks)
     together(inputs)
     with torch.no_grad():
         for parameter in networks[1].parameters():
@@ -169,24 +126,46 @@ class OtherForward(FlattenConcatStateActionValueNet):
 @pytest.mark.parametrize(
     "networks",
     [
-        twins(non_lin=nn.ELU),
-        [twins()[0], twins(hidden_units=(8, 9))[0]],
+        twins(non_lin=nn.GELU),
         [OtherForward(SHAPES, {"q_value": (1,)}, [8], nn.ReLU)] * 2,
-        [nn.Linear(2, 2)],
-        [FlattenConcatPolicyNet({"a": (3,)}, {"action": (2, 4)}, [8], nn.ReLU)],
-        [twins()[0].double()],
+        [twins()[0], twins(non_lin=nn.GELU)[0]],
     ],
-    ids=["other activation", "different widths", "own forward", "no description", "matrix of logits", "float64"],
+    ids=["other activation", "own forward", "one of two"],
 )
 def test_other_networks_are_left_to_themselves(networks):
-    assert dense_networks(networks) is None
-
-
-def test_networks_that_are_left_to_themselves_are_evaluated_one_by_one():
-    networks = twins(non_lin=nn.ELU)
     evaluation, inputs = evaluated(networks)
-    for network, outputs in zip(networks, evaluation(inputs, learn_parameters=False), strict=True):
+    assert not runs_programs(evaluation)
+    for network, outputs in zip(networks, evaluation(inputs), strict=True):
         torch.testing.assert_close(outputs["q_value"], network(inputs)["q_value"])
+
+
+@pytest.mark.parametrize(
+    "networks",
+    [
+        twins(non_lin=nn.ELU),
+        [twins()[0], twins(hidden_units=(8, 9), non_lin=nn.Tanh)[0]],
+        [FlattenConcatPolicyNet(SHAPES, {"q_value": (2, 4)}, [8], nn.ReLU)],
+        [network.double() for network in twins()],
+    ],
+    ids=["other activation", "different layers", "matrix of logits", "float64"],
+)
+def test_any_networks_of_known_operations_are_evaluated_together(networks):
+    evaluation, inputs = evaluated(networks)
+    assert runs_programs(evaluation)
+    dtype = next(networks[0].parameters()).dtype
+    inputs = {key: value.detach().to(dtype) for key, value in inputs.items()}
+    for network, outputs in zip(networks, evaluation(inputs), strict=True):
+        with torch.no_grad():  # networks concatenate in float32
+            expected = network.float()({key: value.float() for key, value in inputs.items()})["q_value"]
+        torch.testing.assert_close(outputs["q_value"].float(), expected)
+
+
+def test_what_is_missing_is_said_by_the_networks_themselves():
+    block = DenseBlock("observation", "latent", (3,), [4], nn.ReLU)
+    with pytest.raises(ConfigError, match=r"DenseBlock \(latent\): expected the input keys"):
+        JointEvaluation([block])({"other": torch.ones(2, 3)})
+    with pytest.raises(ConfigError, match="was declared with shape"):
+        JointEvaluation([block])({"observation": torch.ones(2, 5)})
 
 
 def test_copies_of_networks_are_on_their_own():
@@ -194,7 +173,7 @@ def test_copies_of_networks_are_on_their_own():
     others = copy.deepcopy(networks)
     with torch.no_grad():
         others[0].heads[0].bias.fill_(math.pi)
-    together, inputs = dense_networks(others), random_inputs(SHAPES, (5,))
+    together, inputs = JointEvaluation(others), random_inputs(SHAPES, (5,))
     torch.testing.assert_close(together(inputs)[0]["q_value"], others[0](inputs)["q_value"])
 
 

@@ -1,0 +1,270 @@
+"""Networks as programs: the operations of a forward pass, read once and run by several interpreters.
+
+A module takes part by a method `describe_forward(reader, inputs)` next to the `forward` that it describes: it asks
+the :class:`ProgramReader` for the operations that `forward` would do, from the places of its inputs to those of its
+outputs. Whatever cannot be described (other layers, hooks, a `forward` that was replaced) is no program, and whoever
+asked for one uses the module itself.
+
+:mod:`~maze.perception.program.numpy_networks` runs programs in NumPy, for one or for many sets of parameters,
+:mod:`~maze.perception.program.torch_networks` in torch, with gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as _hooks
+
+Place: TypeAlias = int
+"""Where a program keeps a tensor: an index into the list of all its tensors."""
+Places: TypeAlias = Mapping[str, Place]
+Array: TypeAlias = np.ndarray[Any, Any]
+ArrayFunction: TypeAlias = Callable[[Array], Array]
+
+ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
+"""The activations that programs know."""
+
+_COMPUTING_METHODS = ("forward", "normalized_forward", "latent")
+"""Where one of them is replaced, an inherited description is none of what the module computes."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`source @ weight.T + bias`, with the parameters that the layer has at the time."""
+
+    source: Place
+    target: Place
+    layer: nn.Linear
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of the layer's type and settings."""
+
+    source: Place
+    target: Place
+    layer: nn.Module
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """Joins the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
+
+    source: Place
+    target: Place
+    n_dims: int
+
+
+@dataclass(frozen=True)
+class Unflatten:
+    """Gives the last dimension a shape."""
+
+    source: Place
+    target: Place
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Concatenate:
+    """Joins tensors along an axis that is counted from the end (negative)."""
+
+    sources: tuple[Place, ...]
+    target: Place
+    axis: int
+
+
+@dataclass(frozen=True)
+class MaskLogits:
+    """The smallest number of their type instead of logits whose mask is not positive."""
+
+    logits: Place
+    mask: Place
+    target: Place
+    check: Callable[[torch.Tensor], None] | None
+    """Raises an error for valid actions `[batch, ...]` that are none at all."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Any other function of one tensor without parameters, in torch and in NumPy."""
+
+    source: Place
+    target: Place
+    in_torch: Callable[[torch.Tensor], torch.Tensor]
+    in_numpy: ArrayFunction
+
+
+Operation: TypeAlias = Linear | Activation | Flatten | Unflatten | Concatenate | MaskLogits | Apply
+
+
+@dataclass(frozen=True)
+class Program:
+    """The forward pass of a network.
+
+    Parameters are those of the network's own layers: a program sees optimiser steps, loaded states, and parameters that
+    replace others.
+    """
+
+    inputs: Places
+    operations: tuple[Operation, ...]
+    outputs: Places
+    n_places: int
+    modules: ModuleWatch
+
+    @property
+    def linear_layers(self) -> list[nn.Linear]:
+        """All linear layers, each one once."""
+        layers = [operation.layer for operation in self.operations if isinstance(operation, Linear)]
+        return list(dict.fromkeys(layers))
+
+
+class DescribedModule(Protocol):
+    """A module that can be read."""
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        """Says what `forward` does.
+
+        :param reader: Takes the operations.
+        :param inputs: Places of the tensors that `forward` is given, by key.
+        :return: Places of the tensors that `forward` returns, by key.
+        """
+
+
+class ProgramReader:
+    """Takes the operations of modules; those that have none raise an error that :func:`read_program` catches."""
+
+    def __init__(self) -> None:
+        self.inputs = _Inputs(self._new_place)
+        self.operations: list[Operation] = []
+        self.n_places = 0
+
+    def module(self, module: nn.Module, inputs: Places) -> Places:
+        """The outputs of a module that describes itself, by key."""
+        if not _describes_itself(type(module)):
+            raise _UnreadableError
+        outputs: Places = module.describe_forward(self, inputs)  # type: ignore[operator]  # nn.Module hides methods
+        return outputs
+
+    def layer(self, layer: nn.Module, source: Place) -> Place:
+        """The output of a linear layer, an activation, or several of them one after the other."""
+        kind = type(layer)
+        if kind is nn.Sequential:
+            for child in layer.children():
+                source = self.layer(child, source)
+            return source
+        if kind is nn.Identity:
+            return source
+        if isinstance(layer, nn.Linear) and kind is nn.Linear:
+            return self._add(Linear(source, self._new_place(), layer))
+        if kind in ACTIVATIONS and not getattr(layer, "inplace", False):
+            return self._add(Activation(source, self._new_place(), layer))
+        raise _UnreadableError
+
+    def flatten(self, source: Place, n_dims: int) -> Place:
+        """The last `n_dims` dimensions joined to one."""
+        return source if n_dims == 1 else self._add(Flatten(source, self._new_place(), n_dims))
+
+    def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
+        """The last dimension in another shape."""
+        return source if len(shape) == 1 else self._add(Unflatten(source, self._new_place(), tuple(shape)))
+
+    def concatenate(self, sources: Iterable[Place], axis: int) -> Place:
+        """Several tensors joined along an axis, which is negative."""
+        places = tuple(sources)
+        return places[0] if len(places) == 1 else self._add(Concatenate(places, self._new_place(), axis))
+
+    def mask_logits(self, logits: Place, mask: Place, check: Callable[[torch.Tensor], None] | None) -> Place:
+        """See :class:`MaskLogits`."""
+        return self._add(MaskLogits(logits, mask, self._new_place(), check))
+
+    def apply(self, source: Place, in_torch: Callable[[torch.Tensor], torch.Tensor], in_numpy: ArrayFunction) -> Place:
+        """See :class:`Apply`; the functions take any leading batch dimensions and leave their argument as it is."""
+        return self._add(Apply(source, self._new_place(), in_torch, in_numpy))
+
+    def unreadable(self) -> _UnreadableError:
+        """The error to raise by a module that cannot be described with its settings."""
+        return _UnreadableError()
+
+    def _add(self, operation: Operation) -> Place:
+        self.operations.append(operation)
+        return operation.target
+
+    def _new_place(self) -> Place:
+        self.n_places += 1
+        return self.n_places - 1
+
+
+def read_program(network: nn.Module) -> Program | None:
+    """The program of a network; `None` where only the module itself can compute what it does."""
+    modules = ModuleWatch(network)
+    if not modules.are_unchanged():
+        return None
+    reader = ProgramReader()
+    try:
+        outputs = reader.module(network, reader.inputs)
+    except _UnreadableError:
+        return None
+    return Program(dict(reader.inputs), tuple(reader.operations), outputs, reader.n_places, modules)
+
+
+class ModuleWatch:
+    """Notices what makes a network compute something else than before, other parameters excepted.
+
+    :param network: The network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        modules = list(network.modules())
+        self._hooks: list[Mapping[Any, Any]] = [
+            _hooks._global_forward_hooks,
+            _hooks._global_forward_pre_hooks,
+            _hooks._global_backward_hooks,
+            _hooks._global_backward_pre_hooks,
+        ]
+        for module in modules:
+            self._hooks += [module._forward_hooks, module._forward_pre_hooks]
+            self._hooks += [module._backward_hooks, module._backward_pre_hooks]
+        self._attributes = [vars(module) for module in modules]
+        self._children_now = [module._modules.values() for module in modules if module._modules]
+        self._children = list(chain.from_iterable(self._children_now))
+
+    def are_unchanged(self) -> bool:
+        """Whether there are the same modules, nobody listens to them, and none has a `forward` of its own."""
+        if any(self._hooks):
+            return False
+        for attributes in self._attributes:
+            if "forward" in attributes:
+                return False
+        return list(chain.from_iterable(self._children_now)) == self._children  # the same ones are equal
+
+
+class _Inputs(dict[str, Place]):
+    """Places of a network's inputs: each key that is asked for gets one."""
+
+    def __init__(self, new_place: Callable[[], Place]) -> None:
+        super().__init__()
+        self._new_place = new_place
+
+    def __missing__(self, key: str) -> Place:
+        place = self[key] = self._new_place()
+        return place
+
+
+class _UnreadableError(Exception):
+    """A module cannot be described."""
+
+
+def _describes_itself(module_type: type[Any]) -> bool:
+    """Whether the description belongs to the very computation in use, not to one that a subclass replaced."""
+    for base in module_type.__mro__:
+        if "describe_forward" in vars(base):
+            return True
+        if any(name in vars(base) for name in _COMPUTING_METHODS):
+            return False
+    return False

@@ -1,0 +1,280 @@
+"""Programs in NumPy: for acting, and for populations of parameters.
+
+Between two environment steps a network sees a few small observations, for which torch spends most of its time on
+dispatching. Here a program becomes a list of NumPy calls on the memory of the torch parameters. Inputs and outputs are
+arrays `[batch, ...]`; the outputs may be overwritten by the next call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.perception.program.network_program import (
+    Activation,
+    Apply,
+    Array,
+    ArrayFunction,
+    Concatenate,
+    Flatten,
+    Linear,
+    MaskLogits,
+    Operation,
+    Place,
+    Program,
+    Unflatten,
+    read_program,
+)
+
+Arrays: TypeAlias = dict[str, Array]
+Rows: TypeAlias = slice | Array
+_ALL = slice(None)
+_Step: TypeAlias = Callable[[list[Array], Rows], None]
+"""Fills a place, with the parameters in some rows."""
+
+
+class NumpyNetwork:
+    """A network on the memory of its parameters, which sees optimiser steps and loaded states; see :func:`in_numpy`.
+
+    :param program: A program whose parameters are float32 on the CPU.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._modules = program.modules
+        self._parameters_now = [layer._parameters.values() for layer in program.linear_layers]
+        self._parameters = list(chain.from_iterable(self._parameters_now))
+        self._tensors = [parameter for parameter in self._parameters if parameter is not None]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._run = _compiled(program, _own_linear)
+
+    def __call__(self, observation: Mapping[str, Array]) -> Arrays:
+        """The network's outputs for a batch of observations of any type."""
+        return self._run(observation, _ALL)
+
+    def is_current(self) -> bool:
+        """Whether the network still is what it was, with the same parameters at the same place."""
+        # asked for every batch, so in as few steps of the interpreter as possible
+        return (
+            all(map(operator.is_, chain.from_iterable(self._parameters_now), self._parameters))
+            and list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
+            and self._modules.are_unchanged()
+        )
+
+
+def in_numpy(network: nn.Module) -> NumpyNetwork | None:
+    """The network in NumPy; `None` where only torch can compute it faithfully."""
+    program = read_program(network)
+    return None if program is None or not _is_shareable(program) else NumpyNetwork(program)
+
+
+class NumpyPopulation:
+    """One network with many sets of parameters, of which each computes the same in any company.
+
+    :param program: A program whose parameters are float32 on the CPU.
+    :param stacked: Arrays `[n_rows, *shape]` for parameters, by `id`; their memory is read at every call. Other
+        parameters are the network's own.
+    """
+
+    def __init__(self, program: Program, stacked: Mapping[int, Array]) -> None:
+        self._run = _compiled(program, lambda operation: _stacked_linear(operation, stacked))
+
+    def __call__(self, observation: Mapping[str, Array], rows: Rows) -> Arrays:
+        """The network's outputs `[batch, ...]`.
+
+        :param observation: Arrays `[batch, ...]`.
+        :param rows: Whose parameters are used, for the observation at the same place in the batch.
+        """
+        return self._run(observation, rows)
+
+
+def population_in_numpy(network: nn.Module, stacked: Mapping[int, Array]) -> NumpyPopulation | None:
+    """The network with many sets of parameters in NumPy; `None` where only torch can compute it faithfully."""
+    program = read_program(network)
+    return None if program is None or not _is_shareable(program) else NumpyPopulation(program, stacked)
+
+
+def _is_shareable(program: Program) -> bool:
+    """Whether NumPy can read the memory of all parameters."""
+    parameters = [parameter for layer in program.linear_layers for parameter in layer.parameters()]
+    return all(parameter.device.type == "cpu" and parameter.dtype is torch.float32 for parameter in parameters)
+
+
+# -- from operations to calls -----------------------------------------------------------------------------------------
+
+
+def _compiled(program: Program, linear: Callable[[Linear], _Step]) -> Callable[[Mapping[str, Array], Rows], Arrays]:
+    """The program as a function of observations and rows of parameters.
+
+    :param linear: Makes the step of a linear layer, whose result is nobody else's.
+    """
+    in_place = _free_to_change(program)
+    steps = [_step(operation, linear, operation.target in in_place) for operation in program.operations]
+    inputs, outputs, n_places = list(program.inputs.items()), list(program.outputs.items()), program.n_places
+
+    def run(observation: Mapping[str, Array], rows: Rows) -> Arrays:
+        at: list[Any] = [None] * n_places
+        for key, place in inputs:
+            array = observation[key]
+            at[place] = array if array.dtype == np.float32 else array.astype(np.float32)
+        for step in steps:
+            step(at, rows)
+        return {key: at[place] for key, place in outputs}
+
+    return run
+
+
+def _free_to_change(program: Program) -> set[Place]:
+    """Places of activations that may overwrite their argument: the result of a layer that nobody else looks at."""
+    n_readers = Counter(program.outputs.values())
+    for operation in program.operations:
+        n_readers.update(_sources(operation))
+    fresh = {operation.target for operation in program.operations if isinstance(operation, Linear | Activation)}
+    activations = [operation for operation in program.operations if isinstance(operation, Activation)]
+    return {one.target for one in activations if one.source in fresh and n_readers[one.source] == 1}
+
+
+def _sources(operation: Operation) -> tuple[Place, ...]:
+    if isinstance(operation, Concatenate):
+        return operation.sources
+    return (operation.logits, operation.mask) if isinstance(operation, MaskLogits) else (operation.source,)
+
+
+def _step(operation: Operation, linear: Callable[[Linear], _Step], in_place: bool) -> _Step:
+    match operation:
+        case Linear():
+            return linear(operation)
+        case Concatenate(sources, target, axis):
+            return lambda at, _: at.__setitem__(target, np.concatenate([at[source] for source in sources], axis=axis))
+        case MaskLogits(logits, mask, target, check):
+            return lambda at, _: at.__setitem__(target, _masked(at[logits], at[mask], check))
+        case Activation(source, target, layer) if in_place:
+            return _in_place(layer, source, target)
+    return _applied(_function(operation), operation.source, operation.target)
+
+
+def _function(operation: Activation | Flatten | Unflatten | Apply) -> ArrayFunction:
+    match operation:
+        case Activation(layer=layer):
+            return _activation(layer)
+        case Flatten(n_dims=n_dims):
+            return lambda x: x.reshape(*x.shape[: x.ndim - n_dims], -1)
+        case Unflatten(shape=shape):
+            return lambda x: x.reshape(*x.shape[:-1], *shape)
+        case Apply(in_numpy=function):
+            return function
+
+
+def _applied(function: ArrayFunction, source: Place, target: Place) -> _Step:
+    def step(at: list[Array], _: Rows) -> None:
+        at[target] = function(at[source])
+
+    return step
+
+
+def _own_linear(operation: Linear) -> _Step:
+    """A linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
+    source, target, layer = operation.source, operation.target, operation.layer
+    weight: Array = layer.weight.detach().numpy().T
+    bias: Array | None = None if layer._parameters["bias"] is None else layer.bias.detach().numpy()
+    buffers: dict[tuple[int, ...], Array] = {}
+
+    def step(at: list[Array], _: Rows) -> None:
+        array = at[source]
+        shape = array.shape
+        buffer = buffers.get(shape)
+        if buffer is None:
+            buffer = buffers[shape] = np.empty((*shape[:-1], weight.shape[1]), np.float32)
+        if len(shape) == 2:
+            np.dot(array, weight, buffer)  # the same product, a little sooner
+        else:
+            np.matmul(array, weight, buffer)
+        if bias is not None:
+            np.add(buffer, bias, buffer)
+        at[target] = buffer
+
+    return step
+
+
+def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
+    """A linear layer with a set of parameters for each row; those that are not stacked are the same for all."""
+    source, target, layer = operation.source, operation.target, operation.layer
+
+    def of_rows(name: str) -> Callable[[Rows], Array] | None:
+        parameter = layer._parameters[name]
+        if parameter is None:
+            return None
+        rows_of = stacked.get(id(parameter))
+        if rows_of is not None:
+            return lambda rows: rows_of[rows]
+        only = parameter.detach().numpy()[np.newaxis]
+        return lambda _: only
+
+    weight_of, bias_of = of_rows("weight"), of_rows("bias")
+    assert weight_of is not None, "a linear layer has weights"
+
+    def step(at: list[Array], rows: Rows) -> None:
+        # one column for each row of parameters: NumPy computes its product on its own, whoever else is there
+        array = at[source]
+        are_vectors = array.ndim == 2
+        columns = array[:, :, np.newaxis] if are_vectors else array.swapaxes(-1, -2)
+        weight = weight_of(rows)
+        middle = (1,) * (columns.ndim - 3)
+        result: Array = np.matmul(weight.reshape(len(weight), *middle, *weight.shape[1:]), columns)
+        if bias_of is not None:
+            bias = bias_of(rows)
+            result += bias.reshape(len(bias), *middle, -1, 1)
+        at[target] = result[:, :, 0] if are_vectors else result.swapaxes(-1, -2)
+
+    return step
+
+
+def _masked(logits: Array, mask: Array, check: Callable[[torch.Tensor], None] | None) -> Array:
+    valid = mask > 0
+    if check is not None and not valid.any(axis=-1).all():
+        check(torch.from_numpy(valid))
+    return np.where(valid, logits, np.finfo(logits.dtype).min)
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017, eq. 14
+
+
+def _in_place(layer: nn.Module, source: Place, target: Place) -> _Step:
+    """An activation that overwrites its argument, where it can."""
+    if type(layer) not in (nn.ReLU, nn.Tanh):
+        return _applied(_activation(layer), source, target)
+    is_tanh = type(layer) is nn.Tanh
+
+    def step(at: list[Array], _: Rows) -> None:
+        array = at[target] = at[source]
+        if is_tanh:
+            np.tanh(array, out=array)
+        else:
+            np.maximum(array, 0.0, out=array)
+
+    return step
+
+
+def _activation(layer: nn.Module) -> ArrayFunction:
+    match layer:
+        case nn.ReLU():
+            return lambda x: np.maximum(x, 0.0)
+        case nn.Tanh():
+            return np.tanh
+        case nn.Sigmoid():
+            return lambda x: 0.5 * np.tanh(0.5 * x) + 0.5  # exp overflows for large arguments
+        case nn.LeakyReLU(negative_slope=slope):
+            return lambda x: np.where(x >= 0.0, x, x * slope)
+        case nn.ELU(alpha=alpha):
+            return lambda x: np.where(x > 0.0, x, alpha * np.expm1(np.minimum(x, 0.0)))
+        case nn.SELU():
+            return lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0)))
+    raise NotImplementedError(f"{type(layer).__name__} is no activation of programs.")
