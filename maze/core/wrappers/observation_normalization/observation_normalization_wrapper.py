@@ -154,7 +154,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
     def get_statistics(self) -> StructuredStatisticsType:
         """The statistics of all normalized observations, by name.
 
-        :raises ConfigError: There are none yet.
+        :raises CheckpointError: There are none yet.
         """
         if self._normalizers is None:
             raise self._missing_statistics()
