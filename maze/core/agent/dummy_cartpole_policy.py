@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,10 +29,6 @@ class DummyCartPolePolicy(Policy):
         """Nothing is random here."""
 
     @override(Policy)
-    def needs_state(self) -> bool:
-        return False
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,
@@ -44,15 +39,3 @@ class DummyCartPolePolicy(Policy):
     ) -> ActionType:
         falls_to_the_right = float(self._gains @ observation["observation"]) > 0.0
         return {"action": np.int64(falls_to_the_right)}
-
-    @override(Policy)
-    def compute_top_action_candidates(
-        self,
-        observation: ObservationType,
-        num_candidates: int | None,
-        maze_state: MazeStateType | None,
-        env: BaseEnv | None,
-        actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """The one action that the heuristic knows."""
-        return [self.compute_action(observation)], [1.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,10 +31,6 @@ class HeuristicLunarLanderPolicy(Policy):
         self._base_sink_rate = 0.12
         self._sink_rate_per_height = 0.35
         self._offset_slowdown = 0.25
-
-    @override(Policy)
-    def needs_state(self) -> bool:
-        return False
 
     @override(Policy)
     def seed(self, seed: int) -> None:
@@ -75,15 +70,3 @@ class HeuristicLunarLanderPolicy(Policy):
         else:
             action = _NOTHING
         return {"action": np.int64(action)}
-
-    @override(Policy)
-    def compute_top_action_candidates(
-        self,
-        observation: ObservationType,
-        num_candidates: int | None,
-        maze_state: MazeStateType | None,
-        env: BaseEnv | None,
-        actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """The one action that the heuristic knows."""
-        return [self.compute_action(observation)], [1.0]

@@ -25,9 +25,9 @@ class Policy(ABC):
     def seed(self, seed: int) -> None:
         """Restarts the policy's generators: the same seed and observations give the same actions."""
 
-    @abstractmethod
     def needs_state(self) -> bool:
         """Whether ``compute_action`` wants ``maze_state`` (building it may cost a copy of the simulator's state)."""
+        return False
 
     def needs_env(self) -> bool:
         """Whether ``compute_action`` wants ``env``, e.g. to look ahead with a clone."""
@@ -51,7 +51,6 @@ class Policy(ABC):
         :param deterministic: Take the most likely action instead of drawing one.
         """
 
-    @abstractmethod
     def compute_top_action_candidates(
         self,
         observation: ObservationType,
@@ -60,11 +59,12 @@ class Policy(ABC):
         env: BaseEnv | None,
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Ranks actions, best first.
+        """Ranks actions, best first. Policies that do not rank give the one action that they take.
 
         :param num_candidates: How many at most; ``None``: as many as there are.
         :return: The actions, and their probabilities or scores.
         """
+        return [self.compute_action(observation, maze_state, env, actor_id, deterministic=True)], [1.0]
 
 
 def acting_in(

@@ -49,10 +49,6 @@ class RandomPolicy(Policy):
         self._rng = np.random.default_rng(seed)
 
     @override(Policy)
-    def needs_state(self) -> bool:
-        return False
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,

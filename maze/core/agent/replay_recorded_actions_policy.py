@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +44,6 @@ class ReplayRecordedActionsPolicy(Policy):
         self._record = None
 
     @override(Policy)
-    def needs_state(self) -> bool:
-        return False
-
-    @override(Policy)
     def needs_env(self) -> bool:
         return True
 
@@ -80,18 +75,6 @@ class ReplayRecordedActionsPolicy(Policy):
             )
         self._position += 1
         return action
-
-    @override(Policy)
-    def compute_top_action_candidates(
-        self,
-        observation: ObservationType,
-        num_candidates: int | None,
-        maze_state: MazeStateType | None,
-        env: BaseEnv | None,
-        actor_id: ActorID | None = None,
-    ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """The one action that was recorded."""
-        return [self.compute_action(observation, maze_state, env, actor_id)], [1.0]
 
     def _record_of(self, episode_id: str) -> ActionRecord:
         if self._record is None or self._record.episode_id != episode_id:

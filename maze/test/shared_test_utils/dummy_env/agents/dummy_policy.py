@@ -26,10 +26,6 @@ class DummyGreedyPolicy(Policy):
         """Nothing is random here."""
 
     @override(Policy)
-    def needs_state(self) -> bool:
-        return False
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,
