@@ -62,10 +62,15 @@ def check(cfg: DictConfig) -> None:
     is_training = "algorithm" in cfg
     if is_training and cfg.get("model") is None:
         raise UsageError("model: training needs a model. Choose one, for instance model=flatten_concat.")
-    if "runner" not in cfg or cfg.runner is None or "_target_" not in cfg.runner:
+    target = (cfg.get("runner") or {}).get("_target_")
+    if target is None or str(target).startswith("maze.core.rollout." if is_training else "maze.train."):
+        chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+        what = "runner: the chosen one cannot run this."
+        if target is not None and is_training:
+            what = f"runner={chosen.get('runner')} does not fit algorithm={chosen.get('algorithm')}."
         raise UsageError(
-            "runner: the chosen one cannot run this. Training (-cn conf_train) takes runner=dev or runner=local, "
-            "rollouts take runner=parallel or runner=sequential."
+            f"{what} Training (-cn conf_train) takes runner=dev or runner=local, rollouts take runner=parallel or "
+            "runner=sequential."
         )
     _check_own_critic(cfg, overrides)
     _check_value_types(cfg, overrides)

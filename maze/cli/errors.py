@@ -62,10 +62,6 @@ def _missing_config(error: MissingConfigException) -> str:
     options = list(error.options or ())
     if not group:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
-    if group == "algorithm_runner":
-        algorithm, _, runner = option.rpartition("-")
-        fitting = [name.rpartition("-")[2] for name in options if name.rpartition("-")[0] == algorithm]
-        return f"runner={runner} does not fit algorithm={algorithm}." + suggestion(runner, fitting, "Runners that do")
     if not options:
         return f"{group}={option}: there is no group {group!r}, or nothing in it."
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")

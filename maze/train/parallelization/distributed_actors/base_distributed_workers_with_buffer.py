@@ -12,13 +12,12 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Log
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.replay_log import new_episodes
 from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
-from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
@@ -50,8 +49,8 @@ class BaseDistributedWorkersWithBuffer(ABC):
     ) -> None:
         if len(env_instance_seeds) != n_workers:
             raise ConfigError(f"Expected one seed for each of the {n_workers} workers, got {len(env_instance_seeds)}.")
-        if not isinstance(replay_buffer, UniformReplayBuffer):
-            raise ConfigError(f"replay_buffer: expected a UniformReplayBuffer, found {type(replay_buffer).__name__}.")
+        if not isinstance(replay_buffer, BaseReplayBuffer):
+            raise ConfigError(f"replay_buffer: expected a BaseReplayBuffer, found {type(replay_buffer).__name__}.")
         self.env_factory = env_factory
         self.worker_policy = worker_policy
         self.n_rollout_steps = n_rollout_steps

@@ -1,21 +1,21 @@
-"""Actors in the process of the training that fill a replay buffer."""
+"""Environments that are stepped by turns to fill a replay buffer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
-from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
     BaseDistributedWorkersWithBuffer,
 )
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
@@ -29,22 +29,33 @@ class _Group:
     rows: RolloutRows
 
     @property
-    def env(self) -> SequentialVectorEnv:
-        env: SequentialVectorEnv = self.generator.env
+    def env(self) -> StructuredVectorEnv:
+        env: StructuredVectorEnv = self.generator.env
         return env
 
 
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
-    """Steps the environments one after another in this process, by turns.
+    """Steps the environments by turns; the learner waits for them.
 
-    As many of them as take turns together act with one pass through the network.
+    As many of them as take turns together act with one pass through the network, in this process, and are stepped
+    together, perhaps elsewhere. What is collected does not depend on where that is.
+
+    :param args: See the base class.
+    :param make_env: Makes environments that are stepped together, of a factory and their number; ``None``: in this
+        process.
     """
 
     _groups: list[_Group]
 
     @override(BaseDistributedWorkersWithBuffer)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        make_env: Callable[[Callable[[], Any], int], StructuredVectorEnv] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
         self._groups = []
         self._turn = 0
         self._actors: list[ActorID] = []
@@ -99,12 +110,6 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group.env.load_wrapper_statistics(list(states[index * n_envs : (index + 1) * n_envs]))
 
     @override(BaseDistributedWorkersWithBuffer)
-    def write_epoch_stats(self) -> None:
-        super().write_epoch_stats()
-        for group in self._groups:
-            group.env.clear_epoch_stats()  # those of one group alone are of no interest
-
-    @override(BaseDistributedWorkersWithBuffer)
     def episodes_state(self) -> dict[str, Any]:
         groups = [{"environments": group.env.episodes_state(), "rows": group.rows.state()} for group in self._groups]
         return {"turn": self._turn, "groups": groups}
@@ -131,10 +136,9 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         return problems
 
     def _make_group(self, n_envs: int, seeds: Sequence[int]) -> _Group:
-        env = SequentialVectorEnv([self.env_factory] * n_envs)
+        env = self._make_env(self.env_factory, n_envs)
+        env.epoch_stats = self.epoch_stats
         env.seed(list(seeds))
-        for one in env.envs:
-            one.get_stats(LogStatsLevel.EPISODE).register_consumer(self.epoch_stats)
         generator = RolloutGenerator(env)
         self._actors = fixed_actors(env.agent_counts_dict)
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)

@@ -108,6 +108,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.keep_terminal_observations = False
         self.is_flat = False
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
+        """Statistics of the episodes that ended; several vector environments may share one."""
         if logging_prefix is not None:
             self.epoch_stats.register_consumer(get_stats_logger(logging_prefix))
 

@@ -14,5 +14,7 @@ from maze.train.trainers.common.evaluators.evaluator import Evaluator
 class A2CAlgorithmConfig(ActorCriticConfig):
     """Hyperparameters of :class:`~maze.train.trainers.a2c.a2c_trainer.A2C`."""
 
+    trainer = "maze.train.trainers.a2c.a2c_trainer.A2C"
+
     rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""

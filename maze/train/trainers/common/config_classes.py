@@ -7,22 +7,56 @@ import math
 from abc import ABC
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.config_utils import whole_number
+from maze.core.utils.factory import TARGET_KEY, Factory
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.runner import Runner
+    from maze.train.trainers.common.trainer import Trainer
 
 ConfigType = TypeVar("ConfigType", bound="AlgorithmConfig")
 
 
+CriticKind = Literal["state", "state-action"]
+
+SUITABLE_CRITICS: Mapping[CriticKind, str] = {
+    "state": "a state critic, such as critic='flatten_concat_shared' or critic='template_state'",
+    "state-action": (
+        "a state-action critic, such as critic='flatten_concat_state_action' or critic='template_state_action'"
+    ),
+}
+"""What to choose where a critic of this kind is needed."""
+
+
 @dataclass
 class AlgorithmConfig(ABC):
-    """Hyperparameters of a trainer."""
+    """Hyperparameters of an algorithm, and what it says about itself.
+
+    An algorithm is this class and a trainer; both may be in anybody's package, and nothing has to be registered:
+    `algorithm._target_` names the configuration's class, which names the rest. The author writes
+
+    * the hyperparameters as fields with defaults and docstrings, checked in ``__post_init__``;
+    * `trainer` and, unless there is none, `critic`;
+    * a trainer, which says how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
+
+    Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
+    The attributes below the fields are understood where a configuration makes fields of them.
+    """
+
+    name: ClassVar[str] = ""
+    """What the algorithm is called in messages and directories. Where a class does not say, the class is called without
+    `AlgorithmConfig` or `Config`, in small letters."""
+
+    critic: ClassVar[CriticKind | None] = None
+    """The kind of critic that is learned besides the policy; ``None``: none."""
+
+    trainer: ClassVar[str | type[Trainer]] = ""
+    """The trainer's class. Its path as text keeps the configuration cheap to import."""
 
     n_epochs: int = 0
     """Number of epochs to train; 0 trains until early stopping or an interrupt ends the training."""
@@ -34,9 +68,26 @@ class AlgorithmConfig(ABC):
     critic_burn_in_epochs = 0
     kl_to_initial_coef = 0.0
     kl_to_initial_decay = 1.0
+    rollout_evaluator = cast(Any, None)
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.removesuffix("Config").removesuffix("Algorithm").lower()
 
     def __post_init__(self) -> None:
         self.require_integer("n_epochs", minimum=0)
+
+    @classmethod
+    def trainer_class(cls) -> type[Trainer]:
+        """The trainer's class.
+
+        :raises ConfigError: None is named, or it is no trainer.
+        """
+        from maze.train.trainers.common.trainer import Trainer
+
+        if not cls.trainer:
+            raise ConfigError(f"algorithm: {cls.__name__} does not say what trains it. Give it a `trainer`.")
+        return Factory(Trainer).type_from_name(cls.trainer, config_path=f"{cls.__name__}.trainer")  # type: ignore[type-abstract]
 
     @classmethod
     def from_config(cls: type[ConfigType], config: ConfigType | Mapping[str, Any]) -> ConfigType:
@@ -50,7 +101,7 @@ class AlgorithmConfig(ABC):
             raise ConfigError(
                 f"algorithm: expected a {cls.__name__} or a mapping of its fields, got {type(config).__name__}."
             )
-        values = {str(key): value for key, value in config.items() if key != "_target_"}
+        values = {str(key): value for key, value in config.items() if key != TARGET_KEY}
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -89,6 +140,17 @@ class AlgorithmConfig(ABC):
         value = getattr(self, name)
         if value not in choices:
             raise ConfigError(f"algorithm.{name}: expected one of {', '.join(map(str, choices))}, got {value!r}.")
+
+
+def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:
+    """The class of an algorithm's configuration; ``None`` where a mapping does not say (`_target_`).
+
+    :param algorithm: The `algorithm` part of a configuration, or an object.
+    """
+    if isinstance(algorithm, AlgorithmConfig):
+        return type(algorithm)
+    target = algorithm.get(TARGET_KEY) if isinstance(algorithm, Mapping) else None
+    return None if target is None else Factory(AlgorithmConfig).type_from_name(target, config_path="algorithm._target_")
 
 
 @dataclass

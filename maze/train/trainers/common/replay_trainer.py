@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from maze.core.annotations import override
-from maze.train.trainers.common.epoch_trainer import EpisodeSource, EpochTrainer
+from maze.train.trainers.common.epoch_trainer import EpisodeSource, EpochTrainer, _policy_of
 from maze.train.trainers.common.learning import depends_on_mode
+from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.trainer import Trainer
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 ALWAYS_SAVED_BYTES = 1 << 26
 """A larger replay buffer is saved only when training ends or is interrupted, not after each epoch."""
@@ -35,6 +42,18 @@ class ReplayConfig(Protocol):
     """Number of rollouts collected before each update, all environments together."""
     num_batches_per_iter: int
     """Number of batches to learn from in each update."""
+    num_actors: int
+    """Number of environments that rollouts are collected in, by turns."""
+    batch_size: int
+    """Number of items in a batch."""
+    split_rollouts_into_transitions: bool
+    """Whether the items of the replay buffer are single transitions instead of rollouts."""
+    replay_buffer_size: int
+    """Most items that are kept; the oldest ones make room."""
+    initial_buffer_size: int
+    """Number of items collected by the initial sampling policy before the training."""
+    initial_sampling_policy: Any
+    """The policy that collects them, or its configuration."""
 
 
 class ReplayTrainer(EpochTrainer, ABC):
@@ -52,6 +71,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
     :param model: What is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
+    :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
     :param evaluator: See :class:`~maze.train.trainers.common.epoch_trainer.EpochTrainer`, as for the others.
     """
 
@@ -61,6 +81,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         model: TorchModel,
         workers: BaseDistributedWorkersWithBuffer,
         *,
+        seed: int | None = None,
         evaluator: Evaluator | None = None,
         model_selection: ModelSelectionBase | None = None,
         checkpoint_file: str | Path | None = None,
@@ -74,6 +95,50 @@ class ReplayTrainer(EpochTrainer, ABC):
         )
         self.workers = workers
         self._has_modes = depends_on_mode(self.policy.networks.values())
+
+    @classmethod
+    @override(Trainer)
+    def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], None] | None = None) -> ReplayTrainer:
+        """Builds the trainer of a run.
+
+        :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
+        :param fill: Fills the replay buffer to begin with; ``None``: the initial sampling policy does.
+        """
+        config: ReplayConfig = run.algorithm
+        model = run.model()
+        selection = run.best_model_selection(model)
+        replay_buffer = cls._replay_buffer(run)
+        workers = run.workers(
+            worker_policy=_worker_policy(_policy_of(model)),
+            n_rollout_steps=config.n_rollout_steps,
+            n_workers=config.num_actors,
+            batch_size=config.batch_size,
+            rollouts_per_iteration=config.rollouts_per_iteration,
+            split_rollouts_into_transitions=config.split_rollouts_into_transitions,
+            env_instance_seeds=run.env_seeds(config.num_actors),
+            replay_buffer=replay_buffer,
+        )
+        evaluator = run.evaluator(selection)
+        trainer = cls(
+            config,
+            model,
+            workers,
+            seed=run.agent_seed(),
+            evaluator=evaluator,
+            model_selection=selection,
+            checkpoint_file=run.checkpoint_file,
+        )
+        if run.resumed_state.get("replay_buffer", {}).get("content") is None:
+            if fill is None:
+                fill_replay_buffer(run, replay_buffer)
+            else:
+                fill(replay_buffer)
+        return trainer
+
+    @classmethod
+    def _replay_buffer(cls, run: TrainingRunner) -> BaseReplayBuffer:
+        """The replay buffer, still empty."""
+        return UniformReplayBuffer(run.algorithm.replay_buffer_size, seed=run.agent_seed())
 
     @abstractmethod
     def _learn_from(self, batch: TransitionBatch) -> None:
@@ -140,7 +205,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     @override(EpochTrainer)
     def training_state(self, is_last: bool = True) -> dict[str, Any]:
         buffer = self.workers.replay_buffer
-        with_content = is_last or buffer.columns.n_bytes <= ALWAYS_SAVED_BYTES
+        with_content = is_last or buffer.n_bytes <= ALWAYS_SAVED_BYTES
         return {**super().training_state(is_last), "replay_buffer": buffer.state_dict(with_content)}
 
     @override(EpochTrainer)
@@ -150,3 +215,12 @@ class ReplayTrainer(EpochTrainer, ABC):
         if state["replay_buffer"]["content"] is None:
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")
         return problems
+
+
+def _worker_policy(policy: TorchPolicy) -> TorchPolicy:
+    """Acts on the CPU: a copy where the networks are trained elsewhere."""
+    if policy.device == "cpu":
+        return policy
+    policy = copy.deepcopy(policy)
+    policy.to("cpu")
+    return policy

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 
 class Trainer(ABC):
@@ -23,9 +24,27 @@ class Trainer(ABC):
 
     AlgorithmConfigType = TypeVar("AlgorithmConfigType", bound=AlgorithmConfig)
 
+    config_class: ClassVar[type[AlgorithmConfig] | None] = None
+    """The class of the configuration, where a configuration does not name it itself."""
+
     def __init__(self, algorithm_config: Any, model: TorchModel | None = None) -> None:
         self.algorithm_config = algorithm_config
         self.model = model
+
+    @classmethod
+    def build(cls, run: TrainingRunner) -> Trainer:
+        """Builds the trainer of a run: here an algorithm says what it needs.
+
+        The runner has read the configuration, seeded everything and estimated normalization statistics. It is asked
+        for the parts: `run.algorithm` (the configuration), `run.model()` (policy, and critic where there is one),
+        `run.rollouts()` or another way to collect experience (`run.actors(...)`, `run.workers(...)`),
+        `run.best_model_selection(model)`, `run.evaluator(selection)` and `run.agent_seed()`. What the runner made it
+        closes, and it continues the trainer from an earlier run where that is configured. Only what is the algorithm's
+        own (a replay buffer, a data set) is built here.
+
+        :param run: The runner of the training.
+        """
+        raise ConfigError(f"algorithm: {cls.__name__} does not say how it is built. Give it a `build(run)`.")
 
     @abstractmethod
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:

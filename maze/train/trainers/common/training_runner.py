@@ -1,4 +1,4 @@
-"""What all training runs have in common: environments, spaces, model, logging, resumption."""
+"""The runner of all trainings: environments, spaces, model, logging, trainer, resumption."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
-from maze.core.utils.config_utils import EnvFactory
-from maze.core.utils.factory import Factory
+from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import (
@@ -29,7 +33,8 @@ from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.parallelization.placement import placement_of
+from maze.train.trainers.common.config_classes import SUITABLE_CRITICS, AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -42,39 +47,73 @@ ComponentType = TypeVar("ComponentType")
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from maze.core.agent.torch_model import TorchModel
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
+        BaseDistributedWorkersWithBuffer,
+    )
+    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+
 MIN_CONCURRENCY = 8
 """Number of environments where neither the user nor the number of CPU cores asks for more."""
 
 
 @dataclass
 class TrainingRunner(Runner):
-    """Builds what a training needs from its configuration, and runs it.
+    """Trains any algorithm: builds what it asks for from the configuration, where the placement says, and runs it.
+
+    The algorithm's configuration names the trainer, and :meth:`~maze.train.trainers.common.trainer.Trainer.build` asks
+    the runner for its parts. Subclasses exist for arguments of single algorithms only.
 
     :param state_dict_dump_file: File for the weights of the best model.
     :param dump_interval: Additionally keep the weights after every so many epochs; ``None``: only the best ones.
     :param spaces_config_dump_file: File for the action and observation spaces the model was built for.
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
+    :param trainer_class: The trainer; empty: that of the algorithm's configuration.
+    :param concurrency: Number of training environments; 0: one for each CPU core, but at least eight.
+    :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
+    :param placement: Where environments are stepped: `in_process`, `processes`, or a
+        :class:`~maze.train.parallelization.placement.Placement` or its configuration; ``None``: as the runner's class
+        says. After :meth:`setup` the object.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
     dump_interval: int | None = None
     spaces_config_dump_file: str = "spaces_config.pkl"
     normalization_samples: int = 10000
+    trainer_class: str | type[Trainer] = field(default="", kw_only=True)
+    concurrency: int = field(default=0, kw_only=True)
+    eval_concurrency: int = field(default=0, kw_only=True)
+    placement: Any = field(default=None, kw_only=True)
 
     env_factory: Callable[[], Any] | None = field(default=None, init=False)
     """Makes one environment with all its wrappers."""
+
+    default_placement: ClassVar[str] = "in_process"
+    default_algorithm: ClassVar[str] = ""
+    """Path of the configuration's class where the configuration itself does not name it."""
+    replaced_arguments: ClassVar[Mapping[str, str]] = {}
+    """Numbers of environments that this algorithm has under another name, and that name."""
 
     def __post_init__(self) -> None:
         self._cfg: DictConfig | None = None
         self._model_composer: BaseModelComposer | None = None
         self._trainer: Trainer | None = None
-        self._normalization_statistics: StructuredStatisticsType | None = None
+        self._algorithm: AlgorithmConfig | None = None
         self._resumed: StoredTraining | None = None
         self._closing: list[Callable[[], None]] = []
+        self.normalization_statistics: StructuredStatisticsType | None = None
+        """Statistics for observation normalization; ``None`` where nothing is normalized."""
+        for name in ("concurrency", "eval_concurrency"):
+            n_envs = whole_number(f"runner.{name}", getattr(self, name), at_least=0)
+            if n_envs and name in self.replaced_arguments:
+                raise ConfigError(f"runner.{name}: leave it 0 and set {self.replaced_arguments[name]} instead.")
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
+        self.placement = placement_of(self.placement or self.default_placement)
         self._resumed = stored_training(cfg)
         seeding = dict(cfg.get("seeding") or {})
         if self._resumed is not None:
@@ -90,7 +129,9 @@ class TrainingRunner(Runner):
         env = self.env_factory()
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())
-            self._normalization_statistics = self._estimate_normalization_statistics(env)
+            self.normalization_statistics, self.env_factory = estimated_statistics(
+                env, self.env_factory, self.normalization_samples, cfg.get("input_dir")
+            )
             spaces = {
                 "action_spaces_dict": env.action_spaces_dict,
                 "observation_spaces_dict": env.observation_spaces_dict,
@@ -98,12 +139,27 @@ class TrainingRunner(Runner):
             }
         finally:
             env.close()
-        SpacesConfig(**spaces).save(self.spaces_config_dump_file)
+        self.spaces = SpacesConfig(**spaces)
+        """Spaces of the environment."""
+        self.spaces.save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)
         self._model_composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # built from a subclass
             cfg.model, **spaces
         )
         self._model_composer.save_models()
+        self._algorithm = self._checked_algorithm(cfg.get("algorithm"))
+        if self._algorithm is None:
+            return  # a runner of somebody's own builds the trainer
+        try:
+            self._trainer = self.build_trainer()
+            self._init_trainer_from_input_dir(self._trainer, self.state_dict_dump_file, cfg.get("input_dir"))
+        except BaseException:
+            self.close()
+            raise
+
+    def build_trainer(self) -> Trainer:
+        """Builds the trainer; runners with arguments for an algorithm pass them on here."""
+        return self._trainer_type().build(self)
 
     @override(Runner)
     def run(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
@@ -133,6 +189,184 @@ class TrainingRunner(Runner):
     def trainer(self) -> Trainer:
         """The trainer; available after :meth:`setup`."""
         return self._after_setup(self._trainer)
+
+    # -- what a trainer is built of --------------------------------------------------------------------
+
+    checkpoint_file: ClassVar[str] = CHECKPOINT_FILE
+    """Where the state of the training is written after each epoch."""
+
+    @property
+    def algorithm(self) -> Any:
+        """The algorithm's configuration, checked."""
+        return self._after_setup(self._algorithm)
+
+    @property
+    def resumed_state(self) -> Mapping[str, Any]:
+        """State of the training that goes on; empty where a new one begins."""
+        return {} if self._resumed is None else self._resumed.state
+
+    def torch_policy(self, seed: int | None = None) -> TorchPolicy:
+        """The policy as configured, on the algorithm's device.
+
+        :param seed: Its seed; ``None``: the next one.
+        """
+        policy = self._configured("policy", self.model_composer.policy)
+        try:
+            policy.to(resolve_device(self.algorithm.device))
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.{error}") from error
+        policy.seed(self.agent_seed() if seed is None else seed)
+        return policy
+
+    def model(self) -> TorchModel:
+        """Policy and critic where the algorithm has one, else the policy."""
+        return self.torch_policy() if self.algorithm.critic is None else self.actor_critic()
+
+    def actor_critic(self) -> TorchActorCritic:
+        """Policy and critic as configured, the policy with a seed of its own."""
+        policy = self._configured("policy", self.model_composer.policy)
+        critic = self._configured("critic", self.model_composer.critic)
+        kind = self.algorithm.critic
+        if not isinstance(critic, TorchStateActionCritic if kind == "state-action" else TorchStateCritic):
+            raise ConfigError(
+                f"model.critic: {self._trainer_type().__name__} needs {SUITABLE_CRITICS[kind]}; got a "
+                f"{type(critic).__name__}."
+            )
+        policy.seed(self.agent_seed())
+        return TorchActorCritic(policy=policy, critic=critic, device=self.algorithm.device)
+
+    def best_model_selection(self, model: TorchModel) -> BestModelSelection:
+        """What keeps the best model.
+
+        :param model: What is trained.
+        """
+        return BestModelSelection(dump_file=self.state_dict_dump_file, model=model, dump_interval=self.dump_interval)
+
+    def rollouts(self) -> RolloutGenerator:
+        """What rolls a policy out in the training environments, as many as `concurrency` says."""
+        n_envs = self.concurrency or default_concurrency()
+        assert self.env_factory is not None, "setup comes first"
+        return RolloutGenerator(self._seeded_env(self.env_factory, n_envs, "train"))
+
+    def actors(self, **arguments: Any) -> DistributedActors:
+        """Actors that collect rollouts while the trainer learns.
+
+        :param arguments: Those of :meth:`~maze.train.parallelization.placement.Placement.actors`, without the
+            environment.
+        """
+        actors = self._make_actors(env_factory=self.env_factory, **arguments)
+        self._closing.append(actors.stop)
+        return actors
+
+    def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+        """What collects rollouts into a replay buffer.
+
+        :param arguments: Those of ``BaseDistributedWorkersWithBuffer``, without the environment.
+        """
+        workers = self._make_workers(env_factory=self.env_factory, **arguments)
+        self._closing.append(workers.stop)
+        workers.start()
+        return workers
+
+    def evaluator(self, model_selection: BestModelSelection) -> Evaluator | None:
+        """The evaluator that the algorithm's field `rollout_evaluator` configures, with environments of its own.
+
+        :param model_selection: What it reports to.
+        """
+        config = self.algorithm.rollout_evaluator
+        if config is None or isinstance(config, Evaluator):
+            return config
+        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
+        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
+            config,
+            config_path="algorithm.rollout_evaluator",
+            eval_env=self.evaluation_env(n_episodes),
+            model_selection=model_selection,
+        )
+
+    def evaluation_env(
+        self, n_episodes: int, env_factory: Callable[[], Any] | None = None, n_envs: int = 0
+    ) -> StructuredVectorEnv:
+        """Environments for evaluation; they learn no statistics, so that evaluations of different epochs compare.
+
+        :param n_episodes: Number of episodes of an evaluation.
+        :param env_factory: Makes one environment; ``None``: that of the training.
+        :param n_envs: Number of environments; 0: as `eval_concurrency` says.
+        """
+        factory = self.env_factory if env_factory is None else env_factory
+        assert factory is not None, "setup comes first"
+        n_envs = n_envs or self.eval_concurrency or max(1, min(n_episodes, default_concurrency()))
+        return self._seeded_env(FrozenEnvFactory(factory), n_envs, "eval")
+
+    def agent_seed(self) -> int:
+        """The next seed for something that acts or learns."""
+        return self.maze_seeding.generate_agent_instance_seed()
+
+    def env_seeds(self, n_envs: int) -> list[int]:
+        """The next seeds for environments.
+
+        :param n_envs: How many.
+        """
+        return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_envs)]
+
+    # -- where it is placed ----------------------------------------------------------------------------
+
+    def _make_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
+        env: StructuredVectorEnv = self.placement.vector_env(env_factory, n_envs, logging_prefix)
+        return env
+
+    def _make_actors(self, **arguments: Any) -> DistributedActors:
+        actors: DistributedActors = self.placement.actors(**arguments)
+        return actors
+
+    def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+        workers: BaseDistributedWorkersWithBuffer = self.placement.workers(**arguments)
+        return workers
+
+    # -- helpers ---------------------------------------------------------------------------------------
+
+    def _seeded_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
+        env = self._make_env(env_factory, n_envs, logging_prefix)
+        self._closing.append(env.close)
+        env.seed(self.env_seeds(n_envs))
+        return env
+
+    def _checked_algorithm(self, algorithm: Any) -> AlgorithmConfig | None:
+        config_class = algorithm_class(algorithm)
+        if config_class is None and self.trainer_class:
+            config_class = self._given_trainer().config_class
+        if config_class is None and self.default_algorithm:
+            config_class = algorithm_class({TARGET_KEY: self.default_algorithm})
+        return None if config_class is None else config_class.from_config(algorithm)
+
+    def _given_trainer(self) -> type[Trainer]:
+        return Factory(Trainer).type_from_name(self.trainer_class, config_path="runner.trainer_class")  # type: ignore[type-abstract]
+
+    def _trainer_type(self) -> type[Trainer]:
+        """The trainer: of the runner's and the configuration's the one that is derived from the other."""
+        config: AlgorithmConfig = self.algorithm
+        if not self.trainer_class:
+            return config.trainer_class()
+        given, own = self._given_trainer(), config.trainer_class() if config.trainer else None
+        if own is None or issubclass(given, own):
+            return given
+        if issubclass(own, given):
+            return own
+        raise ConfigError(
+            f"runner.trainer_class: {given.__name__} does not train a {type(self.algorithm).__name__}, which names "
+            f"{own.__name__}. Leave one of the two out."
+        )
+
+    def _configured(self, part: str, built: ComponentType | None) -> ComponentType:
+        if built is not None:
+            return built
+        kind, name = self.algorithm.critic, self._trainer_type().__name__
+        needs = "a policy" if kind is None else f"a policy and a {kind} critic"
+        critic = f" and `critic=flatten_concat_{'shared' if kind == 'state' else 'state_action'}`" if kind else ""
+        raise ConfigError(
+            f"model.{part}: {name} needs a model with {needs}, but no {part} is configured. Choose one, for instance "
+            f"with `model=flatten_concat`{critic}."
+        )
 
     def _after_setup(self, component: ComponentType | None) -> ComponentType:
         if component is None:
@@ -173,84 +407,6 @@ class TrainingRunner(Runner):
                 f"input_dir: {directory} {found}. Expected the directory of a training run; "
                 "`maze-run -cn conf_train env=... algorithm=...` makes one below `outputs`."
             )
-
-    def _evaluation_env(
-        self,
-        create: Callable[[Callable[[], Any], int, str], StructuredVectorEnv],
-        concurrency: int,
-        n_episodes: int,
-        env_factory: Callable[[], Any] | None = None,
-    ) -> StructuredVectorEnv:
-        """Environments for evaluation; they learn no statistics, so that evaluations of different epochs compare.
-
-        :param create: Makes a vector environment of a factory, a number and a logging prefix.
-        :param concurrency: Number of environments; 0: as many as episodes and CPU cores suggest.
-        :param n_episodes: Number of episodes of an evaluation.
-        :param env_factory: Makes one environment; ``None``: that of the training.
-        """
-        factory = self.env_factory if env_factory is None else env_factory
-        assert factory is not None, "setup comes first"
-        concurrency = concurrency or max(1, min(n_episodes, default_concurrency()))
-        env = create(FrozenEnvFactory(factory), concurrency, "eval")
-        self._closing.append(env.close)
-        env.seed(self._env_seeds(concurrency))
-        return env
-
-    def _rollout_evaluator(
-        self,
-        config: Any,
-        model_selection: BestModelSelection,
-        create: Callable[[Callable[[], Any], int, str], StructuredVectorEnv],
-        concurrency: int,
-    ) -> Evaluator | None:
-        """The configured evaluator, with environments of its own.
-
-        :param config: Its configuration; an evaluator, or ``None``, stays what it is.
-        :param model_selection: What it reports to.
-        :param create: See :meth:`_evaluation_env`.
-        :param concurrency: Number of environments; 0: as many as episodes and CPU cores suggest.
-        """
-        if config is None or isinstance(config, Evaluator):
-            return config
-        n_episodes = config.get("n_episodes", MIN_CONCURRENCY) if isinstance(config, Mapping) else MIN_CONCURRENCY
-        return Factory(Evaluator).instantiate(  # type: ignore[type-abstract]  # a subclass
-            config,
-            config_path="algorithm.rollout_evaluator",
-            eval_env=self._evaluation_env(create, concurrency, n_episodes),
-            model_selection=model_selection,
-        )
-
-    def _build_actor_critic(self, algorithm: str, device: str, critic_of: str = "state") -> TorchActorCritic:
-        """Policy and critic as configured, the policy with a seed of its own.
-
-        :param algorithm: Who needs them.
-        :param device: Where they go.
-        :param critic_of: What the critic values: ``state`` or ``state-action``.
-        """
-        policy, critic = self.model_composer.policy, self.model_composer.critic
-        if policy is None or critic is None:
-            missing = "policy" if policy is None else "critic"
-            example = "flatten_concat_shared" if critic_of == "state" else "flatten_concat_state_action"
-            raise ConfigError(
-                f"model.{missing}: {algorithm} needs a model with a policy and a {critic_of} critic, but no {missing} "
-                f"is configured. Choose one, for instance with `model=flatten_concat` and `critic={example}`."
-            )
-        policy.seed(self.maze_seeding.generate_agent_instance_seed())
-        return TorchActorCritic(policy=policy, critic=critic, device=device)
-
-    def _env_seeds(self, n_seeds: int) -> list[int]:
-        return [self.maze_seeding.generate_env_instance_seed() for _ in range(n_seeds)]
-
-    def _estimate_normalization_statistics(self, env: Any) -> StructuredStatisticsType | None:
-        """Statistics for observation normalization, where the environment asks for it.
-
-        A run that continues another one takes over its statistics: its model was trained with them.
-        """
-        assert self.env_factory is not None
-        statistics, self.env_factory = estimated_statistics(
-            env, self.env_factory, self.normalization_samples, self.cfg.get("input_dir")
-        )
-        return statistics
 
 
 def estimated_statistics(

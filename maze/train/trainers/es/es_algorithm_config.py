@@ -20,6 +20,8 @@ def default_optimizer() -> dict[str, Any]:
 class ESAlgorithmConfig(AlgorithmConfig):
     """Hyperparameters of :class:`~maze.train.trainers.es.es_trainer.ESTrainer`. An epoch is one update."""
 
+    trainer = "maze.train.trainers.es.es_trainer.ESTrainer"
+
     n_rollouts_per_update: int = 10
     """Smallest number of episodes per update; they come in mirrored pairs, so an odd number is rounded up."""
 

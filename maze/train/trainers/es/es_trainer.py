@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_model import TorchModel
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
+from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
+from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import es_gradient, get_flat_parameters, n_trained_parameters
 from maze.train.trainers.es.optimizers.base_optimizer import Optimizer
 from maze.train.utils.plain_state import Part
@@ -27,8 +36,11 @@ from maze.train.utils.plain_state import Part
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
+    from maze.train.trainers.common.training_runner import TrainingRunner
     from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+NOISE_TABLE_SIZE = 100_000_000
+"""Number of random numbers that perturbations are cut out of, unless a runner says otherwise."""
 
 
 class ESTrainer(EpochTrainer):
@@ -72,13 +84,40 @@ class ESTrainer(EpochTrainer):
         shared_noise.get(0, n_parameters)  # tells now if the table is too small
         self._criterion = SelectionCriterion(self.config.objective, self.config.maximize, self.config.constraints)
         self._rollouts: ESDistributedRollouts | None = None
+        self._make_rollouts: Callable[[], ESDistributedRollouts] | None = None
         self._eval_returns: list[float] = []
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
+
+    @classmethod
+    @override(Trainer)
+    def build(
+        cls,
+        run: TrainingRunner,
+        shared_noise: SharedNoiseTable | None = None,
+        make_rollouts: Callable[[], ESDistributedRollouts] | None = None,
+    ) -> ESTrainer:
+        """Builds the trainer of a run.
+
+        :param run: The runner.
+        :param shared_noise: The perturbations; ``None``: a table of the usual size.
+        :param make_rollouts: Makes what evaluates perturbed policies; ``None``: what fits the placement.
+        """
+        assert run.env_factory is not None, "setup comes first"
+        # Returns of the episodes of an update are compared with one another: none may change how the next is rewarded.
+        run.env_factory = FrozenEnvFactory(run.env_factory)
+        shared_noise = SharedNoiseTable(NOISE_TABLE_SIZE) if shared_noise is None else shared_noise
+        policy: Any = _wrapped_policy(run)
+        trainer = cls(
+            run.algorithm, policy, shared_noise, run.normalization_statistics, checkpoint_file=run.checkpoint_file
+        )
+        trainer._make_rollouts = make_rollouts or (lambda: make_distributed_rollouts(run, shared_noise))
+        trainer.model_selection = run.best_model_selection(policy)
+        return trainer
 
     @override(Trainer)
     def train(  # type: ignore[override]  # documented: the rollouts come first
         self,
-        distributed_rollouts: ESDistributedRollouts,
+        distributed_rollouts: ESDistributedRollouts | None = None,
         n_epochs: int | None = None,
         model_selection: ModelSelectionBase | None = None,
     ) -> None:
@@ -87,15 +126,22 @@ class ESTrainer(EpochTrainer):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param distributed_rollouts: Evaluates perturbed policies.
+        :param distributed_rollouts: Evaluates perturbed policies; ``None``: what the run that the trainer was built for
+            makes.
         :param n_epochs: Number of updates; 0: no limit. ``None`` takes the configuration's.
-        :param model_selection: Told about the mean return of the evaluation before each update.
+        :param model_selection: Told about the mean return of the evaluation before each update; ``None``: that of the
+            run, if there is one.
         """
-        self.model_selection = model_selection
-        if self.config.patience > 0 and model_selection is None:
+        self.model_selection = model_selection or self.model_selection
+        if self.config.patience > 0 and self.model_selection is None:
             raise ConfigError("algorithm.patience: early stopping needs a model selection; pass `model_selection`.")
-        self._rollouts = distributed_rollouts
-        self._train_epochs(n_epochs)
+        with ExitStack() as stack:
+            if distributed_rollouts is None:
+                if self._make_rollouts is None:
+                    raise ConfigError("distributed_rollouts: none are given that could evaluate perturbed policies.")
+                distributed_rollouts = stack.enter_context(closing(self._make_rollouts()))
+            self._rollouts = distributed_rollouts
+            self._train_epochs(n_epochs)
 
     @override(EpochTrainer)
     def _n_updates_per_epoch(self) -> int:
@@ -217,3 +263,79 @@ class ESTrainer(EpochTrainer):
     def _parts(self) -> dict[str, Part]:
         """Episodes depend on seeds and the number of the update only."""
         return {"optimizer": self.optimizer}
+
+
+def make_distributed_rollouts(
+    run: TrainingRunner,
+    shared_noise: SharedNoiseTable,
+    *,
+    env: Any = None,
+    agent_instance_seed: int | None = None,
+    n_eval_rollouts: int = 10,
+    concurrency: int = 0,
+    n_train_workers: int = 0,
+    n_eval_workers: int = 0,
+    start_method: str | None = None,
+) -> ESDistributedRollouts:
+    """Makes what evaluates perturbed policies, where the placement says.
+
+    :param run: The runner.
+    :param shared_noise: The noise table.
+    :param env: An environment, which is used up; ``None``: one is made.
+    :param agent_instance_seed: Seed of the perturbations; ``None``: the next one of the run.
+    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    :param concurrency: Number of episodes that a process plays side by side; 0: as many as there are, up to 64.
+    :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
+    :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
+    :param start_method: `forkserver`, `spawn` or `fork`; ``None``: `forkserver` where there is one.
+    """
+    assert run.env_factory is not None, "setup comes first"
+    if env is None:
+        env = run.env_factory()
+        env.seed(run.env_seeds(1)[0])
+    seed = run.agent_seed() if agent_instance_seed is None else agent_instance_seed
+    if run.placement.in_process:
+        return ESDummyDistributedRollouts(
+            env=env,
+            n_eval_rollouts=n_eval_rollouts,
+            shared_noise=shared_noise,
+            agent_instance_seed=seed,
+            env_factory=run.env_factory,
+            env_seed=run.env_seeds(1)[0],
+            concurrency=concurrency,
+        )
+    env.close()  # the workers make their own
+    n_train_workers = n_train_workers or n_available_cores()
+    return ESSubprocDistributedRollouts(
+        env_factory=run.env_factory,
+        n_training_workers=n_train_workers,
+        n_eval_workers=n_eval_workers,
+        shared_noise=shared_noise,
+        env_seeds=run.env_seeds(n_train_workers + n_eval_workers),
+        agent_seed=seed,
+        start_method=start_method,
+        n_eval_rollouts=n_eval_rollouts,
+        concurrency=concurrency,
+    )
+
+
+def n_available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _wrapped_policy(run: TrainingRunner) -> Policy:
+    torch_policy = run.torch_policy(seed=run.maze_seeding.agent_global_seed)
+    config: ESAlgorithmConfig = run.algorithm
+    if config.policy_wrapper is None:
+        return torch_policy
+    policy = Factory(Policy).instantiate(  # type: ignore[type-abstract]  # a subclass
+        config.policy_wrapper, config_path="algorithm.policy_wrapper", torch_policy=torch_policy
+    )
+    if not isinstance(policy, TorchModel):
+        raise ConfigError(
+            f"algorithm.policy_wrapper: {type(policy).__name__} has no parameters to train; expected a Policy that "
+            "is a TorchModel as well and passes the parameters of `torch_policy` on."
+        )
+    return policy

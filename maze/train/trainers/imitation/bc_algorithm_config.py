@@ -18,6 +18,8 @@ def default_optimizer() -> dict[str, Any]:
 class BCAlgorithmConfig(AlgorithmConfig):
     """Hyperparameters of :class:`~maze.train.trainers.imitation.bc_trainer.BCTrainer`."""
 
+    trainer = "maze.train.trainers.imitation.bc_trainer.BCTrainer"
+
     n_epochs: int = 1000
     """Number of passes over the training data; 0: until an interrupt."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,19 +14,27 @@ from torch.optim import Optimizer
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import increment_log_step
+from maze.core.utils.factory import ConfigType, Factory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
+from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
+from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.learning import Losses, TorchOptimizer, gradient_step, type_name
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
+from maze.train.trainers.imitation.bc_data import TimeLimitedEnvFactory, load_dataset, split_dataset
+from maze.train.trainers.imitation.bc_loss import BCLoss
+from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
+from maze.train.trainers.imitation.step_batches import StepBatches, check_fits
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-    from maze.train.trainers.imitation.bc_loss import BCLoss
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 
 class BCTrainer(EpochTrainer):
@@ -65,23 +75,73 @@ class BCTrainer(EpochTrainer):
             raise ConfigError("runner.dataset: there is no data to train on; lower algorithm.validation_percentage.")
         self.imitation_events: ImitationEvents = self.events
         self._minibatches = _Minibatches(data_loader)
+        self.run_evaluators: list[Evaluator] = []
+        """What evaluates the policy where :meth:`train` is not told: on validation data, and by rollouts."""
         self._every_k: int | None = None
+
+    @classmethod
+    @override(Trainer)
+    def build(cls, run: TrainingRunner, dataset: ConfigType = None) -> BCTrainer:
+        """Builds the trainer of a run.
+
+        :param run: The runner.
+        :param dataset: The trajectories: a data set or its configuration, which gets ``conversion_env_factory``.
+        """
+        config: BCAlgorithmConfig = run.algorithm
+        data = load_dataset(dataset, run.env_factory)
+        check_fits(data, run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
+        policy = run.torch_policy()
+        training_data, validation_data = split_dataset(data, config, run.agent_seed)
+        selection = run.best_model_selection(policy)
+        loss = BCLoss(action_spaces_dict=run.spaces.action_spaces_dict, entropy_coef=config.entropy_coef)
+        batches = partial(
+            StepBatches,
+            batch_size=config.batch_size,
+            device=policy.device,
+            action_spaces_dict=run.spaces.action_spaces_dict,
+        )
+        trainer = cls(
+            algorithm_config=config,
+            data_loader=batches(training_data, shuffle=True, seed=run.agent_seed()),
+            policy=policy,
+            optimizer=Factory(Optimizer).instantiate(
+                config.optimizer, config_path="algorithm.optimizer", params=policy.parameters()
+            ),
+            loss=loss,
+            model_selection=selection,
+            checkpoint_file=run.checkpoint_file,
+        )
+        evaluators: list[Evaluator] = []
+        if len(validation_data) > 0:
+            evaluators.append(BCValidationEvaluator(loss, selection, batches(validation_data), logging_prefix="eval"))
+        if config.n_eval_episodes > 0:
+            evaluators.append(
+                RolloutEvaluator(
+                    _evaluation_env(run), config.n_eval_episodes, None if evaluators else selection, deterministic=True
+                )
+            )
+        trainer.run_evaluators = evaluators
+        return trainer
 
     @override(Trainer)
     def train(  # type: ignore[override]  # documented: the evaluator comes first
-        self, evaluator: Evaluator | None, n_epochs: int | None = None, eval_every_k_iterations: int | None = None
+        self,
+        evaluator: Evaluator | None = None,
+        n_epochs: int | None = None,
+        eval_every_k_iterations: int | None = None,
     ) -> None:
         """Trains until the number of epochs is reached, or a signal ends the training.
 
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param evaluator: Evaluates the policy at the end of each epoch; ``None``: nobody does.
+        :param evaluator: Evaluates the policy at the end of each epoch; ``None``: those of the run that the trainer was
+            built for, if any.
         :param n_epochs: Number of epochs; 0: no limit. ``None`` takes the configuration's.
         :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; ``None`` takes the
             configuration's.
         """
-        self.evaluator = evaluator
+        self.evaluator = MultiEvaluator(self.run_evaluators) if evaluator is None and self.run_evaluators else evaluator
         every_k = eval_every_k_iterations
         self._every_k = self.config.eval_every_k_iterations if every_k is None else every_k
         self._train_epochs(n_epochs)
@@ -209,3 +269,14 @@ class _Minibatches:
 def _described(sizes: Mapping[str, int | None]) -> str:
     known = [f"{name} {size}" for name, size in sizes.items() if size is not None and name != "minibatches"]
     return f"{sizes['minibatches']} minibatches" + (f" ({', '.join(known)})" if known else "")
+
+
+def _evaluation_env(run: TrainingRunner) -> StructuredVectorEnv:
+    config: BCAlgorithmConfig = run.algorithm
+    factory = run.env_factory
+    assert factory is not None, "setup comes first"
+    if config.max_episode_steps > 0:
+        factory = TimeLimitedEnvFactory(factory, config.max_episode_steps)
+    n_envs = config.n_eval_workers or run.eval_concurrency
+    n_envs = n_envs or max(1, min(config.n_eval_episodes, os.cpu_count() or 1))
+    return run.evaluation_env(config.n_eval_episodes, factory, n_envs)

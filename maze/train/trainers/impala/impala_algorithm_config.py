@@ -14,6 +14,8 @@ from maze.train.trainers.common.evaluators.evaluator import Evaluator
 class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Hyperparameters of :class:`~maze.train.trainers.impala.impala_trainer.IMPALA`."""
 
+    trainer = "maze.train.trainers.impala.impala_trainer.IMPALA"
+
     n_rollout_steps: int = 100
     """Number of environment steps of a rollout; actors take over the newest policy between two rollouts."""
 

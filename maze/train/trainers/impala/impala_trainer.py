@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 
 class IMPALA(ActorCritic):
@@ -72,6 +73,20 @@ class IMPALA(ActorCritic):
             self.config.vtrace_clip_rho_threshold,
             self.config.vtrace_clip_pg_rho_threshold,
             self.config.gae_lambda,
+        )
+
+    @classmethod
+    @override(ActorCritic)
+    def _rollouts(cls, run: TrainingRunner, model: TorchActorCritic) -> DistributedActors:
+        config: ImpalaAlgorithmConfig = run.algorithm
+        return run.actors(
+            policy=model.policy,
+            n_rollout_steps=config.n_rollout_steps,
+            n_actors=config.num_actors,
+            batch_size=config.actors_batch_size,
+            queue_out_of_sync_factor=config.queue_out_of_sync_factor,
+            env_instance_seeds=run.env_seeds(config.num_actors * config.envs_per_actor),
+            agent_instance_seeds=[run.agent_seed() for _ in range(config.num_actors)],
         )
 
     @override(Trainer)

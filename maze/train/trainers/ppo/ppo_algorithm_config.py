@@ -14,6 +14,8 @@ from maze.train.trainers.common.evaluators.evaluator import Evaluator
 class PPOAlgorithmConfig(ActorCriticConfig):
     """Hyperparameters of :class:`~maze.train.trainers.ppo.ppo_trainer.PPO`."""
 
+    trainer = "maze.train.trainers.ppo.ppo_trainer.PPO"
+
     lr: float = 0.00025
     """Learning rate of the Adam optimizer at the start of the training."""
 

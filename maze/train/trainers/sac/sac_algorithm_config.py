@@ -20,6 +20,9 @@ def default_sampling_policy() -> dict[str, Any]:
 class SACAlgorithmConfig(AlgorithmConfig):
     """Hyperparameters of SAC, and of SAC from demonstrations."""
 
+    critic = "state-action"
+    trainer = "maze.train.trainers.sac.sac_trainer.SAC"
+
     n_rollout_steps: int = 1
     """Number of environment steps of a rollout."""
 

@@ -55,6 +55,7 @@ class SAC(ReplayTrainer):
             algorithm_config,
             learner_model,
             distributed_actors,
+            seed=seed,
             evaluator=evaluator,
             model_selection=model_selection,
             checkpoint_file=checkpoint_file,

@@ -17,7 +17,12 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner, ACLocalRunner
+from maze.train.trainers.es import ESDevRunner
+from maze.train.trainers.imitation.bc_runners import BCDevRunner
+from maze.train.trainers.imitation.bc_trainer import BCTrainer
+from maze.train.trainers.impala.impala_runners import ImpalaDevRunner
 from maze.train.trainers.ppo.ppo_trainer import PPO
+from maze.train.trainers.sac.sac_runners import SACDevRunner
 from maze.train.utils.interrupt import TrainingInterrupted
 
 CONF = Path(maze.conf.__file__).parent
@@ -161,7 +166,9 @@ def test_a_model_without_critic_is_refused(start):
     [
         ({"concurrency": -1}, r"runner\.concurrency"),
         ({"eval_concurrency": 1.5}, r"runner\.eval_concurrency"),
-        ({"trainer_class": ""}, r"runner\.trainer_class"),
+        ({"trainer_class": "maze.runner.Runner"}, r"runner\.trainer_class: `maze.runner.Runner` is no Trainer"),
+        ({"trainer_class": BCTrainer}, r"runner\.trainer_class: BCTrainer does not train a PPOAlgorithmConfig"),
+        ({"placement": "procesess"}, r"runner\.placement: expected one of in_process, processes"),
     ],
 )
 def test_wrong_arguments_of_the_runner_are_named(start, arguments, message):
@@ -210,3 +217,17 @@ def test_episodes_to_evaluate_need_an_evaluator(start):
 def test_invalid_runner_values_are_refused_by_name(name, value):
     with pytest.raises(ConfigError, match=rf"runner\.{name}: expected a whole number of at least"):
         ACDevRunner(trainer_class=PPO, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("runner_class", "name", "instead"),
+    [
+        (ImpalaDevRunner, "concurrency", "algorithm.num_actors"),
+        (SACDevRunner, "concurrency", "algorithm.num_actors"),
+        (BCDevRunner, "concurrency", "runner.eval_concurrency"),
+        (ESDevRunner, "eval_concurrency", "runner.concurrency"),
+    ],
+)
+def test_numbers_of_environments_that_would_have_no_effect_are_refused_with_what_has(runner_class, name, instead):
+    with pytest.raises(ConfigError, match=rf"runner\.{name}: leave it 0 and set {instead}"):
+        runner_class(**{name: 2})

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 import maze.conf
 from maze.core.errors import ConfigError
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
+from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 CONF = Path(maze.conf.__file__).parent
@@ -50,7 +51,9 @@ DOCUMENTED = {
 @pytest.mark.parametrize(("name", "config_class"), CONFIG_CLASSES.items())
 def test_yaml_states_exactly_the_dataclass_defaults(name, config_class):
     with (CONF / "algorithm" / f"{name}.yaml").open() as file:
-        assert yaml.safe_load(file) == dataclasses.asdict(config_class())
+        values = yaml.safe_load(file)
+    assert algorithm_class({"_target_": values.pop("_target_")}) is config_class
+    assert values == dataclasses.asdict(config_class())
 
 
 @pytest.mark.parametrize("name", CONFIG_CLASSES)

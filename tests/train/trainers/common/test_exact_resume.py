@@ -61,7 +61,7 @@ def composed(name):
         cfg = compose("conf_train", overrides=["env.name=CartPole-v1", "model=flatten_concat", *TRAININGS[name]])
     for cell in ("seeding.env_base_seed", "seeding.agent_base_seed"):
         OmegaConf.update(cfg, cell, 11)
-    if "eval_concurrency" in cfg.runner:
+    if not name.startswith("es"):
         cfg.runner.eval_concurrency = 2
     if name not in LEARNS_ALONE:
         OmegaConf.update(cfg, "wrappers", {NORMALIZATION[0]: NORMALIZATION[1]}, force_add=True)

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_module
 
 import maze.conf
 from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 
 CONF = Path(maze.conf.__file__).parent
@@ -26,6 +27,7 @@ DOCUMENTED = {
 
 def test_yaml_states_exactly_the_dataclass_defaults():
     values = yaml.safe_load((CONF / "algorithm" / "es.yaml").read_text())
+    assert algorithm_class({"_target_": values.pop("_target_")}) is ESAlgorithmConfig
     assert list(values.items()) == list(dataclasses.asdict(ESAlgorithmConfig()).items())
     assert values == {**DOCUMENTED, "patience": 0, "objective": None, "maximize": True, "constraints": []}
 

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_module
 
 import maze.conf
 from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
@@ -28,6 +29,7 @@ DOCUMENTED = {
 
 def test_yaml_states_exactly_the_dataclass_defaults():
     values = yaml.safe_load((CONF / "algorithm" / "bc.yaml").read_text())
+    assert algorithm_class({"_target_": values.pop("_target_")}) is BCAlgorithmConfig
     assert values == dataclasses.asdict(BCAlgorithmConfig())
     assert DOCUMENTED.items() <= values.items()
 

@@ -433,7 +433,7 @@ def test_validation_data_are_single_steps_or_whole_episodes_as_configured(tmp_pa
     runner, cfg = configured(f"runner.dataset.dir_or_file={data}", f"algorithm.validation_split={split}")
     parts = []
     monkeypatch.setattr(
-        "maze.train.trainers.imitation.bc_runners.StepBatches",
+        "maze.train.trainers.imitation.bc_trainer.StepBatches",
         lambda part, *args, **kwargs: parts.append(part) or StepBatches(part, *args, **kwargs),
     )
     with StatsContext():

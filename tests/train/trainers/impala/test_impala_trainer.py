@@ -21,6 +21,7 @@ from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
 from maze.train.trainers.impala.impala_runners import ImpalaDevRunner, ImpalaLocalRunner
@@ -70,7 +71,9 @@ def read(name):
 
 
 def test_yaml_states_exactly_the_dataclass_defaults():
-    assert read("algorithm/impala") == dataclasses.asdict(ImpalaAlgorithmConfig())
+    values = read("algorithm/impala")
+    assert algorithm_class({"_target_": values.pop("_target_")}) is ImpalaAlgorithmConfig
+    assert values == dataclasses.asdict(ImpalaAlgorithmConfig())
     assert (CONF / "algorithm" / "impala.yaml").read_text().startswith("# @package algorithm\n")
 
 

@@ -25,6 +25,8 @@ def default_rollout_evaluator() -> dict[str, Any]:
 class ActorCriticConfig(AlgorithmConfig):
     """Hyperparameters shared by A2C and PPO."""
 
+    critic = "state"
+
     epoch_length: int = 25
     """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+    from maze.train.trainers.common.training_runner import TrainingRunner
 
 
 @dataclass
@@ -106,6 +107,26 @@ class ActorCritic(EpochTrainer, ABC):
         self.generator = seeded_generator(seed)
         self._columns: RolloutColumns | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
+
+    @classmethod
+    @override(EpochTrainer)
+    def build(cls, run: TrainingRunner) -> ActorCritic:
+        model = run.actor_critic()
+        selection = run.best_model_selection(model)
+        return cls(
+            algorithm_config=run.algorithm,
+            rollout_generator=cls._rollouts(run, model),
+            evaluator=run.evaluator(selection),
+            model=model,
+            model_selection=selection,
+            seed=run.agent_seed(),
+            checkpoint_file=run.checkpoint_file,
+        )
+
+    @classmethod
+    def _rollouts(cls, run: TrainingRunner, model: TorchActorCritic) -> RolloutGenerator | DistributedActors:
+        """What collects the rollouts."""
+        return run.rollouts()
 
     # -- life cycle ------------------------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return 0 if self._columns is None else len(self._columns) // self.item_length
 
     @property
-    def item_length(self) -> int:
+    @override(BaseReplayBuffer)
+    def item_length(self) -> int:  # type: ignore[override]  # read only
         """Number of environment steps of an item."""
         return self._item_length or 1
 
@@ -56,15 +57,22 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return 0 if self._columns is None else self._columns.n_added // self.item_length
 
     @property
-    def n_rows_added(self) -> int:
+    @override(BaseReplayBuffer)
+    def n_rows_added(self) -> int:  # type: ignore[override]  # read only
         """Number of environment steps ever added: the number that the next one gets."""
         return 0 if self._columns is None else self._columns.n_added
 
     @property
-    def avg_pick_per_transition(self) -> float:
+    @override(BaseReplayBuffer)
+    def avg_pick_per_transition(self) -> float:  # type: ignore[override]  # read only
         """How often an item was drawn, on average over all that were ever added."""
         n_added = self.n_added + self._n_left_behind
         return self.n_drawn / n_added if n_added else 0.0
+
+    @property
+    @override(BaseReplayBuffer)
+    def n_bytes(self) -> int:  # type: ignore[override]  # read only
+        return self.columns.n_bytes
 
     @property
     def columns(self) -> TransitionColumns:
@@ -73,6 +81,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
             raise ConfigError("The replay buffer is empty; add transitions before using it.")
         return self._columns
 
+    @override(BaseReplayBuffer)
     def allocate(
         self,
         actors: Sequence[ActorID],
@@ -105,6 +114,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         else:
             self._add_records(_steps(transition), item_length=len(transition))
 
+    @override(BaseReplayBuffer)
     def add_rows(self, rows: TransitionRows) -> None:
         """Adds steps that are rows already; with items of several steps, whole items."""
         columns = self.columns
@@ -129,6 +139,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
                 items.append(trajectory)
         return items
 
+    @override(BaseReplayBuffer)
     def sample_transitions(self, n_samples: int, learner_device: str) -> TransitionBatch:
         """Draws items as one batch of environment steps, those of an item one after the other.
 
@@ -137,6 +148,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         return self.columns.read(self._draw(n_samples), learner_device)
 
+    @override(BaseReplayBuffer)
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         """Generator, counts and, if wanted, all items; plain values and tensors."""
         bits = self._rng.bit_generator.state
@@ -148,6 +160,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
             "content": self.columns.state_dict() if with_content and self._columns is not None else None,
         }
 
+    @override(BaseReplayBuffer)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a state; without content in it, with the items there are.
 

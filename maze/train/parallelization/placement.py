@@ -1,0 +1,176 @@
+"""Where a training steps its environments: in its own process, in worker processes, on a cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.factory import ConfigType, Factory
+from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
+    DummyDistributedWorkersWithBuffer,
+)
+from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
+from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
+        BaseDistributedWorkersWithBuffer,
+    )
+    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+
+
+class Placement(ABC):
+    """Makes what steps environments. A runner has one, and a trainer that asks it works wherever it is.
+
+    A further placement (a cluster) is one subclass: :meth:`vector_env` is enough for A2C, PPO, SAC and all evaluations;
+    :meth:`actors` is for trainers that learn while others collect.
+    """
+
+    in_process: ClassVar[bool] = False
+    """Whether all environments are in the process of the training."""
+
+    @abstractmethod
+    def vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
+    ) -> StructuredVectorEnv:
+        """Makes environments that are stepped together, by a policy in the process of the training.
+
+        :param env_factory: Makes one environment.
+        :param n_envs: Number of environments.
+        :param logging_prefix: Where their statistics are logged (`train`, `eval`); ``None``: nowhere.
+        """
+
+    @abstractmethod
+    def actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        """Makes actors that collect rollouts with copies of a policy while it learns.
+
+        :param env_factory: Makes one environment.
+        :param policy: The policy.
+        :param n_rollout_steps: Number of environment steps of a rollout.
+        :param n_actors: Number of actors.
+        :param batch_size: Number of rollouts in a batch.
+        :param queue_out_of_sync_factor: Times ``batch_size``, the number of finished rollouts that may wait.
+        :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
+        :param agent_instance_seeds: A seed for the policy of each actor.
+        """
+
+    def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
+        """Makes what collects rollouts into a replay buffer; the learner waits for it, so that all placements collect
+        the same.
+
+        :param arguments: Those of ``BaseDistributedWorkersWithBuffer``.
+        """
+        return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
+
+
+class InProcess(Placement):
+    """Steps all environments in the process of the training: the fastest choice for environments that are cheap."""
+
+    in_process = True
+
+    @override(Placement)
+    def vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
+    ) -> SequentialVectorEnv:
+        return SequentialVectorEnv([env_factory] * n_envs, logging_prefix=logging_prefix)
+
+    @override(Placement)
+    def actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        return SequentialDistributedActors(
+            env_factory,
+            policy,
+            n_rollout_steps,
+            n_actors,
+            batch_size,
+            env_instance_seeds,
+            envs_per_actor=len(env_instance_seeds) // n_actors,
+        )
+
+
+@dataclass
+class Processes(Placement):
+    """Steps the environments in worker processes: worth it where a step costs far more than sending an action.
+
+    :param start_method: How processes are started: `forkserver`, `spawn` or `fork`; ``None``: `forkserver` where there
+        is one.
+    """
+
+    start_method: str | None = None
+
+    @override(Placement)
+    def vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
+    ) -> SubprocVectorEnv:
+        return SubprocVectorEnv([env_factory] * n_envs, logging_prefix=logging_prefix, start_method=self.start_method)
+
+    @override(Placement)
+    def actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        return SubprocDistributedActors(
+            env_factory,
+            policy,
+            n_rollout_steps,
+            n_actors,
+            batch_size,
+            queue_out_of_sync_factor=queue_out_of_sync_factor,
+            start_method=self.start_method or "forkserver",
+            actor_env_seeds=env_instance_seeds,
+            actor_agent_seeds=agent_instance_seeds,
+            envs_per_actor=len(env_instance_seeds) // n_actors,
+        )
+
+
+PLACEMENTS: Mapping[str, type[Placement]] = {"in_process": InProcess, "processes": Processes}
+"""Placements by the names that configurations may use."""
+
+
+def placement_of(config: ConfigType) -> Placement:
+    """The placement that a runner is configured with.
+
+    :param config: A name of `PLACEMENTS`, a placement, or its configuration.
+    """
+    if isinstance(config, str):
+        if config not in PLACEMENTS:
+            raise ConfigError(
+                f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, got "
+                f"{config!r}."
+            )
+        return PLACEMENTS[config]()
+    return Factory(Placement).instantiate(config, config_path="runner.placement")  # type: ignore[type-abstract]
