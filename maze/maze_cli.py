@@ -58,7 +58,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     complete(cfg, project)
     check(cfg)
     if started_by_hydra:
-        use_stored_model(cfg, HydraConfig.get().overrides.task, project)
+        use_stored_model(cfg, HydraConfig.get().overrides.task)
     print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project)

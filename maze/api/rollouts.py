@@ -43,7 +43,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
         stack.enter_context(GlobalGenerators().active())
         stack.enter_context(StatsContext())
         try:
-            use_stored_model(cfg, loaded.arguments[2:], project)
+            use_stored_model(cfg, loaded.arguments[2:])
             write_run_info(directory, cfg, project, loaded.arguments)
             runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
             runner.setup(cfg)

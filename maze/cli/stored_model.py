@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from maze.core.errors import CheckpointError
-from maze.core.utils.stored_config import refuse_foreign_targets
+from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
 
 
-def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -> None:
+def use_stored_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Takes over, in place, the model of the training run in ``input_dir``, unless the command names one itself.
+
+    It may name the environments, networks and their parts of Maze and torch, and what is defined in the packages that
+    the command names: by ``trusted_packages``, by its own classes, or as packages with configurations.
 
     :param cfg: Configuration of a rollout.
     :param overrides: The command's arguments.
-    :param project: Directory of the user's own code, whose classes may be named by a stored configuration.
+    :raises CheckpointError: The stored configuration cannot be read, or names other code.
     """
     policy = cfg.get("policy")
     if not cfg.get("input_dir") or not isinstance(policy, DictConfig) or "model" not in policy:
@@ -34,9 +37,9 @@ def use_stored_model(cfg: DictConfig, overrides: Sequence[str], project: Path) -
     stored = _stored_model(Path(cfg.input_dir) / STORED_CONFIG)
     if stored is None or stored == _plain(cfg, "model"):
         return
-    way_out = "if you trust it, name the model yourself: model=<option>."
-    path = Path(cfg.input_dir) / STORED_CONFIG
-    refuse_foreign_targets(stored, path, project, packages_with_configurations(), way_out)
+    trusted = [*(cfg.get("trusted_packages") or ()), *packages_with_configurations(), *_packages_named_in(cfg)]
+    way_out = "name the model yourself, model=<option>, or its package, +"
+    refuse_foreign_targets(stored, Path(cfg.input_dir) / STORED_CONFIG, trusted, way_out)
     with open_dict(cfg):
         cfg.model = stored
     print(f"Using the model configuration of {cfg.input_dir}; name model=<option> to choose another.")
@@ -53,13 +56,27 @@ def packages_with_configurations() -> list[str]:
 def _stored_model(path: Path) -> Any:
     if not path.is_file():
         return None
+    way_out = "Name the model the policy was trained with: model=<option>."
+    config = read_stored_config(path, way_out)
     try:
-        return _plain(OmegaConf.load(path), "model")
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as the configuration of a training run ({type(error).__name__}). Name the model "
-            f"the policy was trained with: model=<option>."
-        ) from error
+        return _plain(config, "model")
+    except OmegaConfBaseException as error:
+        raise CheckpointError(f"{path}: its model refers to what is not there ({error}). {way_out}") from error
+
+
+def _packages_named_in(cfg: DictConfig) -> list[str]:
+    """Packages of the classes and functions that the command itself names: these run anyway."""
+    return [target.partition(".")[0] for target in _targets(OmegaConf.to_container(cfg, resolve=False))]
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get(TARGET_KEY), str):
+            yield node[TARGET_KEY]
+        node = list(node.values())
+    if isinstance(node, list):
+        for entry in node:
+            yield from _targets(entry)
 
 
 def _plain(cfg: Any, key: str) -> Any:

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from maze.core.errors import ConfigError, did_you_mean
+from maze.core.utils.targets import refuse_forbidden_path
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
@@ -195,6 +196,7 @@ def _resolve_distribution(value: Any, where: str) -> type[Any]:
 def _import_class(path: Any, base: type[Any], where: str, known: Iterable[str]) -> type[Any]:
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: expected a class or its import path, found {path!r}.{_known_hint(path, known)}")
+    refuse_forbidden_path(path, where)
     module_name, _, class_name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)

@@ -139,8 +139,8 @@ class AgentDeployment:
         :param deterministic: See the constructor.
         :param device: Where the networks run.
         :param state_dict_file: The weights to load.
-        :param trusted_packages: Packages beside Maze, torch and the project in the working directory whose classes the
-            stored configuration may name.
+        :param trusted_packages: Packages of your own whose classes and functions the stored configuration may name,
+            beside the environments, wrappers and networks of Maze and torch.
         """
         from maze.core.agent_deployment.stored_run import read_stored_run
 

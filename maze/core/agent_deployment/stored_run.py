@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maze.core.errors import CheckpointError, MazeError
-from maze.core.utils.config_utils import read_config
-from maze.core.utils.stored_config import refuse_foreign_targets
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.factory import plain_container
+from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
 SPACES_FILE = "spaces_config.pkl"
@@ -39,14 +39,14 @@ def read_stored_run(run_dir: Path, device: str, state_dict_file: str, trusted_pa
             )
     path = run_dir / STORED_CONFIG
     try:
-        config = read_config(path)
-    except MazeError as error:
+        config: Any = plain_container(read_stored_config(path), str(path))
+    except ConfigError as error:
         raise CheckpointError(f"{path} cannot be read as the configuration of a training run: {error}") from error
     missing = [key for key in ("env", "model") if not config.get(key)]
     if missing:
         raise CheckpointError(f"{path} is not the configuration of a training run: there is no `{missing[0]}` in it.")
     parts = {key: config.get(key) for key in ("env", "wrappers", "model")}
-    refuse_foreign_targets(parts, path, Path.cwd(), trusted_packages)
+    refuse_foreign_targets(parts, path, trusted_packages)
     policy = {
         "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
         "model": parts["model"],

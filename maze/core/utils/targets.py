@@ -25,6 +25,12 @@ _FORBIDDEN_PATHS = (
     "torch.hub", "torch.load", "torch.package", "torch.utils.cpp_extension",
 )
 # fmt: on
+_FILE_SUFFIXES = frozenset({"csv", "jpg", "json", "npy", "npz", "pkl", "png", "pt", "tsv", "txt", "yaml", "yml", "zip"})
+
+
+def is_file_name(path: str) -> bool:
+    """Whether something that could be a dotted path is the name of a file: those are never looked up as classes."""
+    return path.rpartition(".")[2] in _FILE_SUFFIXES
 
 
 def locate(path: str, where: str = "") -> Any:
@@ -56,6 +62,8 @@ def refuse_forbidden_path(path: str, where: str = "") -> None:
 
     :raises ConfigError: It is one.
     """
+    if is_file_name(path):
+        raise ConfigError(f"{_prefix(where)}`{path}` is the name of a file, not of a class or function.")
     is_module_forbidden = path.split(".", maxsplit=1)[0] in _FORBIDDEN_MODULES
     if is_module_forbidden or any(path == p or path.startswith(f"{p}.") for p in _FORBIDDEN_PATHS):
         raise ConfigError(f"{_prefix(where)}`{path}` is refused: configurations may not name it.")

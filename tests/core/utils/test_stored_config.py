@@ -1,0 +1,145 @@
+"""Configurations of strangers: what they lead to is judged, wherever they say it."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import maze
+from maze.core.errors import CheckpointError
+from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
+
+PATH = Path("config.yaml")
+NETWORK = "maze.perception.models.built_in.flatten_concat.FlattenConcatPolicyNet"
+MODEL = {
+    "_target_": "maze.perception.models.custom_model_composer.CustomModelComposer",
+    "distribution_mapper_config": [
+        {"action_space": "gym.spaces.Box", "distribution": "maze.distributions.squashed_gaussian.SquashedGaussian"}
+    ],
+    "policy": {
+        "_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer",
+        "networks": [{"_target_": NETWORK, "hidden_units": [32], "non_lin": "torch.nn.Tanh"}],
+    },
+    "critic": {"_target_": "maze.perception.models.critics.StateCriticComposer", "optimizer": "torch.optim.Adam"},
+}
+EXPLOITS: list[Any] = [
+    {"_target_": "torch.utils.collect_env.run", "command": "id"},
+    {"_target_": "maze.core.utils.safe_pickle.safe_load", "file": "x.pkl", "allow_pickle": True},
+    {"_target_": "torch.serialization.load", "f": "x.pt", "weights_only": False},
+    {"_target_": "maze.core.env.maze_env.np.testing.runstring", "astr": "1", "dict": {}},
+    {"_target_": "maze.core.utils.files.atomic_write"},
+    {"_target_": "maze.core.agent_deployment.agent_deployment.AgentDeployment.from_run", "run_dir": "x"},
+    {"_target_": "maze.core.rollout.rollout_runner.RolloutRunner"},
+    {"_target_": "maze.train.trainers.es.ESLocalRunner"},
+    {"_target_": "maze.core.utils.factory.Factory", "base_type": "builtins.object"},
+    {"_target_": "maze.cli.local_launcher.sys.exit"},
+    {"_target_": "torch.jit.ScriptModule"},
+    {"_target_": "torch.fx.GraphModule", "root": {}, "graph": None},
+    {"_target_": "torch.nn.init.constant_"},
+    {"_target_": "torch.nn.functional.torch.load"},
+    {"_target_": "functools.partial", "_args_": []},
+    {"_target_": "antigravity.fly"},
+    {"_target_": ["os", "system"]},
+    {"_target_": r"${env.name}"},
+    {"_target_": "torch.nn.Tanh", "_args_": [{"_target_": "os.system", "_args_": ["true"]}]},
+    "antigravity.fly",
+    "antigravity:Env-v0",
+    "torch.utils.collect_env.run",
+    "${oc.decode:x}",
+    {"evil.module.Wrapper": {}, "antigravity.Wrapper": {}},
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_imported_from_elsewhere():
+    import sys
+
+    yield
+    assert "antigravity" not in sys.modules
+
+
+def test_configurations_of_trainings_pass():
+    refuse_foreign_targets(MODEL, PATH)
+    refuse_foreign_targets(
+        {
+            "env": {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env", "name": "CartPole-v1"},
+            "wrappers": {
+                "maze.core.wrappers.observation_normalization.observation_normalization_wrapper"
+                ".ObservationNormalizationWrapper": {"statistics": "statistics.pkl", "a": "see: www.example.com/x.y"},
+                "TimeLimitWrapper": {"max_episode_steps": 3},
+            },
+        },
+        PATH,
+    )
+
+
+ROOT = Path(maze.__file__).parent.parent
+CONFIGURATIONS = [
+    path
+    for package in ("maze", "maze_envs")
+    for group in ("env", "wrappers", "model", "critic")
+    for path in (ROOT / package).rglob(f"conf/{group}/*.yaml")
+]
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_everything_that_trainings_of_maze_store_passes(path):
+    if "rllib" not in path.stem:
+        refuse_foreign_targets(yaml.safe_load(re.sub(r"\$\{[^}]*\}", "x", path.read_text())), path)
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything in a configuration that could be something else."""
+    entries = list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ())
+    here = [(*path, key) for key, _ in entries]
+    return here + [p for key, value in entries for p in places(value, (*path, key))]
+
+
+def replaced(node: Any, path: tuple[Any, ...], by: Any) -> Any:
+    if not path:
+        return by
+    copy = dict(node) if isinstance(node, dict) else list(node)
+    copy[path[0]] = replaced(node[path[0]], path[1:], by)
+    return copy
+
+
+@pytest.mark.parametrize("exploit", EXPLOITS, ids=str)
+def test_an_exploit_is_refused_wherever_it_stands(exploit):
+    chooser = random.Random(0)
+    everywhere = [path for path in places(MODEL) if path[-1] != "_target_" or isinstance(exploit, str)]
+    for path in everywhere:
+        hidden = exploit
+        for _ in range(chooser.randrange(3)):  # in further containers
+            hidden = chooser.choice([[hidden], {"a": hidden}, {"_target_": "torch.nn.Tanh", "_args_": [hidden]}])
+        if path[-1] == "_target_":
+            hidden = exploit
+        with pytest.raises(CheckpointError, match=r"config\.yaml names"):
+            refuse_foreign_targets(replaced(MODEL, path, hidden), PATH)
+
+
+def test_classes_of_ones_own_are_built_from_packages_that_are_named():
+    model = replaced(MODEL, ("policy", "networks", 0, "_target_"), "tests.core.utils.factory_targets.Circle")
+    with pytest.raises(CheckpointError, match=r"names tests\.core.*trusted_packages=\['tests'\]"):
+        refuse_foreign_targets(model, PATH)
+    refuse_foreign_targets(model, PATH, ["tests"])
+    imported = replaced(MODEL, ("policy", "networks", 0, "_target_"), "tests.core.utils.factory_targets.innocent_name")
+    with pytest.raises(CheckpointError, match=r"posix\.system"):
+        refuse_foreign_targets(imported, PATH, ["tests"])
+
+
+@pytest.mark.parametrize(
+    "text", ["${eval:1}", "${a}", "a ${oc.decode:'{}'}", "${oc.e${b}:x}", "${${b}:1}"], ids=["eval", "", "in", "2", "3"]
+)
+def test_values_are_not_calculated_by_functions(text, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f'a: 1\nb: "{text}"\nc: "\\x24{{oc.env:HOME}}"\n')
+    if text == "${a}":
+        assert read_stored_config(path).b == 1
+        return
+    with pytest.raises(CheckpointError, match=r"may only refer to other values|GrammarParseError"):
+        read_stored_config(path)
