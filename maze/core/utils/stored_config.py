@@ -25,6 +25,7 @@ from maze.core.utils.targets import is_file_name
 
 # fmt: off
 _KINDS = frozenset({
+    "gymnasium.core.Wrapper",
     "gymnasium.spaces.space.Space",
     "maze.core.agent.flat_policy.FlatPolicy",
     "maze.core.agent.policy.Policy",
@@ -66,6 +67,9 @@ _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MODULE_AND_ID = re.compile(r"([^\W\d]\w*)[\w.]*:[^\s:]+")
 _SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")  # taken from gymnasium, whatever it says
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
+_IMPORTS = "import"
+"""Key of an environment's configuration for modules that are imported first."""
+_WRITES_FILES = "RecordVideo"
 _RESOLVERS = frozenset({"now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select"})
 
 
@@ -82,6 +86,8 @@ def refuse_foreign_targets(config: Any, path: Path, trusted_packages: Sequence[s
     """
     for text, is_target in _texts(config):
         reason = _objection(text, is_target, tuple(trusted_packages))
+        if isinstance(text, str) and text.rpartition(".")[2] == _WRITES_FILES:
+            reason = "writes files wherever it is told to"
         if reason:
             package = re.split("[.:]", str(text))[0]
             name_it = "" if package in _LIBRARIES else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
@@ -125,6 +131,8 @@ def _texts(node: Any) -> Iterator[tuple[Any, bool]]:
         for key, value in node.items():
             if key == TARGET_KEY:
                 yield value, True
+            elif key == _IMPORTS:
+                yield from ((f"{name}:*", False) for name in ([value] if isinstance(value, str) else value or ()))
             else:
                 yield key, False
                 yield from _texts(value)
@@ -146,7 +154,7 @@ def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
         return "has a module imported" if is_foreign else ""
     if _PATH.fullmatch(text) and not _SPACE.fullmatch(text) and not is_file_name(text):
         return _objection_to_path(text, is_target, trusted)
-    # Without a dot it is a short name of a wrapper, which those who build them look up among their own.
+    # Short names are those of wrappers, which whoever builds them looks up among his own.
     return "is no dotted path to a class" if is_target and "." in text else ""
 
 
