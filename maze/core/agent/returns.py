@@ -11,7 +11,7 @@ which ``next_values`` holds. Nothing flows backwards over either boundary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def gae(
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
     :return: Advantages.
     """
-    return _discounted_sums(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    return structured_gae(rewards, values, next_values, terminated, truncated, None, gamma, gae_lambda)
 
 
 def structured_gae(
@@ -49,7 +49,7 @@ def structured_gae(
     next_values: ArrayOrTensor,
     terminated: ArrayOrTensor,
     truncated: ArrayOrTensor,
-    step_complete: ArrayOrTensor,
+    step_complete: ArrayOrTensor | None,
     gamma: float,
     gae_lambda: float,
     *,
@@ -60,11 +60,15 @@ def structured_gae(
     ``gamma`` and ``gae_lambda`` count environment steps: they apply where a sub-step completed one, and sub-steps of
     the same environment step are not discounted against one another.
 
-    :param step_complete: The sub-step completed an environment step.
+    :param step_complete: The sub-step completed an environment step; ``None``: each of them did.
     :param acts: Where ``gae_lambda`` applies instead, in the streams of single actors (:func:`actor_streams`).
     :return: Advantages; the other arguments are those of :func:`gae`.
     """
-    return _discounted_sums(rewards, values, next_values, terminated, truncated, gamma, gae_lambda, step_complete, acts)
+    given: Any = (rewards, values, next_values, terminated, truncated, step_complete, acts)
+    if isinstance(values, torch.Tensor):
+        arrays: Any = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in given]
+        return torch.from_numpy(_advantages(gamma, gae_lambda, *arrays)).to(values.device)
+    return _advantages(gamma, gae_lambda, *given)
 
 
 def next_values_from(
@@ -162,47 +166,14 @@ def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
     return known
 
 
-def _discounted_sums(
-    rewards: ArrayOrTensor,
-    values: ArrayOrTensor,
-    next_values: ArrayOrTensor,
-    terminated: ArrayOrTensor,
-    truncated: ArrayOrTensor,
+def _advantages(
     gamma: float,
     gae_lambda: float,
-    step_complete: ArrayOrTensor | None = None,
-    acts: ArrayOrTensor | None = None,
-) -> ArrayOrTensor:
-    advantages = _numpy_discounted_sums(
-        _as_array(rewards),
-        _as_array(values),
-        _as_array(next_values),
-        _as_array(terminated),
-        _as_array(truncated),
-        gamma,
-        gae_lambda,
-        None if step_complete is None else _as_array(step_complete).astype(bool, copy=False),
-        None if acts is None else _as_array(acts),
-    )
-    if isinstance(values, torch.Tensor):
-        return torch.from_numpy(advantages).to(values.device)
-    return advantages
-
-
-def _as_array(values: np.ndarray | torch.Tensor) -> np.ndarray:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    return values
-
-
-def _numpy_discounted_sums(
     rewards: np.ndarray,
     values: np.ndarray,
     next_values: np.ndarray,
     terminated: np.ndarray,
     truncated: np.ndarray,
-    gamma: float,
-    gae_lambda: float,
     step_complete: np.ndarray | None,
     acts: np.ndarray | None,
 ) -> np.ndarray:
@@ -215,8 +186,9 @@ def _numpy_discounted_sums(
     discount = np.full(values.shape, gamma, dtype)
     decay = np.full(values.shape, gamma * gae_lambda, dtype)
     if step_complete is not None:
-        discount[~step_complete] = 1.0
-        decay[~step_complete] = 1.0
+        within_step = ~step_complete.astype(bool, copy=False)
+        discount[within_step] = 1.0
+        decay[within_step] = 1.0
     if acts is not None:
         decay = discount * np.where(acts, gae_lambda, 1.0).astype(dtype)
     decay *= goes_on

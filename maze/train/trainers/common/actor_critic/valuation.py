@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 Place = tuple[int, int]
 """(tick, environment)"""
 
-Index = tuple[Any, Any]
-"""Where rows lie in a stream: two slices for all of it, or times and sequences of each row."""
+Outputs = tuple["PolicyOutput", "StateCriticOutput"]
 
-_EVERYWHERE: Index = (slice(None), slice(None))
+Index = tuple[np.ndarray, np.ndarray]
+"""Time and sequence of each row in a stream."""
 
 
 # -- returns ---------------------------------------------------------------------------------------
@@ -139,9 +139,11 @@ def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: Ret
             "the actors of this environment vary. Use a step or a shared critic."
         )
     groups = [_dense_group(model, columns)] if columns.is_dense() else list(_groups_of(model, columns))
-    for group in groups:
-        group.ask(model, returns.is_off_policy)
+    with torch.set_grad_enabled(returns.is_off_policy and torch.is_grad_enabled()):  # the loss uses the same outputs
+        outputs = [model.compute_actor_critic_output(group.record) for group in groups]
     with torch.no_grad():
+        for group, of_group in zip(groups, outputs, strict=True):
+            group.take(of_group, model, returns.is_off_policy)
         if columns.is_dense() or columns.actor_rewards is None or not isinstance(critic, TorchStepStateCritic):
             streams = _streams(model, columns, groups)
         else:
@@ -155,7 +157,7 @@ def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: Ret
 class AskedSubsteps(AlignedSubsteps):
     """Sub-steps together with what the networks said about them, gradients included: it is asked for only once."""
 
-    outputs: tuple[PolicyOutput, StateCriticOutput]
+    outputs: Outputs
 
 
 @dataclass
@@ -163,31 +165,32 @@ class _Group:
     """What one policy network did, in the order of time; in a dense rollout, what all of them did."""
 
     record: StructuredSpacesRecord
-    index: Index
+    index: Index | None
+    """Where its rows are in the streams; ``None``: everywhere, in the order of the stream."""
     is_known: np.ndarray | None = None
     """Rows whose rewards are known; ``None``: all of them."""
     old_log_probs: list[Tensor] = field(default_factory=list)
     log_rhos: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
 
-    def ask(self, model: TorchActorCritic, is_off_policy: bool) -> None:
-        """Asks the networks about all rows; gradients are only kept where the loss uses the same outputs."""
-        with torch.set_grad_enabled(is_off_policy and torch.is_grad_enabled()):
-            self.outputs = model.compute_actor_critic_output(self.record)
-        with torch.no_grad():
-            policy_output, critic_output = self.outputs
-            self.values = critic_output.detached_values
-            self.old_log_probs = log_probs = policy_output.joint_log_probs_for_actions(self.record.actions)
-            if is_off_policy:
-                self.old_log_probs = _behaviour_log_probs(model, self.record)
-                self.log_rhos = [new - old for new, old in zip(log_probs, self.old_log_probs, strict=True)]
+    def take(
+        self, outputs: tuple[PolicyOutput, StateCriticOutput], model: TorchActorCritic, is_off_policy: bool
+    ) -> None:
+        """Takes what the networks said about all rows."""
+        self.outputs = outputs
+        policy_output, critic_output = outputs
+        self.values = critic_output.detached_values
+        self.old_log_probs = log_probs = policy_output.joint_log_probs_for_actions(self.record.actions)
+        if is_off_policy:
+            self.old_log_probs = _behaviour_log_probs(model, self.record)
+            self.log_rhos = [new - old for new, old in zip(log_probs, self.old_log_probs, strict=True)]
 
     def with_returns(self, found: Returns, keeps_outputs: bool) -> AlignedSubsteps:
         part = AlignedSubsteps(
             record=self.record,
-            advantages=[advantage[self.index].flatten() for advantage in found.advantages],
+            advantages=[_rows_in(advantage, self.index) for advantage in found.advantages],
             old_log_probs=self.old_log_probs,
-            targets=[target[self.index].flatten() for target in found.targets],
+            targets=[_rows_in(target, self.index) for target in found.targets],
             old_values=self.values,
         )
         if self.is_known is not None and not self.is_known.all():
@@ -258,6 +261,7 @@ def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups:
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
     has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
     for group in groups:
+        assert group.index is not None
         ticks, envs = group.index
         group.is_known = is_known[ticks, envs]
         group.index = (ticks, envs * len(numbers) + actors[ticks, envs])
@@ -298,12 +302,19 @@ def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.nd
 
 def _in_stream(groups: list[_Group], rows: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """What the networks said about each row, in the order of time ``[n_times, n_envs]``."""
-    if groups[0].index is _EVERYWHERE:
+    if groups[0].index is None:
         return rows[0].reshape(shape)
-    stream = rows[0].new_zeros(shape)
+    stream = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
     for group, of_group in zip(groups, rows, strict=True):
-        stream[group.index] = of_group
-    return stream
+        stream[group.index] = of_group.cpu().numpy()
+    return torch.from_numpy(stream).to(rows[0].device)
+
+
+def _rows_in(stream: Tensor, index: Index | None) -> Tensor:
+    """The opposite: what a stream holds for each row of a group."""
+    if index is None:
+        return stream.flatten()
+    return torch.from_numpy(stream.cpu().numpy()[index]).to(stream.device)
 
 
 def _by_substep(array: np.ndarray, n_substeps: int, device: str) -> list[Tensor]:
@@ -388,7 +399,7 @@ def _dense_group(model: TorchActorCritic, columns: RolloutColumns) -> _Group:
                 for substep in substeps
             ]
         ),
-        _EVERYWHERE,
+        index=None,
     )
 
 
