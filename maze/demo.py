@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def maze_run(*arguments: str) -> None:
-    """Run the command line as its user would; its output goes straight to the terminal."""
+    """Runs the command line as its user would; its output goes straight to the terminal."""
     print(f"\n$ maze-run {' '.join(arguments)}\n", flush=True)
     subprocess.run([sys.executable, "-m", "maze.maze_cli", *arguments], check=True)
 
 
 def main() -> None:
-    """Train PPO with the shipped experiment, roll out the best policy, print the way on."""
+    """Trains PPO with the shipped experiment, rolls out the best policy, prints the way on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path("outputs/demo"), help="where the results go")
     directory: Path = parser.parse_args().directory.absolute()

@@ -113,7 +113,7 @@ def _ending(exit_code: int | None) -> str:
 
 
 def preload(context: Any, modules: Iterable[str]) -> None:
-    """Have the fork server import what its processes need, once for all, and outlive signals to its process group.
+    """Has the fork server import what its processes need, once for all, and outlive signals to its process group.
 
     A signal to the whole group ends the fork server, and multiprocessing takes the processes that come from it for dead
     as well. It belongs to the parent to end them, which may have an update to finish first.

@@ -134,7 +134,7 @@ class RolloutColumns:
         return len(self._all_by_tick["rewards"])
 
     def reserve(self, n_ticks: int) -> None:
-        """Make room for more ticks, if need be; what was filled stays.
+        """Makes room for more ticks, if need be; what was filled stays.
 
         :param n_ticks: Number of ticks.
         """
@@ -199,7 +199,7 @@ class RolloutColumns:
         return observations, actions, logits
 
     def clear(self) -> None:
-        """Begin again with the first row."""
+        """Begins again with the first row."""
         for columns in self.substeps.values():
             columns.n_rows = 0
         self._show_ticks(self.capacity)
@@ -365,7 +365,7 @@ class RolloutColumns:
                     next_observation[key][env_index] = value
 
     def check_finite(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
-        """Look for numbers that are NaN or infinite.
+        """Looks for numbers that are NaN or infinite.
 
         :param seeding_at: Knows which seed something in the rollout followed from: gets index of the environment and
             number of ticks from there to the end of the rollout.

@@ -87,7 +87,7 @@ class RolloutGenerator:
         return value
 
     def reset(self) -> None:
-        """Begin the next rollout with fresh episodes: needed when somebody else has used the environment meanwhile."""
+        """Begins the next rollout with fresh episodes: needed when somebody else has used the environment meanwhile."""
         self._last_observation = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class RolloutGenerator:
         return problems
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
-        """Roll out a policy.
+        """Rolls out a policy.
 
         :param policy: The policy.
         :param n_steps: Number of environment steps; None: to the end of the episode (with `terminate_on_done`). With
@@ -133,7 +133,7 @@ class RolloutGenerator:
         return RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
 
     def collect(self, policy: Policy, columns: RolloutColumns) -> RolloutColumns:
-        """Fill columns with a rollout in a vector environment; what they held before is overwritten.
+        """Fills columns with a rollout in a vector environment; what they held before is overwritten.
 
         :param policy: The policy; asked once per tick and actor for all environments where it can (`compute_actions`).
         :param columns: Columns made for this environment.
@@ -288,7 +288,7 @@ def _copy(source: Any, target: Any) -> None:
 
 
 def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
-    """Give the actors of a completed step their rewards: those of the last ticks, as far as the rollout has them."""
+    """Gives the actors of a completed step their rewards: those of the last ticks, as far as the rollout has them."""
     if columns.actor_rewards is None:
         columns.actor_rewards = np.zeros_like(columns.rewards)
     for env_index, of_actors in enumerate(rewards):

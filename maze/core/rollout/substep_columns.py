@@ -76,7 +76,7 @@ class SubstepColumns:
             self.logits_rows = list(_rows(self._all_logits, self.capacity))
 
     def reserve(self, capacity: int) -> None:
-        """Make room for more rows; those that were filled stay.
+        """Makes room for more rows; those that were filled stay.
 
         :param capacity: Most rows that can be filled from now on.
         """
@@ -91,7 +91,7 @@ class SubstepColumns:
         self._make_row_views()
 
     def add_row(self, tick: int, env_indices: Sequence[int] | None, agent_ids: Sequence[int]) -> int:
-        """Take the next row, whose observations are already written.
+        """Takes the next row, whose observations are already written.
 
         :param tick: The tick it belongs to.
         :param env_indices: Environments that stand at this sub-step; None: all.
@@ -111,7 +111,7 @@ class SubstepColumns:
         return row
 
     def finish(self, is_dense: bool) -> None:
-        """Show the rows that were filled.
+        """Shows the rows that were filled.
 
         :param is_dense: Whether every entry is valid.
         """

@@ -78,7 +78,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: SpacesRecordingWrapper) -> None:
-        """Take over the state, and the recording up to here; the clone's episode is not written by itself."""
+        """Takes over the state, and the recording up to here; the clone's episode is not written by itself."""
         super().clone_from(env)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)

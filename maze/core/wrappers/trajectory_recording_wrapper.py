@@ -42,7 +42,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._reward: Any = 0.0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
-        """Take one (sub-)step; it is recorded when the environment step is complete."""
+        """Takes one (sub-)step; it is recorded when the environment step is complete."""
         env = self.env
         env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
         observation, reward, done, info = env.step(action)
@@ -70,7 +70,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         TrajectoryWriterRegistry.record_trajectory_data(record)
 
     def render(self, interactive: bool = False, **kwargs: Any) -> None:
-        """Draw the last completed step, or browse through the episode so far.
+        """Draws the last completed step, or browses through the episode so far.
 
         :param interactive: Whether to move through the steps with the keyboard.
         :param kwargs: Further arguments of the renderer.
@@ -95,7 +95,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: TrajectoryRecordingWrapper) -> None:
-        """Take over the state, and the recording up to here."""
+        """Takes over the state, and the recording up to here."""
         super().clone_from(env)
         self.episode_record = None
         if env.episode_record is not None:

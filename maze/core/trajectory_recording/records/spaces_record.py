@@ -54,7 +54,7 @@ class SpacesRecord:
 
     @classmethod
     def stack(cls, records: Sequence[SpacesRecord]) -> SpacesRecord:
-        """Stack records of the same actor along a new first dimension.
+        """Stacks records of the same actor along a new first dimension.
 
         :param records: At least one record; each field must be present in all of them or in none.
         :raises ValueError: There are none, or they are of different actors or batch shapes.
@@ -102,7 +102,7 @@ class SpacesRecord:
         return self.actor_id.agent_id
 
     def to_numpy(self) -> SpacesRecord:
-        """Convert all fields to NumPy arrays, in place.
+        """Converts all fields to NumPy arrays, in place.
 
         :return: This record.
         """
@@ -111,7 +111,7 @@ class SpacesRecord:
         return self
 
     def to_torch(self, device: str) -> SpacesRecord:
-        """Convert all fields to tensors, in place; dtypes are kept, Python floats become float32.
+        """Converts all fields to tensors, in place; dtypes are kept, Python floats become float32.
 
         :param device: Where the tensors go; on the CPU they share the memory of the arrays.
         :return: This record.
@@ -128,7 +128,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def stack_values(values: Sequence[Any]) -> Any:
-    """Stack arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32."""
+    """Stacks arrays, tensors or numbers along a new first axis; dtypes are kept, Python floats become float32."""
     first = values[0]
     if is_tensor(first):
         import torch
@@ -140,7 +140,7 @@ def stack_values(values: Sequence[Any]) -> Any:
 
 
 def stack_dicts(dicts: Sequence[dict[str, Any]], name: str = "dictionaries") -> dict[str, Any]:
-    """Stack per key, in the key order of the first dictionary.
+    """Stacks per key, in the key order of the first dictionary.
 
     :param dicts: Dictionaries with the same keys.
     :param name: What is stacked, for the error message.

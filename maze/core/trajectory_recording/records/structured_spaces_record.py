@@ -32,12 +32,12 @@ class StructuredSpacesRecord:
         self.substep_records = self.substep_records or []
 
     def append(self, substep_record: SpacesRecord) -> None:
-        """Add the record of the next sub-step."""
+        """Adds the record of the next sub-step."""
         self.substep_records.append(substep_record)
 
     @classmethod
     def stack_records(cls, records: Sequence[StructuredSpacesRecord]) -> StructuredSpacesRecord:
-        """Stack structured records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
+        """Stacks structured records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
 
         :param records: At least one record.
         :raises ValueError: There are none, or their actors differ.
@@ -57,7 +57,7 @@ class StructuredSpacesRecord:
     def converted_from(
         cls, state_record: StateRecord, conversion_env: MazeEnv[Any], first_step_in_episode: bool
     ) -> StructuredSpacesRecord:
-        """Convert state and maze action with the conversions and wrappers of an environment.
+        """Converts state and maze action with the conversions and wrappers of an environment.
 
         :param state_record: The recorded maze state and maze action.
         :param conversion_env: Environment whose interfaces and wrappers say how observations and actions look.
@@ -83,7 +83,7 @@ class StructuredSpacesRecord:
         return cls(records, event_log=state_record.step_event_log)
 
     def to_numpy(self) -> StructuredSpacesRecord:
-        """Convert all sub-step records to NumPy, in place.
+        """Converts all sub-step records to NumPy, in place.
 
         :return: This record.
         """
@@ -92,7 +92,7 @@ class StructuredSpacesRecord:
         return self
 
     def to_torch(self, device: str) -> StructuredSpacesRecord:
-        """Convert all sub-step records to tensors, in place.
+        """Converts all sub-step records to tensors, in place.
 
         :param device: Where the tensors go.
         :return: This record.

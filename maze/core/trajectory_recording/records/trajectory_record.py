@@ -29,11 +29,11 @@ class TrajectoryRecord(Generic[StepRecordType]):
         self.step_records: list[StepRecordType] = []
 
     def append(self, step_record: StepRecordType) -> None:
-        """Add the next step."""
+        """Adds the next step."""
         self.step_records.append(step_record)
 
     def extend(self, trajectory_record: TrajectoryRecord[StepRecordType]) -> None:
-        """Add all steps of another trajectory that continues this one."""
+        """Adds all steps of another trajectory that continues this one."""
         self.step_records.extend(trajectory_record.step_records)
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ _EVENTS = frozenset({
 def load_trajectory(
     path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
 ) -> TrajectoryRecord[object]:
-    """Read a trajectory that was written by :class:`TrajectoryWriterFile`.
+    """Reads a trajectory that was written by :class:`TrajectoryWriterFile`.
 
     :param path: The file.
     :param allow_pickle: Trust the file: load any type, which can run any code.

@@ -12,7 +12,7 @@ class TrajectoryWriter(ABC):
 
     @abstractmethod
     def write(self, episode_record: StateTrajectoryRecord) -> None:
-        """Store an episode.
+        """Stores an episode.
 
         :param episode_record: The episode; it is not changed afterwards.
         """

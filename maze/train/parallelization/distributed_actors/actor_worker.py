@@ -23,7 +23,7 @@ from maze.train.parallelization.vector_env.worker import close_quietly, open_cha
 
 
 def run_actor(connection: Any, factories: bytes, first_index: int, inherited: list[Any]) -> None:
-    """Collect rollouts until told to close or until the other side is gone.
+    """Collects rollouts until told to close or until the other side is gone.
 
     :param connection: End of the pipe to the learner.
     :param factories: The pickled list of environment factories.
@@ -75,7 +75,7 @@ class _Actor(LogStatsConsumer):
         self._finished.append(self._encoder.encode(stat))
 
     def run(self) -> None:
-        """Do what the learner asks for until it asks to close."""
+        """Does what the learner asks for until it asks to close."""
         for single_env in self._env.envs:
             single_env.get_stats(LogStatsLevel.EPISODE).register_consumer(self)
         self._outbox.send(messages.RESULT, tuple(ActorSpaces.of(self._env)))
@@ -85,7 +85,7 @@ class _Actor(LogStatsConsumer):
                 self._collect()
 
     def _take_messages(self, until: Any) -> bool:
-        """Take in all messages, and wait for more as long as needed; False: the learner asks to close."""
+        """Takes in all messages, and waits for more as long as needed; False: the learner asks to close."""
         poll = select.poll()
         poll.register(self._channel.fd, select.POLLIN)
         while poll.poll(0) or not until():
@@ -112,7 +112,7 @@ class _Actor(LogStatsConsumer):
     def _call_start(
         self, index: int, pickled_policy: bytes, n_slots: int, n_steps: int, agent_seed: Any, env_seeds: list[Any]
     ) -> None:
-        """Take the policy and the memory with its weights."""
+        """Takes the policy and the memory with its weights."""
         self._index = index
         self._policy = cloudpickle.loads(pickled_policy)
         self._policy.seed(agent_seed)
@@ -124,7 +124,7 @@ class _Actor(LogStatsConsumer):
         self._weights = SharedPolicyWeights.receive(self._channel.connection, self._live_weights, n_slots)
 
     def _call_rollouts(self, n_more: int) -> None:
-        """Collect more rollouts."""
+        """Collects more rollouts."""
         self._n_tickets += n_more
 
     def _call_version(self, version: int) -> None:
@@ -132,5 +132,5 @@ class _Actor(LogStatsConsumer):
         self._version = version
 
     def _call_wrapper_statistics(self, states: list[Any]) -> None:
-        """Take over what wrappers had learned."""
+        """Takes over what wrappers had learned."""
         self._env.load_wrapper_statistics(states)

@@ -59,7 +59,7 @@ class SharedPolicyWeights:
             target.copy_(source)
 
     def send_to(self, connection: Connection, pid: int) -> None:
-        """Give another process access.
+        """Gives another process access.
 
         :param connection: A connection to that process over a Unix socket.
         :param pid: Its process id.

@@ -223,7 +223,7 @@ class ActorPool(WorkerPool):
         env_seeds: list[Any],
         agent_seeds: list[Any],
     ) -> None:
-        """Wait for the environments, then hand out the policy."""
+        """Waits for the environments, then hands out the policy."""
         all_spaces = [ActorSpaces(*spaces) for spaces in self.gather("building the environments")]
         self.spaces = all_spaces[0]
         for worker, spaces in zip(self.workers, all_spaces, strict=True):
@@ -237,7 +237,7 @@ class ActorPool(WorkerPool):
         self.gather("start")
 
     def tell(self, worker: Worker, method: str, *arguments: Any) -> None:
-        """Tell a worker something that it does not answer at once."""
+        """Tells a worker something that it does not answer at once."""
         self._check_open()
         with self._watching(worker, method):
             worker.channel.send(messages.CALL, (method, arguments))

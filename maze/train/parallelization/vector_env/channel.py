@@ -60,7 +60,7 @@ class Channel:
         self.fd = connection.fileno()
 
     def send(self, code: bytes, payload: Any = None) -> None:
-        """Send a message.
+        """Sends a message.
 
         :param code: What it is.
         :param payload: What belongs to it.
@@ -68,13 +68,13 @@ class Channel:
         self.send_pickled(code, dumps(payload) if code in _WITH_PAYLOAD else None)
 
     def send_pickled(self, code: bytes, content: bytes | None) -> None:
-        """Send a message whose payload is pickled already (which may fail, and must do so before anything is sent)."""
+        """Sends a message whose payload is pickled already (which may fail, and must do so before anything is sent)."""
         os.write(self.fd, code)
         if content is not None:
             self.connection.send_bytes(content)
 
     def receive(self) -> tuple[bytes, Any]:
-        """Wait for a message; EOFError when the other side is gone.
+        """Waits for a message; EOFError when the other side is gone.
 
         :return: Code and payload.
         """
@@ -87,7 +87,7 @@ class Channel:
         return code, pickle.loads(self.connection.recv_bytes()) if code in _WITH_PAYLOAD else None
 
     def close(self) -> None:
-        """Close this end."""
+        """Closes this end."""
         self.connection.close()
 
 
@@ -104,7 +104,7 @@ class Outbox:
         self._thread.start()
 
     def send(self, code: bytes, payload: Any) -> None:
-        """Send a message when its turn has come; what it consists of may change afterwards.
+        """Sends a message when its turn has come; what it consists of may change afterwards.
 
         :param code: What it is.
         :param payload: What belongs to it.
@@ -112,7 +112,7 @@ class Outbox:
         self._messages.put((code, dumps(payload)))
 
     def flush(self) -> None:
-        """Wait until all has been sent, or the other side is gone; nothing can be sent afterwards."""
+        """Waits until all has been sent, or the other side is gone; nothing can be sent afterwards."""
         self._messages.put(None)
         self._thread.join()
 
@@ -131,7 +131,7 @@ def dumps(value: Any) -> bytes:
 
 
 def failure_of(error: BaseException, env_index: int | None) -> Failure:
-    """Prepare an exception for the trip; what cannot be pickled survives as type name and text.
+    """Prepares an exception for the trip; what cannot be pickled survives as type name and text.
 
     :param error: The exception.
     :param env_index: The environment that was being worked on, if known.

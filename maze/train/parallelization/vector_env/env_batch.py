@@ -73,7 +73,7 @@ class EnvBatch:
         self._is_closed = False
 
     def build(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]]) -> None:
-        """Make the environments.
+        """Makes the environments.
 
         :param env_factories: Each makes one environment.
         """
@@ -103,7 +103,7 @@ class EnvBatch:
     def attach(
         self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, step_complete: np.ndarray
     ) -> None:
-        """Write the results of coming steps into these arrays `[n_envs]`."""
+        """Writes the results of coming steps into these arrays `[n_envs]`."""
         self.rewards, self.terminated, self.truncated, self.step_complete = (
             rewards,
             terminated,
@@ -113,7 +113,7 @@ class EnvBatch:
         step_complete[:] = True
 
     def seed(self, seeds: Sequence[Any]) -> None:
-        """Seed the environments, one seed each.
+        """Seeds the environments, one seed each.
 
         Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
         back to where it is by few steps (:meth:`episodes_state`).
@@ -128,7 +128,7 @@ class EnvBatch:
         self._is_restored = False
 
     def reset(self, out: Out) -> None:
-        """Reset all environments and write their first observations; restored ones stay where they are."""
+        """Resets all environments and writes their first observations; restored ones stay where they are."""
         self._clear_flags()
         self.rewards[:] = 0.0
         self.step_complete[:] = True
@@ -145,7 +145,7 @@ class EnvBatch:
         self._is_restored = False
 
     def step(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
-        """Step all environments and write what they observe next.
+        """Steps all environments and writes what they observe next.
 
         :param actions: As in :meth:`StructuredVectorEnv.step`; may be whole arrays of which only the rows count.
         :param out: Arrays by sub-step key and observation key.
@@ -208,7 +208,7 @@ class EnvBatch:
         return problems
 
     def close(self) -> None:
-        """Close all environments; nothing happens the second time."""
+        """Closes all environments; nothing happens the second time."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -318,7 +318,7 @@ class EnvBatch:
         return f"environment {self.first_index + index}"
 
     def _finish_episode(self, index: int, observation: Any, info: dict[Any, Any]) -> Any:
-        """Note how the episode ended and start the next one.
+        """Notes how the episode ended and starts the next one.
 
         :return: Its first observation.
         """
@@ -440,7 +440,7 @@ class _EpisodeReport(LogStatsConsumer):
 
 
 def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
-    """Raise an error if an environment has other spaces than the first one."""
+    """Raises an error if an environment has other spaces than the first one."""
     for name in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
         expected, found = getattr(reference, name), dict(getattr(env, name))
         if found != expected:

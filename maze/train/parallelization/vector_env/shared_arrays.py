@@ -52,7 +52,7 @@ class SharedArrays:
         self._actors = self._allocate(_ACTOR)
 
     def send_to(self, connection: Connection, pid: int) -> None:
-        """Give another process access.
+        """Gives another process access.
 
         :param connection: A connection to that process over a Unix socket.
         :param pid: Its process id.
@@ -67,7 +67,7 @@ class SharedArrays:
         return SharedArrays(n_envs, observation_spaces_dict, action_spaces_dict, fd=recv_handle(connection))
 
     def write_actors(self, rows: slice, actors: list[ActorID]) -> None:
-        """Publish who acts next.
+        """Publishes who acts next.
 
         :param rows: The environments.
         :param actors: One actor for each of them.

@@ -41,7 +41,7 @@ class StatsEncoder:
         self._numbers: dict[LogStatsKey, int] = {}
 
     def encode(self, stats: LogStats) -> EncodedStats:
-        """Encode the statistics of an episode."""
+        """Encodes the statistics of an episode."""
         new_keys: list[KeyDefinition] = []
         values: list[tuple[int, Any]] = []
         for key, value in stats.items():
@@ -63,7 +63,7 @@ class StatsDecoder:
         self._keys: list[LogStatsKey] = []
 
     def decode(self, encoded: EncodedStats) -> LogStats:
-        """Decode the statistics of an episode."""
+        """Decodes the statistics of an episode."""
         new_keys, values = encoded
         for definition in new_keys:
             self._keys.append(LogStatsKey(_event_of(definition), *definition.rest))

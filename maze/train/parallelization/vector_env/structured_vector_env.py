@@ -116,7 +116,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def step(  # type: ignore[override]
         self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
-        """Step all environments.
+        """Steps all environments.
 
         :param actions: Arrays `[n_envs, ...]` by action key if all environments stand at the same sub-step key.
             Otherwise such dictionaries by sub-step key, of which only the rows of the environments at that key count.
@@ -128,7 +128,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
     @abstractmethod
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
-        """Reset all environments.
+        """Resets all environments.
 
         :param out: See :meth:`step`.
         :return: Observations, as :meth:`step` gives them.

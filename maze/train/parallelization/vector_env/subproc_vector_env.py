@@ -123,7 +123,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        """Close all environments and end the workers; returns within five seconds, whatever state they are in."""
+        """Closes all environments and ends the workers; returns within five seconds, whatever state they are in."""
         self._pool.close()
 
     @override(StructuredVectorEnv)
@@ -195,7 +195,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
                 shared[...] = action_column(given, step_key, key, shared.shape, shared.dtype)
 
     def _take(self, replies: list[Any]) -> list[dict[Any, Any]]:
-        """Take in what the workers report besides what is in the shared memory."""
+        """Takes in what the workers report besides what is in the shared memory."""
         self.final_observations = {}
         self.actor_rewards = None
         finished_episodes: dict[int, LogStats] = {}

@@ -24,7 +24,7 @@ class VectorEnv(BaseEnv, ABC):
     def step(  # type: ignore[override]
         self, actions: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, Iterable[dict[Any, Any]]]:
-        """Step all environments; those whose episode ended are reset in the same call.
+        """Steps all environments; those whose episode ended are reset in the same call.
 
         :param actions: Dictionary of arrays `[n_envs, ...]`.
         :return: Observations, rewards, dones (arrays `[n_envs, ...]`) and one info dictionary per environment.
@@ -32,14 +32,14 @@ class VectorEnv(BaseEnv, ABC):
 
     @abstractmethod
     def reset(self) -> Any:
-        """Reset all environments.
+        """Resets all environments.
 
         :return: Observations `[n_envs, ...]`.
         """
 
     @abstractmethod
     def seed(self, seeds: Sequence[Any]) -> None:
-        """Seed the environments.
+        """Seeds the environments.
 
         :param seeds: One seed per environment.
         """

@@ -19,7 +19,7 @@ class SinkHoleConsumer(LogStatsConsumer):
 
 
 def disable_epoch_level_stats(env: LogStatsWrapper) -> None:
-    """Stop an environment from collecting epoch statistics of its own.
+    """Stops an environment from collecting epoch statistics of its own.
 
     Where many environments feed one common epoch aggregator, their own ones would only grow: nobody ever reduces them.
 

@@ -26,7 +26,7 @@ _GRACE_SECONDS = 2.0
 
 
 def run_worker(connection: Any, factories: bytes, first_index: int, inherited: list[Any]) -> None:
-    """Build environments and serve them until told to close or until the other side is gone.
+    """Builds environments and serves them until told to close or until the other side is gone.
 
     :param connection: End of the pipe to the vector environment.
     :param factories: The pickled list of environment factories.
@@ -73,7 +73,7 @@ def _leave_with_parent(fd: int) -> None:
 
 
 def close_quietly(close: Callable[[], None]) -> None:
-    """Close the environments of a worker that ends, also after a failure: they may hold files, sockets or processes.
+    """Closes the environments of a worker that ends, also after a failure: they may hold files, sockets or processes.
 
     :param close: Closes them; what else goes wrong then is of no interest.
     """
@@ -99,7 +99,7 @@ class _Worker:
         return self._batch.first_index + self._batch.current_index if self._is_building else None
 
     def build(self, factories: bytes) -> bool:
-        """Make the environments, tell their spaces and take the shared memory.
+        """Makes the environments, tells their spaces and takes the shared memory.
 
         :return: Whether there is something to serve.
         """
@@ -127,11 +127,11 @@ class _Worker:
         return True
 
     def close(self) -> None:
-        """Close the environments."""
+        """Closes the environments."""
         self._batch.close()
 
     def serve(self) -> None:
-        """Do what the vector environment asks for, until it asks to close."""
+        """Does what the vector environment asks for, until it asks to close."""
         batch, channel = self._batch, self._channel
         while True:
             code, payload = channel.receive()

@@ -105,7 +105,7 @@ class WorkerPool:
         return Worker(index, rows, process, Channel(ours))
 
     def share(self, arrays: SharedArrays) -> None:
-        """Give all workers access to the memory that steps are exchanged through.
+        """Gives all workers access to the memory that steps are exchanged through.
 
         :param arrays: The memory.
         """
@@ -116,7 +116,7 @@ class WorkerPool:
         self.gather("start")
 
     def run(self, code: bytes, call: str) -> list[Any]:
-        """Have all workers do something, at the same time.
+        """Has all workers do something, at the same time.
 
         :param code: What.
         :param call: Its name, for error messages.
@@ -129,7 +129,7 @@ class WorkerPool:
         return self.gather(call)
 
     def call(self, method: str, argument: Any) -> list[Any]:
-        """Call a method of all workers.
+        """Calls a method of all workers.
 
         :param method: Name of the method.
         :param argument: Its argument.
@@ -138,7 +138,7 @@ class WorkerPool:
         return self.call_each(method, [argument] * len(self.workers))
 
     def call_each(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """Call a method of all workers.
+        """Calls a method of all workers.
 
         :param method: Name of the method.
         :param arguments: One argument for each worker.
@@ -151,7 +151,7 @@ class WorkerPool:
         return self.gather(method)
 
     def gather(self, call: str) -> list[Any]:
-        """Wait for all workers' answers; the first failure of any of them ends them all and is raised.
+        """Waits for all workers' answers; the first failure of any of them ends them all and is raised.
 
         :param call: What they were asked to do.
         """
@@ -265,7 +265,7 @@ def _worker_count(n_workers: int | None, n_envs: int) -> int:
 
 @contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Keep a starting process from importing the user's script again.
+    """Keeps a starting process from importing the user's script again.
 
     Factories travel by value, so no worker needs it: scripts need no `__main__` guard, and what they import at their
     top (torch, usually) costs the workers nothing.
@@ -303,7 +303,7 @@ def _wait(workers: list[Worker], seconds: float) -> None:
 
 
 def _report_late_failure(worker: Worker) -> None:
-    """Log what went wrong while the environments were being closed."""
+    """Logs what went wrong while the environments were being closed."""
     with suppress(OSError, EOFError):  # the last message may have been cut short
         while worker.channel.connection.poll(0):
             code, payload = worker.channel.receive()

@@ -173,18 +173,18 @@ class ESWorkerPool(WorkerPool):
         return weights
 
     def tell(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> None:
-        """Tell a worker something that it does not answer at once."""
+        """Tells a worker something that it does not answer at once."""
         self._check_open()
         with self._watching(worker, method):
             worker.channel.send(messages.CALL, (method, arguments))
 
     def tell_all(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """Tell all workers the same."""
+        """Tells all workers the same."""
         for worker in self.workers:
             self.tell(worker, method, arguments)
 
     def outcomes(self, update: int) -> Iterator[tuple[Worker, Episode, Outcome]]:
-        """Wait until episodes have ended.
+        """Waits until episodes have ended.
 
         :param update: Which update they have to belong to; those of earlier ones are dropped.
         """

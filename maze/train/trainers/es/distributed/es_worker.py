@@ -26,7 +26,7 @@ N_PARAMETER_SLOTS = 2
 
 
 def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list[Any]) -> None:
-    """Play episodes until told to close or until the other side is gone.
+    """Plays episodes until told to close or until the other side is gone.
 
     :param connection: End of the pipe to the trainer.
     :param factories: The pickled list of one environment factory.
@@ -66,7 +66,7 @@ class _ESWorker:
         self._update = 0
 
     def build(self, factories: bytes) -> bool:
-        """Make the first environment and take the noise table.
+        """Makes the first environment and takes the noise table.
 
         :return: Whether there is something to serve.
         """
@@ -82,7 +82,7 @@ class _ESWorker:
         return True
 
     def close(self) -> None:
-        """Close all environments; nothing happens the second time."""
+        """Closes all environments; nothing happens the second time."""
         player, env, self._player, self._env = self._player, self._env, None, None
         with contextlib.ExitStack() as closing:
             if env is not None:
@@ -91,7 +91,7 @@ class _ESWorker:
                 closing.callback(player.close, keep=env)
 
     def serve(self) -> None:
-        """Do what the trainer asks for, and play on in between, until it asks to close."""
+        """Does what the trainer asks for, and plays on in between, until it asks to close."""
         poll = select.poll()
         poll.register(self._channel.fd, select.POLLIN)
         while True:
@@ -117,7 +117,7 @@ class _ESWorker:
             self._channel.send(messages.RESULT, (self._update, encoded))
 
     def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
-        """Take another policy, and the memory with its parameters."""
+        """Takes another policy, and the memory with its parameters."""
         policy = cloudpickle.loads(pickled)
         self._parameters = get_flat_parameters(policy)
         self._shared = SharedPolicyWeights.receive(
@@ -144,7 +144,7 @@ class _ESWorker:
         self._player.configure(self._parameters.numpy(), noise_stddev, max_steps)
 
     def _call_play(self, episodes: list[tuple[Any, ...]]) -> None:
-        """Play more episodes of the current update."""
+        """Plays more episodes of the current update."""
         self._waiting += [Episode(*episode) for episode in episodes]
         self._n_playing += len(episodes)
 
