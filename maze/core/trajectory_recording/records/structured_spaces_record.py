@@ -37,7 +37,7 @@ class StructuredSpacesRecord:
 
     @classmethod
     def stack_records(cls, records: Sequence[StructuredSpacesRecord]) -> StructuredSpacesRecord:
-        """Stacks structured records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
+        """Stacks records with the same sequence of actors, sub-step by sub-step, along a new first dimension.
 
         :param records: At least one record.
         :raises ValueError: There are none, or their actors differ.
