@@ -127,7 +127,7 @@ def sample_with(distribution: ProbabilityDistribution, generator: torch.Generato
     if generator is None:
         return distribution.sample()
     if _takes_generator(type(distribution)):
-        return distribution.sample(generator=generator)  # type: ignore[call-arg]  # documented signature has none
+        return distribution.sample(generator=generator)  # type: ignore[call-arg]  # `sample` of the interface takes none
     with isolated_global_generator(generator):
         return distribution.sample()
 

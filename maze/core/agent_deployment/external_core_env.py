@@ -232,7 +232,7 @@ def checked_update(
     :param method: The method that it was given to.
     :param n_steps: Actions of the episode so far.
     :param is_last: Whether the episode ends with it.
-    :raises EnvironmentContractError: A part of it is missing, or of another type than documented.
+    :raises EnvironmentContractError: A part of it is missing, or of another type than it has to be.
     """
     where = f"{method}, after {n_steps} actions of the episode"
     if n_steps:

@@ -10,7 +10,7 @@ from maze.core.log_stats.log_stats import StatsContext
 
 
 class _ActiveContextView(type):
-    """Lets the documented class attribute show the active context's list."""
+    """Lets the class attribute show the active context's list."""
 
     @property
     def writers(cls) -> list[LogEventsWriter]:

@@ -335,7 +335,7 @@ _open_contexts: list[tuple[int, StatsContext]] = []  # with the entering thread;
 
 
 class _ActiveContextView(type):
-    """Lets the documented class attributes show the active context's lists."""
+    """Lets the class attributes show the active context's lists."""
 
     @property
     def global_log_stats_writers(cls) -> list[LogStatsWriter]:

@@ -267,7 +267,7 @@ class RolloutColumns:
         return record
 
     def to_record(self, with_next_observations: bool = False, id: Any = None) -> SpacesTrajectoryRecord:
-        """The documented record: one batched structured record per environment step, with views of the columns.
+        """The rollout as a record: one batched structured record per environment step, with views of the columns.
 
         Where actors differ between environments there is one structured record per tick, with one spaces record for
         each actor, whose `info` names its environments (`env_indices`).

@@ -81,7 +81,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         self.trajectory_references: list[range] = []
         """For each trajectory the indices of its steps."""
         self._conversion_env: MazeEnv[Any] | None = None
-        # The documented default `input_data: trajectory_data` is still there when a user names `dir_or_file`.
+        # The configurations' default `input_data: trajectory_data` is still there when a user names `dir_or_file`.
         source = dir_or_file if dir_or_file is not None else input_data
         if source is not None:
             self.load_data(source)

@@ -28,7 +28,7 @@ class StructuredSpacesRecord:
     episode_stats: LogStats | None = None
 
     def __post_init__(self) -> None:
-        # None is the documented default
+        # None: a record that is filled later
         self.substep_records = self.substep_records or []
 
     def append(self, substep_record: SpacesRecord) -> None:

@@ -278,7 +278,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def _returned(
         self, observations: Arrays, infos: list[dict[Any, Any]]
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
-        """The documented return values of a step without `out`: nothing in them is overwritten later."""
+        """The return values of a step without `out`: nothing in them is overwritten later."""
         return self._fresh(observations), self.rewards.copy(), self.terminated | self.truncated, infos
 
     def _fresh(self, observations: Arrays) -> Any:

@@ -1,4 +1,4 @@
-"""Runners of evolution strategies, with their documented arguments."""
+"""Runners of evolution strategies."""
 
 from __future__ import annotations
 

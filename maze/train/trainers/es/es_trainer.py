@@ -115,7 +115,7 @@ class ESTrainer(EpochTrainer):
         return trainer
 
     @override(Trainer)
-    def train(  # type: ignore[override]  # documented: the rollouts come first
+    def train(  # type: ignore[override]  # the rollouts come first
         self,
         distributed_rollouts: ESDistributedRollouts | None = None,
         n_epochs: int | None = None,

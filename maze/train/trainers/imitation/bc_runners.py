@@ -1,4 +1,4 @@
-"""Runners of behavioural cloning, with their documented arguments."""
+"""Runners of behavioural cloning."""
 
 from __future__ import annotations
 

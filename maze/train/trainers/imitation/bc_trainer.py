@@ -124,7 +124,7 @@ class BCTrainer(EpochTrainer):
         return trainer
 
     @override(Trainer)
-    def train(  # type: ignore[override]  # documented: the evaluator comes first
+    def train(  # type: ignore[override]  # the evaluator comes first
         self,
         evaluator: Evaluator | None = None,
         n_epochs: int | None = None,

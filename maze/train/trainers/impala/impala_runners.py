@@ -1,4 +1,4 @@
-"""Runners of IMPALA, with their documented arguments."""
+"""Runners of IMPALA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners of SAC, with their documented arguments."""
+"""Runners of SAC."""
 
 from __future__ import annotations
 

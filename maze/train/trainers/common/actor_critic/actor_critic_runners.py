@@ -1,4 +1,4 @@
-"""Runners of A2C and PPO, with their documented arguments."""
+"""Runners of A2C and PPO."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def rows_of_records(
 
 
 def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
-    """The documented form of a batch: one record for each actor, with its next observation."""
+    """A batch as records: one record for each actor, with its next observation."""
     record = StructuredSpacesRecord()
     last = len(batch.actors) - 1
     for position, actor in enumerate(batch.actors):

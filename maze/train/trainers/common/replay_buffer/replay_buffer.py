@@ -25,8 +25,8 @@ class BaseReplayBuffer(ABC):
 
     It holds items, which are either all single environment steps or all rollouts of one length.
 
-    The documented methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, ``len``) are enough for a
-    buffer of one's own. Trainings ask for rows and batches of arrays, which this class makes of the documented records;
+    The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, ``len``) are enough for a
+    buffer of one's own. Trainings ask for rows and batches of arrays, which this class makes of these records;
     :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer` keeps arrays from the
     beginning, and a buffer for long trainings is best derived from that one.
     """

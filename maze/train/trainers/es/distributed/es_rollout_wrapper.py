@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
-class ESAbortException(Exception):  # noqa: N818  (the documented name)
+class ESAbortException(Exception):  # noqa: N818  (users catch it by this name)
     """Ends an episode whose outcome is no longer wanted."""
 
 
