@@ -19,7 +19,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from maze.cli.errors import UsageError, translated
+from maze.cli.errors import RunFailedError, UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
 from maze.core.errors import EnvironmentFailedError, MazeError
 from maze.utils.console import lasting_console
@@ -87,17 +87,13 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated("terminated.")
 
 
-class _RunFailed(BaseException):
-    """Carries an error past Hydra, which would announce it in its own words first."""
-
-
 def _run_once(cfg: DictConfig) -> float | None:
     """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
     try:
         return maze_run(cfg)
     except Exception as error:
         if HydraConfig.get().mode == RunMode.RUN:
-            raise _RunFailed from error
+            raise RunFailedError from error
         raise
 
 
@@ -126,9 +122,9 @@ def _main(command: list[str]) -> int:
             claimed.remove_worthless()
             print(f"maze-run: {interrupt or 'interrupted.'}", file=sys.stderr)
             return int(getattr(interrupt, "exit_status", 128 + signal.SIGINT))
-        except (Exception, _RunFailed) as error:
+        except (Exception, RunFailedError) as error:
             claimed.remove_worthless()
-            return _report(error.__cause__ if isinstance(error, _RunFailed) else error, full_errors)
+            return _report(error.__cause__ if isinstance(error, RunFailedError) else error, full_errors)
     return 0
 
 

@@ -18,6 +18,10 @@ class UsageError(ConfigError):
     """The command itself is wrong; nothing was started."""
 
 
+class RunFailedError(BaseException):
+    """Carries an error, its cause, past Hydra, which would announce it in its own words, or go on."""
+
+
 def translated(error: BaseException) -> ConfigError | None:
     """The error as one message for the user of the command line; None: it is none of Hydra's."""
     message: str | None = None

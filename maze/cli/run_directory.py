@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from maze.cli.errors import RunFailedError
 from maze.cli.sweeps.journal import has_journal
 from maze.core.errors import ConfigError
 
@@ -78,10 +79,11 @@ def _is_worthless(path: Path) -> bool:
     return path.parent.name == CLAIM or any(path.match(pattern) for pattern in WORTHLESS)
 
 
-def claim_directory(requested: Path) -> ClaimedDirectory:
+def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
     """Creates a directory that no other run uses or has used.
 
     :param requested: Taken if it is free; else ``_02``, ``_03``, ... is appended, which keeps names sorted by time.
+    :param n_attempts: How often other runs may get in the way.
     :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
     requested = requested.absolute()
@@ -91,9 +93,6 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / CLAIM).mkdir()
-        except FileNotFoundError:
-            # A failing run removed the directory in between; the same name is free now.
-            return claim_directory(requested)
         except FileExistsError:
             if Path.cwd().is_relative_to(directory):
                 raise ConfigError(
@@ -103,6 +102,9 @@ def claim_directory(requested: Path) -> ClaimedDirectory:
             if not directory.is_dir():
                 raise ConfigError(f"hydra.run.dir: {directory} is a file; name a directory.") from None
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and n_attempts > 1:
+                # A failing run removed the directory in between; the same name is free now.
+                return claim_directory(requested, n_attempts - 1)
             raise ConfigError(
                 f"Cannot create the run directory {directory}: {error.strerror}. "
                 f"Choose another place with log_base_dir=<directory>."
@@ -151,6 +153,8 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             is_resumed = is_resumable is not None and is_resumable(requested)
             # a sweep that goes on keeps its directory, and its journal is locked as long as it runs
             directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
+        except ConfigError as error:
+            raise RunFailedError from error
         finally:
             hydra_config.cfg = previous
         with read_write(config.hydra), open_dict(config.hydra):

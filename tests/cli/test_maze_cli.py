@@ -203,3 +203,16 @@ def test_a_random_rollout_as_a_process_needs_no_torch(tmp_path: Path) -> None:
     assert "'torch'" not in modules
     assert "'pandas'" not in modules
     assert "'matplotlib'" not in modules
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run", "/sys/run"])
+@pytest.mark.parametrize("mode", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_directory_that_cannot_be_made_is_one_message(
+    mode: str, place: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = [*SEQUENTIAL, f"{mode}={place}", *(["-m", "seeding.env_base_seed=1"] if "sweep" in mode else [])]
+    assert main(arguments) == 1
+    message = capfd.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith(f"ConfigError: Cannot create the run directory {(tmp_path / place)}: ")
