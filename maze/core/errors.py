@@ -16,6 +16,10 @@ class MazeError(Exception):
     row: int | None = None
     """Where one row of a batch is to blame: which."""
 
+    def remark(self, text: str) -> None:
+        """Says something more at the end of the message."""
+        self.args = (f"{self}\n{text}",)
+
 
 class ConfigError(MazeError):
     """A configuration value is missing, unknown, of the wrong type or out of range."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import EnvironmentFailedError, MazeError, NonFiniteError
+from maze.core.errors import EnvironmentContractError, EnvironmentFailedError, MazeError, NonFiniteError
+
+logger = logging.getLogger(__name__)
 
 USER_CODE_ERRORS = (Exception, SystemExit, GeneratorExit)
 """What code of an environment may raise without meaning to end the process. A ``KeyboardInterrupt`` is the user's."""
@@ -81,10 +84,18 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
         failed.place = str(place)
         return failed
     text = str(error)
-    if error.args != (text,):
-        return error  # it is made of more than its text
+    if not isinstance(error, EnvironmentContractError) or error.args != (text,):
+        return error  # it says itself what is wrong
     name = "" if text.startswith(place.name) else f"{place.name}: "
     return type(error)(f"{name}{text}" + (f" ({place.when})" if place.when else ""))
+
+
+def fail(error: BaseException, place: Place, call: str) -> NoReturn:
+    """Raises the :func:`failure` that an error of an environment is."""
+    named = failure(error, place, call)
+    if named is error:
+        raise error
+    raise named from error
 
 
 def failure_of_acting(
@@ -117,6 +128,18 @@ def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], An
             index = np.argwhere(~np.isfinite(array))[0].tolist()
             return key, index, array[tuple(index)]
     return None
+
+
+def closed(close: Callable[[], object], name: str) -> None:
+    """Closes an environment. What goes wrong then is a warning: there is nothing left that it could spoil.
+
+    :param close: Closes it.
+    :param name: Which environment.
+    """
+    try:
+        close()
+    except USER_CODE_ERRORS as error:
+        logger.warning("%s: `close` raised %s.", name, text_of(error))
 
 
 def text_of(error: BaseException) -> str:

@@ -78,7 +78,10 @@ def acting_function(policy: Policy, env: Any, deterministic: bool = False) -> Ac
                 compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
             except (NonFiniteError, EnvironmentContractError) as error:
                 place = partial(_place_of_row, env, actor, env_indices)
-                raise failure_of_acting(error, observation, place) from error
+                named = failure_of_acting(error, observation, place)
+                if named is error:
+                    raise
+                raise named from error
 
         return act_at_once
     envs: Any = getattr(env, "envs", None)

@@ -6,18 +6,17 @@ The one implementation of the semantics of vector environments: used in process 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.core_env import CoreEnv
-from maze.core.env.faults import USER_CODE_ERRORS, Place, failure
+from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_arrays import action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import EnvironmentContractError, MazeError
+from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
@@ -82,7 +81,7 @@ class EnvBatch:
             try:
                 env = with_stats(factory())
             except USER_CODE_ERRORS as error:
-                raise failure(error, Place(self._name(index)), "the factory") from error
+                fail(error, Place(self._name(index)), "the factory")
             env.get_stats(LogStatsLevel.EPISODE).register_consumer(_EpisodeReport(self, self.first_index + index))
             self.envs.append(env)
         first = self.envs[0]
@@ -123,7 +122,7 @@ class EnvBatch:
             try:
                 env.seed(seed)
             except USER_CODE_ERRORS as error:
-                raise failure(error, Place(self._name(index)), f"seed({seed!r})") from error
+                fail(error, Place(self._name(index)), f"seed({seed!r})")
         self._log.set_seeds(seeds)
         self._is_restored = False
 
@@ -140,7 +139,7 @@ class EnvBatch:
             try:
                 self.actor_ids.append(env.actor_id())
             except USER_CODE_ERRORS as error:
-                raise self._failure(error, "actor_id", index) from error
+                self._fail(error, "actor_id", index)
             self._write_checked(index, self._last[index], out)
         self._is_restored = False
 
@@ -212,9 +211,8 @@ class EnvBatch:
         if self._is_closed:
             return
         self._is_closed = True
-        with ExitStack() as closing:  # one that fails does not keep the others from being closed
-            for env in self.envs:
-                closing.callback(env.close)
+        for index, env in enumerate(self.envs):
+            closed(env.close, self._name(index))
 
     def _clear_flags(self) -> None:
         self.terminated[:] = False
@@ -243,7 +241,7 @@ class EnvBatch:
                 infos.append(info)
                 index += 1
         except USER_CODE_ERRORS as error:
-            raise self._failure(error, "step", index) from error
+            self._fail(error, "step", index)
         finally:
             self.current_index = index
         return infos
@@ -279,7 +277,7 @@ class EnvBatch:
                     for key, column in out[actor.step_key].items():
                         column[index] = observation[key]
             except USER_CODE_ERRORS as error:
-                raise self._failure(error, "step", index) from error
+                self._fail(error, "step", index)
             infos.append(info)
         self._n_checks_left = max(0, self._n_checks_left - 1)
         return infos
@@ -301,8 +299,8 @@ class EnvBatch:
             for key, (shape, dtype) in self._action_specs[step_key].items()
         }
 
-    def _failure(self, error: BaseException, call: str, index: int) -> MazeError:
-        """What to raise where an environment has failed, or has given something that does not fit its spaces."""
+    def _fail(self, error: BaseException, call: str, index: int) -> NoReturn:
+        """Raises what to say of an environment that failed, or gave something that does not fit its spaces."""
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         if raised_here and self._last[index] is not None:
             try:
@@ -312,7 +310,7 @@ class EnvBatch:
             except EnvironmentContractError as misfit:
                 error = misfit
         seeding = self._log.seeding_at(index, 1 if call == "step" else 0)
-        return failure(error, Place.of(self.envs[index], self._name(index), seeding), call)
+        fail(error, Place.of(self.envs[index], self._name(index), seeding), call)
 
     def _name(self, index: int) -> str:
         return f"environment {self.first_index + index}"
@@ -341,7 +339,7 @@ class EnvBatch:
         try:
             return env.reset()
         except USER_CODE_ERRORS as error:
-            raise self._failure(error, "reset", index) from error
+            self._fail(error, "reset", index)
 
     def _first_observation(self, index: int) -> Any:
         """Begins an episode with a seed of its own, where the environment was seeded."""
@@ -351,7 +349,7 @@ class EnvBatch:
             self._seed_next(index)
             return env.reset()
         except USER_CODE_ERRORS as error:
-            raise self._failure(error, "reset", index) from error
+            self._fail(error, "reset", index)
 
     def _seed_next(self, index: int) -> None:
         log = self._log

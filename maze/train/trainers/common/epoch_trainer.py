@@ -16,7 +16,7 @@ from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import CheckpointError, ConfigError, NonFiniteError
+from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import (
     GlobalLogState,
     LogStatsAggregator,
@@ -154,6 +154,8 @@ class EpochTrainer(Trainer, ABC):
         self._evaluated_epoch: int | None = None
         self._training_reward = math.nan
         """Mean reward of the episodes of the last epoch, where nothing else says how good the model is."""
+        self._saved_epoch: int | None = None
+        """Which epoch the checkpoint is of; ``None``: this object has written none."""
         self._restored: dict[str, Any] = {}
         """States of what is given to the next call of :meth:`train` only."""
 
@@ -276,6 +278,9 @@ class EpochTrainer(Trainer, ABC):
                 self._end_training()
                 if self.model_selection is not None:
                     self.model_selection.training_ended()
+            except MazeError as error:
+                self._name_last_checkpoint(error)
+                raise
             finally:
                 self._progress.close()
         self._is_finished = True
@@ -510,6 +515,14 @@ class EpochTrainer(Trainer, ABC):
     def _save_checkpoint(self, is_last: bool = False) -> None:
         if self.checkpoint_file is not None:
             save_state(self.checkpoint_file, self.training_state(is_last))
+            self._saved_epoch = self.epoch
+
+    def _name_last_checkpoint(self, error: MazeError) -> None:
+        if self._saved_epoch is not None:
+            error.remark(
+                f"The training up to epoch {self._saved_epoch} is safe in `{self.checkpoint_file}`; "
+                "input_dir=<its directory> resume=true goes on from there."
+            )
 
 
 def _policy_of(model: TorchModel) -> TorchPolicy:

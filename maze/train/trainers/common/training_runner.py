@@ -14,6 +14,7 @@ from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
+from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
@@ -41,6 +42,8 @@ from maze.train.trainers.common.model_selection.best_model_selection import Best
 from maze.train.trainers.common.resumption import CHECKPOINT_FILE, StoredTraining, resumed_seeds, stored_training
 from maze.train.trainers.common.trainer import Trainer
 from maze.utils.log_stats_utils import setup_logging
+
+PROBE = "the environment that is asked for its spaces"
 
 ComponentType = TypeVar("ComponentType")
 
@@ -137,8 +140,10 @@ class TrainingRunner(Runner):
                 "observation_spaces_dict": env.observation_spaces_dict,
                 "agent_counts_dict": env.agent_counts_dict,
             }
+        except USER_CODE_ERRORS as error:
+            fail(error, Place.of(env, PROBE), "seed, reset or step")
         finally:
-            env.close()
+            closed(env.close, PROBE)
         self.spaces = SpacesConfig(**spaces)
         """Spaces of the environment."""
         self.spaces.save(self.spaces_config_dump_file)

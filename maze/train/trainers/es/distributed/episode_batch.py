@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from maze.core.agent.policy import acting_in
-from maze.core.env.faults import USER_CODE_ERRORS, Place, failure
+from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -107,7 +106,7 @@ class SingleEpisodePlayer(EpisodePlayer):
 
     def close(self, keep: Any = None) -> None:
         if self._env is not keep:
-            self._env.close()
+            closed(self._env.close, "environment")
 
     def start(self, episode: Episode) -> None:
         self._waiting.append(episode)
@@ -129,7 +128,7 @@ class SingleEpisodePlayer(EpisodePlayer):
         except NonFiniteError:
             raise
         except USER_CODE_ERRORS as error:
-            raise failure(error, Place.of(self._env, str(episode)), "step") from error
+            fail(error, Place.of(self._env, str(episode)), "step")
         finally:
             set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
@@ -216,10 +215,9 @@ class EpisodeBatch(EpisodePlayer):
         return self._n_slots - self._n_active
 
     def close(self, keep: Any = None) -> None:
-        with ExitStack() as closing:  # one that fails does not keep the others from being closed
-            for slot in self._slots:
-                if slot.env is not keep:
-                    closing.callback(slot.env.close)
+        for index, slot in enumerate(self._slots):
+            if slot.env is not keep:
+                closed(slot.env.close, f"environment {index}")
 
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)
@@ -241,7 +239,7 @@ class EpisodeBatch(EpisodePlayer):
             check_observation(observation, slot.actor, self._specs, row)
             self._store(row, slot, observation)
         except USER_CODE_ERRORS as error:
-            raise failure(error, Place.of(slot.env, str(episode)), "reset") from error
+            fail(error, Place.of(slot.env, str(episode)), "reset")
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._n_active += 1
 
@@ -255,7 +253,7 @@ class EpisodeBatch(EpisodePlayer):
             raise
         except USER_CODE_ERRORS as error:
             slot = self._slots[self.current_env]
-            raise failure(error, Place.of(slot.env, str(slot.episode)), "step") from error
+            fail(error, Place.of(slot.env, str(slot.episode)), "step")
 
     def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
         max_steps = self._max_steps

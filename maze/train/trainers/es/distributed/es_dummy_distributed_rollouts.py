@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
+from maze.core.env.faults import closed
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.episode_batch import (
     MAX_ENVS,
@@ -85,7 +86,7 @@ class ESDummyDistributedRollouts(ESDistributedRollouts):
     def close(self) -> None:
         if self._player is not None:
             self._player.close(keep=self.env)
-        self.env.close()
+        closed(self.env.close, "environment")
 
     def _player_for(self, policy: Any, normalization_stats: Any) -> EpisodePlayer:
         if self._player is None or self._player.policy is not policy:

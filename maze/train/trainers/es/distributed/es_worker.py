@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from maze.core.env.faults import closed
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
@@ -84,11 +85,10 @@ class _ESWorker:
     def close(self) -> None:
         """Closes all environments; nothing happens the second time."""
         player, env, self._player, self._env = self._player, self._env, None, None
-        with contextlib.ExitStack() as closing:
-            if env is not None:
-                closing.callback(env.close)
-            if player is not None:
-                closing.callback(player.close, keep=env)
+        if player is not None:
+            player.close(keep=env)
+        if env is not None:
+            closed(env.close, "environment")
 
     def serve(self) -> None:
         """Does what the trainer asks for, and plays on in between, until it asks to close."""
