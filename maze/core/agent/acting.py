@@ -71,6 +71,8 @@ class ActionHeads:
         :param network: From observations to logits.
 
         The other arguments are those of :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
+        :return: Actions `[batch, *space.shape]` by head.
+        :raises ConfigError: The network does not return logits of the right shape for each head.
         """
         try:
             all_logits = network(observation)
@@ -99,7 +101,10 @@ class ActionHeads:
         return actions
 
     def as_arrays(self, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, Any]:
-        """The logits among a network's outputs as arrays; all outputs where there are none."""
+        """The logits among a network's outputs as arrays; all outputs where there are none.
+
+        Each is `[batch, ...]`.
+        """
         logits: dict[str, Any] = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
         for head, sizes in self._categorical_sizes.items():
             if sizes and head in logits:

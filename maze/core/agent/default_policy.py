@@ -24,6 +24,7 @@ class DefaultPolicy(Policy):
     """Asks the flat policy that belongs to the acting sub-step.
 
     :param policies: Flat policies, or configurations of them, by step key (a list: keys 0, 1, ...).
+    :raises ConfigError: There is none.
     """
 
     def __init__(self, policies: CollectionOfConfigType) -> None:
@@ -57,7 +58,10 @@ class DefaultPolicy(Policy):
         return self.policy_for(actor_id).compute_action(observation, deterministic=deterministic)
 
     def policy_for(self, actor_id: ActorID | None) -> FlatPolicy:
-        """The flat policy of an actor (``None``: the only one there is)."""
+        """The flat policy of an actor (``None``: the only one there is).
+
+        :raises ConfigError: There is none for the actor's sub-step, or several and no actor is named.
+        """
         if actor_id is None:
             if len(self.policies) > 1:
                 raise ConfigError(f"There are policies for {list(self.policies)}; say which with `actor_id`.")

@@ -16,6 +16,8 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
     """Network inputs: tensors of torch's default floating type on ``device``, without a copy where they already are.
 
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
+
+    :param observation: Arrays or tensors `[..., *space.shape]` by key; the shapes stay.
     """
     dtype = torch.get_default_dtype()
     tensors: dict[str, torch.Tensor] = {}
@@ -28,7 +30,10 @@ def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, t
 
 
 def check_networks(networks: Any, what: str) -> dict[Any, nn.Module]:
-    """A plain dictionary of the networks, all of which are modules."""
+    """A plain dictionary of the networks, all of which are modules.
+
+    :raises ConfigError: There are none, or one is no module.
+    """
     if not isinstance(networks, Mapping) or not networks:
         raise ConfigError(f"{what}: expected a mapping from step keys to networks, found {networks!r}.")
     for key, network in networks.items():

@@ -25,6 +25,7 @@ class ReplayRecordedActionsPolicy(Policy):
     does not follow the record (another actor's turn, an episode that is longer) is an error.
 
     :param action_records: Directory of records, or the file of a single one.
+    :raises CheckpointError: There are no such records.
     """
 
     def __init__(self, action_records: str | Path) -> None:

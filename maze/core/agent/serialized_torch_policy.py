@@ -24,6 +24,8 @@ class SerializedTorchPolicy(TorchPolicy):
     :param state_dict_file: Weights, of the policy or of an actor-critic: ``state_dict.pt``.
     :param spaces_dict_file: Spaces of the environment: ``spaces_config.pkl``.
     :param device: ``cpu`` or ``cuda`` (where there is no CUDA device: ``cpu``, with a notice).
+    :raises ConfigError: The model configuration has no policy.
+    :raises CheckpointError: The weights cannot be read, or do not fit.
     """
 
     def __init__(self, model: ConfigType, state_dict_file: str, spaces_dict_file: str, device: str) -> None:

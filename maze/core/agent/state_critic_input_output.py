@@ -49,12 +49,18 @@ class StateCriticOutput:
 
     @property
     def values(self) -> list[torch.Tensor]:
-        """Values with gradients, for each sub-step."""
+        """Values with gradients, for each sub-step.
+
+        :return: Each `[...]`, the batch.
+        """
         return [output.values for output in self._step_outputs]
 
     @property
     def detached_values(self) -> list[torch.Tensor]:
-        """Values without gradients, for each sub-step."""
+        """Values without gradients, for each sub-step.
+
+        :return: Each `[...]`, the batch.
+        """
         return [output.detached_values for output in self._step_outputs]
 
     def reshape(self, shape: Sequence[int]) -> None:
@@ -113,7 +119,10 @@ class StateCriticInput:
 
     @classmethod
     def build(cls, policy_output: PolicyOutput, record: StructuredSpacesRecord) -> StateCriticInput:
-        """Joins the observations of a record with the embeddings that the policy has already computed."""
+        """Joins the observations of a record with the embeddings that the policy has already computed.
+
+        :raises ValueError: A sub-step has no observation.
+        """
         critic_input = cls()
         for step_output, substep in zip(policy_output.substep_outputs, record.substep_records, strict=True):
             if substep.observation is None:

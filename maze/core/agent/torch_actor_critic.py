@@ -103,6 +103,8 @@ class TorchActorCritic(TorchModel):
         """Values, without gradients, of observations after which nothing is recorded.
 
         See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
+
+        :return: `[batch]`.
         """
         critic = self._state_critic()
         with torch.no_grad():

@@ -36,7 +36,10 @@ def resolve_device(device: str) -> str:
 
 
 def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
-    """Parameters of all networks, each one once although networks may share modules."""
+    """Parameters of all networks, each one once although networks may share modules.
+
+    :return: Each with the shape that it has in its network, `[...]`.
+    """
     seen: dict[int, torch.Tensor] = {}
     for network in networks:
         for parameter in network.parameters():
@@ -65,7 +68,10 @@ class TorchModel(ABC):
 
     @abstractmethod
     def parameters(self) -> list[torch.Tensor]:
-        """All parameters, each one once."""
+        """All parameters, each one once.
+
+        :return: Each with the shape that it has in its network, `[...]`.
+        """
 
     @abstractmethod
     def eval(self) -> None:

@@ -174,7 +174,11 @@ class TorchPolicy(TorchModel, Policy):
         actor_id: ActorID | None = None,
         temperature: float = 1.0,
     ) -> PolicySubStepOutput:
-        """The same by any function that computes what the actor's network does."""
+        """The same by any function that computes what the actor's network does.
+
+        :param observation: Arrays or tensors `[..., *space.shape]` by key.
+        :raises ConfigError: The network does not return logits of the right shape for each head.
+        """
         try:
             outputs = network(as_float_tensors(observation, self._device))
         except EnvironmentContractError as error:
@@ -195,7 +199,10 @@ class TorchPolicy(TorchModel, Policy):
         )
 
     def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
-        """Outputs for all sub-steps of a record whose observations are tensors (or arrays)."""
+        """Outputs for all sub-steps of a record whose observations are tensors (or arrays).
+
+        :raises ValueError: A sub-step has no observation.
+        """
         output = PolicyOutput()
         for substep in record.substep_records:
             if substep.observation is None:

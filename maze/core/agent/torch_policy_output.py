@@ -59,7 +59,10 @@ class PolicyOutput:
 
     @property
     def action_logits(self) -> list[dict[str, torch.Tensor]]:
-        """Logits by action head, for each sub-step."""
+        """Logits by action head, for each sub-step.
+
+        :return: Each `[..., *logits_shape]`.
+        """
         return [output.action_logits for output in self._substep_outputs]
 
     @property
@@ -69,21 +72,33 @@ class PolicyOutput:
 
     @property
     def entropies(self) -> list[torch.Tensor]:
-        """Joint entropy of each sample, for each sub-step."""
+        """Joint entropy of each sample, for each sub-step.
+
+        :return: Each `[...]`, the batch.
+        """
         return [output.entropy for output in self._substep_outputs]
 
     @property
     def embedding_logits(self) -> list[dict[str, torch.Tensor] | None]:
-        """Shared embeddings of each sub-step."""
+        """Shared embeddings of each sub-step.
+
+        :return: Each `[..., features]`.
+        """
         return [output.embedding_logits for output in self._substep_outputs]
 
     def log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """Log-probability of each action head, for each sub-step."""
+        """Log-probability of each action head, for each sub-step.
+
+        :return: Each `[...]`, the batch.
+        """
         self._check_length(actions)
         return [out.prob_dist.log_prob(action) for out, action in zip(self._substep_outputs, actions, strict=True)]
 
     def joint_log_probs_for_actions(self, actions: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Log-probability of the whole dictionary action (sum over its heads), for each sub-step."""
+        """Log-probability of the whole dictionary action (sum over its heads), for each sub-step.
+
+        :return: Each `[...]`, the batch.
+        """
         self._check_length(actions)
         return [
             out.prob_dist.joint_log_prob(action) for out, action in zip(self._substep_outputs, actions, strict=True)

@@ -57,6 +57,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     :param only_discrete_spaces: By the networks' keys: whether all action heads are ``Discrete``.
     :param action_spaces_dict: Action spaces by step key.
     :param twin_networks: The second network of each pair; by default copies of ``networks`` with new weights.
+    :raises ConfigError: The twin networks are not those of the networks.
     """
 
     def __init__(
@@ -143,13 +144,17 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def per_critic_parameters(self) -> list[list[torch.Tensor]]:
-        """Parameters of each critic (both of its networks), each one once."""
+        """Parameters of each critic (both of its networks), each one once.
+
+        :return: Each with the shape that it has in its network, `[...]`.
+        """
         return [unique_parameters([pair]) for pair in self.networks.values()]
 
     def update_target_weights(self, tau: float) -> None:
         """Moves the target networks towards the networks; see :class:`~maze.core.agent.networks.TargetNetworks`.
 
         :param tau: 0: they stay, 1: they become the networks.
+        :raises ConfigError: `tau` is outside [0, 1].
         """
         if not 0.0 <= tau <= 1.0:
             raise ConfigError(f"update_target_weights: `tau` must lie in [0, 1], found {tau}.")
@@ -314,6 +319,8 @@ class TorchSharedStateActionCritic(TorchStateActionCritic):
 
     Observations that several sub-steps have under one key are taken from the first of them; action heads need different
     names in different sub-steps.
+
+    :raises ConfigError: There is not one network.
     """
 
     def __init__(

@@ -150,6 +150,7 @@ class TorchStateCritic(TorchModel, StateCritic):
             is: all sub-steps of a step lead to the same next one.
 
         The other arguments are those of :meth:`compute_structured_return`, for one stream.
+        :return: `[n_steps, n_envs]`, as the values.
         """
         del deltas
         if truncated is None:
@@ -255,6 +256,7 @@ class TorchSharedStateCritic(_JointReturnCritic):
     :param device: Device of the network.
     :param stack_observations: Stack what several sub-steps or agents observe under the same key, see
         :func:`~maze.perception.perception_utils.stack_and_flatten_spaces`; otherwise the first sub-step's item is used.
+    :raises ConfigError: There is not one network.
     """
 
     def __init__(

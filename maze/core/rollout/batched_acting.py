@@ -112,6 +112,7 @@ def logits_shapes_of(
 
     :param policy: A policy with a distribution mapper.
     :param action_spaces_dict: Action spaces by sub-step key.
+    :raises ConfigError: The policy has no logits.
     """
     mapper = getattr(policy, "distribution_mapper", None)
     if mapper is None:

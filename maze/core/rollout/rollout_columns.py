@@ -57,6 +57,7 @@ class RolloutColumns:
     :param logits_shapes: Shapes of the logits by sub-step key and action key; None: logits are not recorded.
     :param n_steps: A rollout ends when its environments have completed this many environment steps each, on average,
         however many ticks that takes; None: it always takes `n_ticks`.
+    :raises ValueError: There is no room for a tick.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class RolloutColumns:
 
         :param n_ticks: Number of ticks taken.
         :param n_completed: Number of environment steps completed, over all environments.
+        :raises EnvironmentContractError: The environments take ever more sub-steps without completing a step.
         """
         if self.n_steps is None:
             return n_ticks < self.n_ticks
@@ -247,7 +249,10 @@ class RolloutColumns:
         return self.actor_sequence is not None
 
     def structured_record(self) -> StructuredSpacesRecord:
-        """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns."""
+        """A dense rollout as one record per sub-step, with views `[n_steps, n_envs, ...]` of the columns.
+
+        :raises ValueError: The rollout is not dense.
+        """
         if self.actor_sequence is None:
             raise ValueError(
                 "The actors of this rollout differ between environments or steps: it is no batch of structured steps. "

@@ -37,6 +37,7 @@ class RolloutGenerator:
     :param record_episode_stats: Whether to record the statistics of an episode with its last step (likewise).
     :param record_next_observations: Whether to record the observation that followed each action.
     :param terminate_on_done: Whether a rollout ends when the episode does (not with vector environments).
+    :raises ValueError: An option does not fit a vector environment.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class RolloutGenerator:
             vector environments each takes this many, on average where their steps differ in their sub-steps.
         :param trajectory_id: Id of the record; by default the episode id, with vector environments None.
         :return: One structured record per environment step; with vector environments batched ones.
+        :raises ValueError: Nothing says when the rollout ends.
         """
         if n_steps is None and not self.terminate_on_done:
             raise ValueError("Without `terminate_on_done` a rollout has no end of its own; give `n_steps`.")

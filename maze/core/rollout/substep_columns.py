@@ -134,6 +134,7 @@ class SubstepColumns:
         """The entries of each actor that acted.
 
         :param are_separate: Whether agents are told apart; otherwise the first one stands for all.
+        :return: Each actor with its rows and environments, both `[n_entries]`.
         """
         rows, env_indices = self.entries()
         agents = self.agent_ids[rows, env_indices]
@@ -158,7 +159,10 @@ def _head(arrays: Row, n_rows: int, capacity: int) -> Row:
 
 
 def lengthened(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """The array with zeros behind its rows."""
+    """The array with zeros behind its rows.
+
+    :return: `[n_rows, ...]`.
+    """
     longer = np.zeros((n_rows, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer

@@ -48,6 +48,7 @@ class DiscreteAction(Leaf):
         return operator.index(value) + self.start
 
     def from_gym(self, value: Any) -> np.ndarray:
+        """Returns a number, `[]`."""
         return np.asarray(value - self.start, dtype=self.dtype)
 
 
@@ -66,9 +67,11 @@ class MultiDiscreteAction(Leaf):
         self.start = np.asarray(space.start, dtype=space.dtype)
 
     def to_gym(self, value: Any) -> np.ndarray:
+        """Returns `[n_heads]`, counted from where the original space starts."""
         return np.asarray(value, dtype=self.gym_dtype) + self.start
 
     def from_gym(self, value: Any) -> np.ndarray:
+        """Returns `[n_heads]`, counted from zero."""
         return np.asarray(value - self.start, dtype=self.dtype)
 
 
@@ -81,6 +84,7 @@ class DoubleBoxAction(Leaf):
         self.high = space.high
 
     def to_gym(self, value: Any) -> np.ndarray:
+        """Returns `[*space.shape]`."""
         action = np.asarray(value, dtype=self.gym_dtype)
         clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high)
         return clipped

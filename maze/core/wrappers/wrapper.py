@@ -53,7 +53,10 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
 
     @property
     def env(self) -> EnvType:
-        """The wrapped environment. Assigning another one is allowed."""
+        """The wrapped environment. Assigning another one is allowed.
+
+        :raises AttributeError: The wrapper wraps nothing yet.
+        """
         try:
             return self.__dict__["_wrapped_env"]  # type: ignore[no-any-return]
         except KeyError:

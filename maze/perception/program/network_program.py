@@ -180,11 +180,17 @@ class ProgramReader:
         return places[0] if len(places) == 1 else self._add(Concatenate(places, self._new_place(), axis))
 
     def mask_logits(self, logits: Place, mask: Place, check: Callable[[torch.Tensor], None] | None) -> Place:
-        """See :class:`MaskLogits`."""
+        """See :class:`MaskLogits`.
+
+        Both have the shape `[..., n_choices]`.
+        """
         return self._add(MaskLogits(logits, mask, self._new_place(), check))
 
     def apply(self, source: Place, in_torch: Callable[[torch.Tensor], torch.Tensor], in_numpy: ArrayFunction) -> Place:
-        """See :class:`Apply`; the functions take any leading batch dimensions and leave their argument as it is."""
+        """See :class:`Apply`; the functions take any leading batch dimensions and leave their argument as it is.
+
+        Tensors and arrays are `[..., features]`.
+        """
         return self._add(Apply(source, self._new_place(), in_torch, in_numpy))
 
     def unreadable(self) -> _UnreadableError:

@@ -165,6 +165,7 @@ def placement_of(config: ConfigType) -> Placement:
     """The placement that a runner is configured with.
 
     :param config: A name of `PLACEMENTS`, a placement, or its configuration.
+    :raises ConfigError: There is no such placement.
     """
     if isinstance(config, str):
         if config not in PLACEMENTS:

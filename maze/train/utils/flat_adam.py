@@ -67,7 +67,10 @@ class FlatAdam:
             gradient.zero_()
 
     def gradient_norms(self) -> dict[Any, Tensor]:
-        """Euclidean norm of the gradient of each network."""
+        """Euclidean norm of the gradient of each network.
+
+        :return: Scalars `[]` by name.
+        """
         return {name: torch.linalg.vector_norm(gradient) for name, gradient in self._gradients.items()}
 
     def scale_gradients(self, factor: float) -> None:

@@ -25,6 +25,8 @@ def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, 
     """Inverse of :func:`stack_numpy_dict_list`: one dictionary (of views) per entry of the first dimension.
 
     :param list_dict: Arrays with a common first dimension.
+    :param list_dict: Arrays `[n, ...]`.
+    :raises ValueError: The arrays are not of the same length.
     """
     lengths = {key: len(value) for key, value in list_dict.items()}
     if len(set(lengths.values())) > 1:
@@ -34,7 +36,10 @@ def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, 
 
 
 def compute_gradient_norm(params: Iterable[torch.Tensor]) -> float:
-    """Euclidean norm of all gradients together; parameters without a gradient count as zero."""
+    """Euclidean norm of all gradients together; parameters without a gradient count as zero.
+
+    :param params: Of any shape `[...]`.
+    """
     import torch
 
     norms = [torch.linalg.vector_norm(param.grad.detach()) for param in params if param.grad is not None]
@@ -51,6 +56,7 @@ def stack_torch_dict_list(
 
     :param dict_list: At least one dictionary, all with the same keys and shapes.
     :param dim: Position of the new dimension.
+    :raises ValueError: The dictionaries have different keys.
     """
     import torch
 

@@ -57,6 +57,7 @@ class UpdateStats:
         :param losses: Its losses.
         :param gradient_norms: Norms by network; what belongs to an agent counts for its sub-step.
         :raises ConfigError: The interface has no event of a loss's name.
+        :param gradient_norms: Scalars `[]` by name.
         """
         terms = list(losses.terms())
         for (event, key), norm in (gradient_norms or {}).items():

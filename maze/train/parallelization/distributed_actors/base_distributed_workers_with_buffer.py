@@ -33,6 +33,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
     :param split_rollouts_into_transitions: Whether the items of the buffer are single steps instead of rollouts.
     :param env_instance_seeds: Seeds of the environments.
     :param replay_buffer: Where rollouts go.
+    :raises ConfigError: There is not one seed for each worker, or the buffer is none.
     """
 
     def __init__(

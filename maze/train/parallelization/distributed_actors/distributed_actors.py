@@ -50,6 +50,7 @@ class DistributedActors(ABC):
     :param n_actors: Number of actors.
     :param batch_size: Number of rollouts in a batch.
     :param envs_per_actor: Number of environments that each actor steps together.
+    :raises ConfigError: There are no actors, or rollouts have no steps.
     """
 
     is_vectorized = True
@@ -119,6 +120,7 @@ class DistributedActors(ABC):
         :param event: Interface method of the event.
         :param level: Level of the statistics: there are those of epochs only.
         :param name: Output name of the statistic.
+        :raises ValueError: The level is not that of epochs.
         """
         if level is not LogStatsLevel.EPOCH:
             raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
@@ -200,6 +202,7 @@ def checked_actor_seeds(seeds: Sequence[Any], n_needed: int, name: str) -> list[
     :param seeds: Seeds.
     :param n_needed: How many there have to be.
     :param name: What they are called, for the error message.
+    :raises EnvironmentContractError: There are too few, or too many.
     """
     if len(seeds) != n_needed:
         raise EnvironmentContractError(f"{name}: expected {n_needed} seeds, found {len(seeds)}.")

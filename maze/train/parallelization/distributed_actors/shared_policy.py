@@ -73,7 +73,10 @@ class SharedPolicyWeights:
 
 
 def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
-    """All tensors of a nested state dictionary, in its order."""
+    """All tensors of a nested state dictionary, in its order.
+
+    Each has the shape that it has in its network, `[...]`.
+    """
     for value in state_dict.values():
         if isinstance(value, Mapping):
             yield from tensors_of(value)

@@ -86,6 +86,7 @@ class SubprocDistributedActors(DistributedActors):
         """How processes are started.
 
         :param start_method: `forkserver`, `spawn` or `fork`.
+        :raises ConfigError: The operating system cannot start processes in this way.
         """
         available = multiprocessing.get_all_start_methods()
         if start_method not in available:

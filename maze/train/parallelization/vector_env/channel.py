@@ -77,6 +77,7 @@ class Channel:
         """Waits for a message; EOFError when the other side is gone.
 
         :return: Code and payload.
+        :raises EOFError: The other side is gone.
         """
         try:
             code = os.read(self.fd, 1)

@@ -75,6 +75,7 @@ class EnvBatch:
         """Makes the environments.
 
         :param env_factories: Each makes one environment.
+        :raises Exception: What the factory raised, with the environment's name.
         """
         for index, factory in enumerate(env_factories):
             self.current_index = index
@@ -116,6 +117,8 @@ class EnvBatch:
 
         Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
         back to where it is by few steps (:meth:`episodes_state`).
+
+        :raises Exception: What the environment raised, with its name and its seed.
         """
         for index, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
             self.current_index = index
@@ -127,7 +130,10 @@ class EnvBatch:
         self._is_restored = False
 
     def reset(self, out: Out) -> None:
-        """Resets all environments and writes their first observations; restored ones stay where they are."""
+        """Resets all environments and writes their first observations; restored ones stay where they are.
+
+        :raises Exception: What the environment raised, with its name.
+        """
         self._clear_flags()
         self.rewards[:] = 0.0
         self.step_complete[:] = True
@@ -149,6 +155,7 @@ class EnvBatch:
         :param actions: As in :meth:`StructuredVectorEnv.step`; may be whole arrays of which only the rows count.
         :param out: Arrays by sub-step key and observation key.
         :return: One info per environment.
+        :raises EnvironmentContractError: The environments were never reset.
         """
         if not self.actor_ids:
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")

@@ -31,6 +31,7 @@ class SequentialVectorEnv(StructuredVectorEnv):
 
     :param env_factories: Each makes one environment. Statistics are added to those that have none.
     :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    :raises ValueError: There is no environment.
     """
 
     def __init__(self, env_factories: Sequence[Callable[[], MazeEnv[Any]]], logging_prefix: str | None = None) -> None:

@@ -132,6 +132,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
         :param out: See :meth:`step`.
         :return: Observations, as :meth:`step` gives them.
+        :param out: Arrays `[n_envs, ...]` by step key and observation key; see :meth:`step`.
         """
 
     @abstractmethod
@@ -216,6 +217,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """Restores what :meth:`wrapper_statistics` gave, perhaps of another number of environments.
 
         :param states: By environment the states of its wrappers.
+        :raises EnvironmentContractError: This kind of vector environment cannot.
         """
         if states:
             raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
@@ -305,6 +307,7 @@ def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
 
     :param seeds: Seeds.
     :param n_envs: Number of environments.
+    :raises ValueError: There is not one for each.
     """
     if isinstance(seeds, (int, np.integer, str)) or len(seeds) != n_envs:
         raise ValueError(f"Expected one seed for each of the {n_envs} environments, found {seeds!r}.")

@@ -94,6 +94,7 @@ class AlgorithmConfig(ABC):
         """The configuration itself, or one built from a mapping such as the ``algorithm`` part of a composed config.
 
         :param config: Field names and values; fields that are left out keep their defaults.
+        :raises ConfigError: It is no mapping, or has an unknown field.
         """
         if isinstance(config, cls):
             return config

@@ -94,6 +94,7 @@ class EpochTrainer(Trainer, ABC):
     :param evaluator: Evaluates the policy; ``None``: nobody does, and the training's episodes say how good it is.
     :param model_selection: Keeps the best model; early stopping needs it.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :raises ConfigError: The device is not there.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
@@ -319,6 +320,7 @@ class EpochTrainer(Trainer, ABC):
 
         :param deterministic: Take the most probable actions; ``None`` leaves it to the evaluator.
         :param repeats: How often.
+        :raises ConfigError: There is no evaluator.
         """
         if self.evaluator is None:
             raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")

@@ -40,12 +40,18 @@ class Losses:
     """The objective, a scalar with gradients."""
 
     def add(self, value: Tensor, weight: float = 1.0) -> None:
-        """Adds a term to the total; one without weight is left out, so that nothing is computed for it."""
+        """Adds a term to the total; one without weight is left out, so that nothing is computed for it.
+
+        :param value: A scalar `[]`.
+        """
         if weight:
             self.total = torch.add(self.total, value, alpha=weight)
 
     def terms(self) -> Iterator[tuple[str, Key | None, Tensor]]:
-        """Event, group (``None``: the event has none) and value of all numbers but the total."""
+        """Event, group (``None``: the event has none) and value of all numbers but the total.
+
+        Values are scalars `[]`.
+        """
         for event, value in vars(self).items():
             if event == "total":
                 continue
@@ -63,7 +69,10 @@ class NetworkOptimizer(Protocol):
         """Clears all gradients."""
 
     def gradient_norms(self) -> dict[Name, Tensor]:
-        """Euclidean norm of the gradient of each network."""
+        """Euclidean norm of the gradient of each network.
+
+        :return: Scalars `[]` by name.
+        """
 
     def scale_gradients(self, factor: float) -> None:
         """Multiplies all gradients."""
@@ -141,6 +150,7 @@ def gradient_step(
     :return: Norm of the gradient of each network before it was scaled, to be reported together with the losses.
     :raises NonFiniteError: The total or a gradient is not finite; names the first loss, or the network. No parameter
         was changed.
+    :return: The gradients' norms, scalars `[]` by name.
     """
     optimizer.zero_grad()
     if losses.total.requires_grad and (inputs is None or inputs):

@@ -27,6 +27,7 @@ def stored_training(cfg: Mapping[str, Any]) -> StoredTraining | None:
     """The training that is to be resumed; ``None``: a new one begins.
 
     :param cfg: The whole configuration.
+    :raises ConfigError: There is no state of a training where it should be, or it cannot be read.
     """
     resume, input_dir = cfg.get("resume", False), cfg.get("input_dir")
     if resume is None or resume is False:
@@ -64,6 +65,7 @@ def resumed_seeds(training: StoredTraining, seeding: Mapping[str, Any]) -> dict[
 
     :param training: That training.
     :param seeding: What is configured: the same seeds, or ``None`` for each.
+    :raises ConfigError: Other seeds were given than the training began with.
     """
     stored = training.state.get("seeds") or {}
     for key in SEED_KEYS:

@@ -43,6 +43,7 @@ class Trainer(ABC):
         own (a replay buffer, a data set) is built here.
 
         :param run: The runner of the training.
+        :raises ConfigError: The algorithm does not say it.
         """
         raise ConfigError(f"algorithm: {cls.__name__} does not say how it is built. Give it a `build(run)`.")
 
@@ -69,6 +70,7 @@ class Trainer(ABC):
 
         :param state: State of that training, as it was saved.
         :param origin: Where it comes from, for messages.
+        :raises ConfigError: The algorithm cannot go on with that state.
         """
         raise ConfigError(
             f"resume: {type(self).__name__} cannot go on with `{origin}`. Leave out `resume=true` to start from its "

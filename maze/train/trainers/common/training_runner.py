@@ -214,6 +214,7 @@ class TrainingRunner(Runner):
         """The policy as configured, on the algorithm's device.
 
         :param seed: Its seed; ``None``: the next one.
+        :raises ConfigError: The device is not there.
         """
         policy = self._configured("policy", self.model_composer.policy)
         try:
@@ -228,7 +229,10 @@ class TrainingRunner(Runner):
         return self.torch_policy() if self.algorithm.critic is None else self.actor_critic()
 
     def actor_critic(self) -> TorchActorCritic:
-        """Policy and critic as configured, the policy with a seed of its own."""
+        """Policy and critic as configured, the policy with a seed of its own.
+
+        :raises ConfigError: The model has no critic of the kind that the algorithm needs.
+        """
         policy = self._configured("policy", self.model_composer.policy)
         critic = self._configured("critic", self.model_composer.critic)
         kind = self.algorithm.critic

@@ -32,6 +32,7 @@ class ReduceScaleValueTransform(ValueTransform):
     Pohlen et al. 2018, "Observe and Look Further", proposition A.2.
 
     :param epsilon: Weight of the linear part, which keeps the inverse Lipschitz continuous; 0 is allowed.
+    :raises ValueError: `epsilon` is negative.
     """
 
     def __init__(self, epsilon: float) -> None:
@@ -62,6 +63,7 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
     :param logits: ``[..., high - low + 1]``.
     :param support_range: The smallest and the largest integer, ``(low, high)``.
     :return: ``[...]``.
+    :raises ValueError: There is not one logit for each value of the support.
     """
     low, high = _checked_range(support_range)
     support = torch.arange(low, high + 1, dtype=logits.dtype, device=logits.device)

@@ -24,6 +24,7 @@ class SharedNoiseTable:
 
     :param count: Number of numbers.
     :param seed: Seed of the table.
+    :raises ConfigError: The table has no room for a number.
     """
 
     def __init__(self, count: int = 250000000, *, seed: int = 0, _fd: int | None = None) -> None:
@@ -45,6 +46,8 @@ class SharedNoiseTable:
         :param i: Position.
         :param dim: How many.
         :return: float32 ``[dim]``, read-only.
+        :raises ConfigError: The table is shorter than one perturbation.
+        :raises IndexError: The position is outside of the table.
         """
         if dim > self.count:
             raise ConfigError(

@@ -53,6 +53,7 @@ class ESTrainer(EpochTrainer):
     :param shared_noise: The perturbations.
     :param normalization_stats: Statistics for observation normalization, for the environments.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :raises ConfigError: The policy has no parameter to train.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = ESAlgorithmConfig

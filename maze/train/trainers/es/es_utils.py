@@ -62,7 +62,10 @@ def es_gradient(
 
 
 def trained_parameters(policy: TorchModel) -> list[torch.Tensor]:
-    """The parameters that are perturbed and updated: all but the frozen ones (``requires_grad=False``)."""
+    """The parameters that are perturbed and updated: all but the frozen ones (``requires_grad=False``).
+
+    :return: Each with the shape that it has in its network, `[...]`.
+    """
     return [parameter for parameter in policy.parameters() if parameter.requires_grad]
 
 
@@ -72,7 +75,10 @@ def n_trained_parameters(policy: TorchModel) -> int:
 
 
 def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
-    """A copy of the trained parameters in one vector, on the CPU, in the order of ``policy.parameters()``."""
+    """A copy of the trained parameters in one vector, on the CPU, in the order of ``policy.parameters()``.
+
+    :return: `[n_parameters]`.
+    """
     parameters = trained_parameters(policy)
     return torch.cat([parameter.detach().reshape(-1).to("cpu", torch.float32) for parameter in parameters])
 
@@ -82,6 +88,8 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
 
     :param policy: The policy.
     :param flat_params: As :func:`get_flat_parameters` returns it.
+    :param flat_params: `[n_parameters]`.
+    :raises ValueError: It has another length.
     """
     n_parameters = n_trained_parameters(policy)
     if flat_params.shape != (n_parameters,):

@@ -60,6 +60,7 @@ class BCLoss:
         :param actions: For each sub-step, the demonstrated actions.
         :param actor_ids: For each sub-step, who acted.
         :param events: Fired with loss, entropy and accuracies.
+        :raises ConfigError: The data have other actions than the policy.
         """
         losses: list[Tensor] = []
         fired: list[tuple[str, tuple[Any, ...], Tensor]] = []

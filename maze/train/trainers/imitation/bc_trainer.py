@@ -47,6 +47,7 @@ class BCTrainer(EpochTrainer):
     :param loss: The loss.
     :param model_selection: Part of the training's state; the evaluators tell it about their results.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :raises ConfigError: There is no data to train on.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = BCAlgorithmConfig

@@ -117,6 +117,7 @@ def get_log_rhos(
 
     :param target_action_log_probs: For each sub-step the log-probabilities by head under the learning policy.
     :param behaviour_action_log_probs: The same under the policy that acted.
+    :return: Each `[n_steps, n_envs]`.
     """
     return [
         torch.stack([target[head] - behaviour[head] for head in target]).sum(0)
@@ -189,6 +190,8 @@ def from_logits(
     trace_lambda: float = 1.0,
 ) -> VTraceFromLogitsReturns:
     """V-trace for the sub-steps of structured environment steps.
+
+    Logits are `[n_steps, n_envs, *logits_shape]` by head, everything else `[n_steps, n_envs]`.
 
     :param behaviour_policy_logits: For each sub-step the logits of the policy that acted, by action head.
     :param target_policy_logits: The same of the learning policy.

@@ -40,6 +40,7 @@ def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | Non
     """Half the mean squared error (equation 5), summed over the networks of a critic.
 
     :param weight: 0 or 1 for each element; ``None``: all of them count.
+    :param target: `[batch]`, as values and weight.
     """
     if weight is None:
         losses = [functional.mse_loss(q_value, target) for q_value in q_values]
@@ -53,6 +54,7 @@ def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, wei
 
     :param log_prob: Joint log-probabilities of the actions, with gradients.
     :param q_value: The smaller value of both networks, with gradients through the actions.
+    :param log_prob: `[batch]`, as values and weight.
     """
     return mean_of(alpha * log_prob - q_value, weight)
 
@@ -80,7 +82,10 @@ def entropy_coef_loss(
 
 
 def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of the elements of weight 1; 0 if there are none."""
+    """Mean of the elements of weight 1; 0 if there are none.
+
+    :param values: `[batch]`, as the weight.
+    """
     if weight is None:
         return values.mean()
     return (values * weight).sum() / weight.sum().clamp(min=1.0)

@@ -107,6 +107,7 @@ def policy_losses(
     """Position of each actor and its loss.
 
     :param draws: Actions for the observations of the batch, with gradients, by actor.
+    :return: Losses are scalars `[]`.
     """
     n_actors = len(networks.actors)
     groups = [list(range(n_actors))] if networks.is_shared else [[position] for position in range(n_actors)]
@@ -189,12 +190,18 @@ def _by_step_key(networks: SACNetworks, positions: list[int], values: list[Tenso
 
 
 def acted(batch: TransitionBatch, position: int) -> Tensor | None:
-    """1 where the actor acted, 0 where the episode had ended before; None: it always did."""
+    """1 where the actor acted, 0 where the episode had ended before; None: it always did.
+
+    :return: Floats `[batch]`.
+    """
     return None if batch.n_substeps is None or position == 0 else (batch.n_substeps > position).float()
 
 
 def ended_at(batch: TransitionBatch, position: int) -> Tensor:
-    """Whether the episode terminated with this sub-step (not the last one of a step)."""
+    """Whether the episode terminated with this sub-step (not the last one of a step).
+
+    :return: Booleans `[batch]`.
+    """
     if batch.n_substeps is None:
         return torch.zeros_like(batch.terminated)
     return batch.terminated & (batch.n_substeps == position + 1)

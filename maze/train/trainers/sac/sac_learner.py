@@ -62,11 +62,17 @@ class EntropyCoefs(nn.Module):
         self._by_key: dict[Key, Tensor] = dict(zip(keys, self.logs, strict=True))
 
     def alphas(self) -> dict[Key, Tensor]:
-        """The coefficients themselves, without gradients."""
+        """The coefficients themselves, without gradients.
+
+        :return: Scalars `[]`.
+        """
         return {key: log.detach().exp() for key, log in self._by_key.items()}
 
     def log_alpha(self, key: Key) -> Tensor:
-        """One logarithm, with its gradient."""
+        """One logarithm, with its gradient.
+
+        :return: A scalar `[]`.
+        """
         return self._by_key[key]
 
 

@@ -46,7 +46,10 @@ class ActionDraw:
 
     @property
     def expected_log_prob(self) -> Tensor:
-        """Of the joint action: the sum over heads."""
+        """Of the joint action: the sum over heads.
+
+        :return: `[batch]`.
+        """
         return (
             torch.stack(list(self.expected_log_probs.values())).sum(0)
             if len(self.expected_log_probs) > 1
@@ -128,6 +131,7 @@ class SACNetworks:
     :param model: Policy and state-action critic, on their device.
     :param actors: The actors of an environment step, in their order.
     :param seed: Seed of the actions drawn for learning.
+    :raises ConfigError: The critic is none of state-action values, or does not fit the actors.
     """
 
     def __init__(self, model: TorchActorCritic, actors: list[ActorID], seed: int | None) -> None:

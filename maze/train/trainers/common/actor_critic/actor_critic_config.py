@@ -101,6 +101,8 @@ def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
 
     >>> scheduled_lr("linear", 0.1, 0.75)
     0.025
+
+    :raises ValueError: There is no such schedule.
     """
     progress = min(max(progress, 0.0), 1.0)
     if schedule == "constant":

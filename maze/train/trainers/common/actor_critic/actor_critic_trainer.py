@@ -70,6 +70,7 @@ class ActorCritic(EpochTrainer, ABC):
     :param model_selection: Keeps the best model; early stopping needs it.
     :param seed: Seed of the order of minibatches; ``None`` draws one from torch's global generator.
     :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :raises ConfigError: The model has no state critic, or the algorithm's settings contradict each other.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig

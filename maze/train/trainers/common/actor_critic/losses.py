@@ -41,7 +41,11 @@ def clipped_surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """The advantage actor-critic's policy loss (Mnih et al. 2016): raises the probability of better actions."""
+    """The advantage actor-critic's policy loss (Mnih et al. 2016): raises the probability of better actions.
+
+    :param log_prob: Of the actions, `[batch]`.
+    :param advantage: `[batch]`.
+    """
     return -(log_prob * advantage).mean()
 
 
@@ -63,7 +67,10 @@ def value_loss(
 
 
 def normalize_advantage(advantage: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Shifts and scales to mean zero and standard deviation one; a single element has neither and stays as it is."""
+    """Shifts and scales to mean zero and standard deviation one; a single element has neither and stays as it is.
+
+    :param advantage: `[...]`; the result has the same shape.
+    """
     if advantage.numel() < 2:
         return advantage
     std, mean = torch.std_mean(advantage, correction=0)

@@ -49,7 +49,10 @@ class AlignedSubsteps:
 
     @property
     def actions(self) -> list[dict[str, Tensor]]:
-        """Actions of each sub-step."""
+        """Actions of each sub-step.
+
+        :return: Each `[batch, *space.shape]` by head.
+        """
         return self.record.actions
 
     def rows(self, rows: Rows) -> AlignedSubsteps:

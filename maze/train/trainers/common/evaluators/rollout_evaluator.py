@@ -43,6 +43,7 @@ class RolloutEvaluator(Evaluator):
         reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
     :param maximize: Whether more of it is better.
     :param constraints: What has to hold for the best model, such as ``invalid_cut <= 0``.
+    :raises ValueError: There is no episode to play.
     """
 
     def __init__(
@@ -101,7 +102,10 @@ class RolloutEvaluator(Evaluator):
         return [f"evaluation environment {index} starts anew: {problem}" for index, problem in problems.items()]
 
     def episodes_per_env(self, n_envs: int) -> np.ndarray:
-        """How many episodes each environment contributes, as evenly as possible."""
+        """How many episodes each environment contributes, as evenly as possible.
+
+        :return: Integers `[n_envs]`.
+        """
         quota = np.full(n_envs, self.n_episodes // n_envs)
         quota[: self.n_episodes % n_envs] += 1
         return quota

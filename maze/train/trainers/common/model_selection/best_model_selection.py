@@ -33,6 +33,7 @@ class BestModelSelection(ModelSelectionBase):
     :param dump_interval: Additionally write the current weights after every so many epochs, next to ``dump_file`` with
         the number of the epoch in the name. Where no trainer says when epochs end, evaluations count as such.
     :param verbose: Also print a line about evaluations that were not better.
+    :raises ValueError: The interval is below 1.
     """
 
     def __init__(
@@ -116,7 +117,10 @@ class BestModelSelection(ModelSelectionBase):
             self._dump_numbered(self.n_updates)
 
     def reset_to_best(self) -> None:
-        """Gives the model the weights of its best evaluation again."""
+        """Gives the model the weights of its best evaluation again.
+
+        :raises CheckpointError: No evaluation was good enough to be kept.
+        """
         if self.model is None or self._best_weights is None:
             raise CheckpointError("There is no best model to go back to: no evaluation of a model was reported yet.")
         self.model.load_state_dict(copy.deepcopy(self._best_weights))

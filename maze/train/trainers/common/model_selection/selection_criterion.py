@@ -53,7 +53,10 @@ class Constraint(NamedTuple):
 
     @classmethod
     def parse(cls, text: Any) -> Constraint:
-        """Reads ``<statistic> <=, >=, <, > or == <number>``."""
+        """Reads ``<statistic> <=, >=, <, > or == <number>``.
+
+        :raises ConfigError: The text is no comparison.
+        """
         match = _CONSTRAINT.match(text) if isinstance(text, str) else None
         bound = _number(match["bound"]) if match else None
         if match is None or bound is None:
@@ -83,6 +86,7 @@ class SelectionCriterion:
     :param maximize: Whether more of it is better.
     :param constraints: What has to hold, such as ``kpi/waste <= 0.1``. An event that does not occur in an evaluation
         counts as 0.
+    :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
 
     def __init__(self, objective: str | None = None, maximize: bool = True, constraints: Sequence[str] = ()) -> None:
@@ -97,7 +101,10 @@ class SelectionCriterion:
         """Names in constraints that are statistics of events which have not occurred, as far as anybody knows."""
 
     def judge(self, stats: LogStats) -> Judgement:
-        """The score of an evaluation, and how far it is from fulfilling the constraints."""
+        """The score of an evaluation, and how far it is from fulfilling the constraints.
+
+        :raises ConfigError: The evaluation has no such statistic.
+        """
         value = find_statistic(stats, self.objective)
         if value is None:
             raise ConfigError(
@@ -154,6 +161,7 @@ def find_statistic(stats: LogStats, name: str) -> float | None:
 
     :param stats: Statistics of one level.
     :param name: See :class:`SelectionCriterion`.
+    :raises ConfigError: Several have this name.
     """
     wanted = _tokens(name)
     numbers = [(key, number) for key, value in stats.items() if (number := scalar_value(value)) is not None]

@@ -75,6 +75,7 @@ def fill_by_policy(
     :param seed: Seed of policy and environment.
     :param item_length: Number of environment steps of an item.
     :param env_factory: Makes the environment.
+    :raises EnvironmentContractError: No step can be learned from.
     """
     env = SequentialVectorEnv([env_factory])
     try:
@@ -111,6 +112,7 @@ def add_demonstrations(replay_buffer: BaseReplayBuffer, dataset: InMemoryDataset
     :param replay_buffer: The buffer.
     :param dataset: Steps with what was observed after them.
     :param item_length: Number of steps of an item; what is left of a trajectory is not used.
+    :raises ConfigError: The data set holds none that fit the environment.
     """
     if not len(dataset):
         raise ConfigError(

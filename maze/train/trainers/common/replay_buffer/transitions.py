@@ -89,6 +89,7 @@ class TransitionColumns:
     :param observation_shapes: Shape and type of each observation, by actor.
     :param action_shapes: Shape and type of each action, by actor.
     :param unobserved: What stands for observations of an actor that did not get any, by actor.
+    :raises ConfigError: There is not enough memory for it.
     """
 
     def __init__(
@@ -226,7 +227,10 @@ class TransitionColumns:
         return {"n_added": self.n_added, "capacity": self.capacity, "all_complete": self.all_complete, "arrays": arrays}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` gave."""
+        """Restores what :meth:`state_dict` gave.
+
+        :raises ConfigError: The saved rows do not fit.
+        """
         if state["capacity"] != self.capacity:
             raise ConfigError(
                 f"algorithm.replay_buffer_size: the saved replay buffer holds {state['capacity']} steps at most, this "

@@ -25,6 +25,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     :param buffer_size: Most items that are kept.
     :param seed: Seed of the draws.
+    :raises ConfigError: There is no room for an item.
     """
 
     def __init__(self, buffer_size: int, seed: int) -> None:
@@ -76,7 +77,10 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
     @property
     def columns(self) -> TransitionColumns:
-        """The arrays themselves."""
+        """The arrays themselves.
+
+        :raises ConfigError: The buffer is empty.
+        """
         if self._columns is None:
             raise ConfigError("The replay buffer is empty; add transitions before using it.")
         return self._columns

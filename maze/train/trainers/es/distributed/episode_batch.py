@@ -54,6 +54,7 @@ class EpisodePlayer:
         :param parameters: Parameters of the policy.
         :param noise_stddev: Standard deviation of the perturbations.
         :param max_steps: Episodes are cut off after this number of environment steps; ``None``: never.
+        :param parameters: `[n_parameters]`.
         """
         self._parameters = parameters
         self._noise_stddev = noise_stddev
@@ -75,7 +76,10 @@ class EpisodePlayer:
         raise NotImplementedError
 
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
-        """Writes the parameters with which an episode is played."""
+        """Writes the parameters with which an episode is played.
+
+        :param out: `[n_parameters]`.
+        """
         out[:] = self._parameters
         if episode.noise_index is not None:
             noise = self.shared_noise.get(episode.noise_index, len(out))

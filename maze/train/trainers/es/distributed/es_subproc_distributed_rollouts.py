@@ -39,6 +39,7 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
     :param start_method: `forkserver` (default where there is one), `spawn` or `fork`.
     :param n_eval_rollouts: Number of episodes of the policy itself for each update.
     :param concurrency: Number of episodes side by side in each worker; 0: as many as it gets, up to 64.
+    :raises ConfigError: There are too few workers, or episodes side by side.
     """
 
     def __init__(

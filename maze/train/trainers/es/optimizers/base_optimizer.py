@@ -61,7 +61,10 @@ class Optimizer(ABC):
         return {"t": self.t, **{name: torch.from_numpy(value.copy()) for name, value in self._moments().items()}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned."""
+        """Continues from a state that :meth:`state_dict` returned.
+
+        :raises CheckpointError: An entry has another shape.
+        """
         moments = self._moments()
         for name, value in moments.items():
             found = tuple(state_dict[name].shape) if name in state_dict else "nothing"
