@@ -39,9 +39,15 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
         return tuple(action_space.shape)
 
     @override(TorchProbabilityDistribution)
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, actions: torch.Tensor, per_bit: bool = False) -> torch.Tensor:
+        """Log-probability of the actions.
+
+        :param actions: ``[..., *action_space.shape]``.
+        :param per_bit: Whether to return that of each component, ``[..., *action_space.shape]``, instead of their sum.
+        """
         # log sigmoid(logit) for a one, log sigmoid(-logit) for a zero
-        return self._joint(functional.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0)))
+        bits = functional.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0))
+        return bits if per_bit else self._joint(bits)
 
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:

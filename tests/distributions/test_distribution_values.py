@@ -144,7 +144,17 @@ def test_the_joint_distribution_sums_over_heads():
     assert dist.entropy().item() == pytest.approx(total)
     assert dist.entropy(reduce_fun=torch.sum).item() == pytest.approx(3 * total)
     assert dist.kl(dist).item() == pytest.approx(0.0)
+    for joint in (dist, heads["tune"]):
+        assert joint.entropy(reduce_fun=None).shape == joint.kl(joint, reduce_fun=None).shape == (3,)
+        assert joint.entropy(reduce_fun=None).tolist() == joint.joint_entropy().tolist()
     assert dist.deterministic_sample()["tune"].tolist() == [[0, 0]] * 3
+
+
+def test_the_log_probability_of_binary_vectors_is_given_by_bit_on_request():
+    dist = BernoulliProbabilityDistribution(torch.tensor([[0.0, math.log(3.0)]] * 2), spaces.MultiBinary(2))
+    actions = torch.tensor([[1, 1], [0, 0]])
+    assert dist.log_prob(actions, per_bit=True).exp().flatten().tolist() == pytest.approx([0.5, 0.75, 0.5, 0.25])
+    assert dist.log_prob(actions).exp().tolist() == pytest.approx([0.375, 0.125])
 
 
 @pytest.mark.parametrize("dist_type", [SquashedGaussianProbabilityDistribution, BetaProbabilityDistribution])

@@ -14,7 +14,7 @@ _CALLERS = (
     "maze.core.env.maze_env",
     "maze.core.wrappers.wrapper",
     "maze.core.wrappers.log_stats_wrapper",
-    "maze.core.log_stats.episode_recorder",
+    "maze.core.wrappers.episode_recorder",
 )
 """Modules whose methods of these names only call those of others."""
 

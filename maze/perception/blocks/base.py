@@ -44,7 +44,7 @@ class PerceptionBlock(ABC, nn.Module):
         nn.Module.__init__(self)
         self.in_keys: list[str] = [in_keys] if isinstance(in_keys, str) else list(in_keys)
         self.out_keys: list[str] = [out_keys] if isinstance(out_keys, str) else list(out_keys)
-        self.in_shapes: list[Sequence[int]] = _shape_list(in_shapes, n_keys=len(self.in_keys))
+        self.in_shapes: list[Sequence[int]] = shape_list(in_shapes, n_keys=len(self.in_keys))
         self._out_shapes: list[Sequence[int]] | None = None
 
         for name, keys in (("in_keys", self.in_keys), ("out_keys", self.out_keys)):
@@ -145,7 +145,7 @@ class PerceptionBlock(ABC, nn.Module):
                 module.training = True
 
 
-def _shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
+def shape_list(in_shapes: Shapes, n_keys: int) -> list[Sequence[int]]:
     """One tuple of built-in integers per key, whether one shape or a sequence of shapes was given."""
     shapes: list[Any] = list(in_shapes)
     if not shapes:

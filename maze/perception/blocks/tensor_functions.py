@@ -8,6 +8,18 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.perception.blocks.base import Shapes, shape_list
+
+
+def sequence_dims(in_shapes: Shapes, n_keys: int, n_dims: Sequence[int]) -> list[int]:
+    """The numbers of dimensions that attention expects of its inputs; flat ones are sequences of a single element.
+
+    :param in_shapes: Shapes of the inputs, as a block was given them.
+    :param n_keys: Number of inputs.
+    :param n_dims: Numbers of dimensions, with one batch dimension, of inputs that are not flat.
+    """
+    shapes = shape_list(in_shapes, n_keys)
+    return [n - 1 if n == 3 and len(shape) == 1 else n for shape, n in zip(shapes, n_dims, strict=False)]
 
 
 def masked_attention(

@@ -98,6 +98,10 @@ def test_a_dimension_is_inserted_where_numpy_would(shape, data):
         (spaces.Discrete(3, start=-1), -1, [1, 0, 0]),
         (spaces.MultiDiscrete([2, 3]), [1, 0], [0, 1, 1, 0, 0]),
         (spaces.Box(1, 3, (2,), np.int64), [3, 1], [0, 0, 1, 1, 0, 0]),
+        (spaces.Box(1, 3, (2,), np.float32), [3.0, 1.0], [0, 0, 1, 1, 0, 0]),
+        (spaces.Box(np.float32([[0], [-1]]), np.float32([[1], [1]])), [[1.0], [0.0]], [0, 1, 0, 1, 0]),
+        (spaces.Discrete(3), [1], [0, 1, 0]),
+        (spaces.MultiDiscrete([[2], [2]]), [[1], [0]], [0, 1, 1, 0]),
     ],
 )
 def test_categories_are_encoded(space, value, expected):
@@ -110,9 +114,19 @@ def test_categories_are_encoded(space, value, expected):
 def test_a_category_outside_of_its_space_is_an_error():
     with pytest.raises(EnvironmentContractError, match="outside"):
         OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(3))
+    with pytest.raises(EnvironmentContractError, match="outside"):
+        OneHotPreProcessor(spaces.Box(0, 3, (1,))).process(np.array([1.5], np.float32))
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 1, (2,)), spaces.MultiBinary(2), spaces.Box(0, 2**40, (1,), np.int64)])
+UNCOUNTABLE = [
+    spaces.Box(0, 1.5, (2,)),
+    spaces.Box(0, np.inf, (1,)),
+    spaces.MultiBinary(2),
+    spaces.Box(0, 2**40, (1,), np.int64),
+]
+
+
+@pytest.mark.parametrize("space", UNCOUNTABLE)
 def test_only_categories_can_be_encoded(space):
     with pytest.raises(ConfigError, match="categories"):
         OneHotPreProcessor(space)

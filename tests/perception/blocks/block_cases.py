@@ -263,10 +263,12 @@ def repeat_to_match(data: st.DataObject) -> PerceptionBlock:
 
 
 def self_attention_conv(data: st.DataObject) -> PerceptionBlock:
+    shape = sizes(data, 3)
+    is_masked = data.draw(st.booleans())
     block = blocks.SelfAttentionConvBlock(
-        "x",
+        ["x", "mask"] if is_masked else "x",
         data.draw(st.sampled_from(["out", ["out", "weights"]])),
-        sizes(data, 3),
+        [shape, shape[1:]] if is_masked else shape,
         embed_dim=data.draw(SMALL),
         dropout=None,
         add_input_to_output=data.draw(st.booleans()),

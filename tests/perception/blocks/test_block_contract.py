@@ -54,6 +54,22 @@ def test_inferred_shapes_are_those_of_a_forward_pass_with_any_batch_dimensions(c
 @every_block
 @given(data=st.data())
 @some_examples
+def test_the_size_of_the_output_has_the_name_of_its_kind(case, data):
+    block = built(case, data)
+    shape = block.out_shapes()[0]
+    for name in ("output_units", "output_features"):
+        if hasattr(block, name):
+            assert getattr(block, name) == shape[-1]
+    if hasattr(block, "output_channels"):
+        assert block.output_channels == shape[-1 - getattr(block, "convolution_dimension", 2)]
+    names = {"output_units", "output_features", "output_channels"}
+    widths = ("hidden_units", "hidden_channels", "hidden_features", "self_attn", "dense_block", "conv_block")
+    assert not any(hasattr(block, name) for name in widths) or any(hasattr(block, name) for name in names)
+
+
+@every_block
+@given(data=st.data())
+@some_examples
 def test_each_row_of_a_batch_is_computed_as_if_it_were_alone(case, data):
     block = built(case, data).eval()
     inputs = random_input(block, (2, 3))

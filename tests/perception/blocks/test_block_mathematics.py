@@ -248,3 +248,77 @@ def test_strided_convolution_equals_a_plain_convolution_with_its_settings():
 def test_functions_take_the_list_of_tensors_or_one_argument_each(function, n_inputs):
     block = blocks.FunctionalBlock(["x", "y"], "out", [(2,), (2,)], function)
     assert block({"x": torch.ones(2), "y": torch.ones(2)})["out"].tolist() == [2.0, 2.0]
+
+
+def test_functions_are_called_by_the_names_of_their_arguments():
+    def minus(y, x, scale=2.0):
+        return (x - y) * scale
+
+    block = blocks.FunctionalBlock(["x", "y"], "out", [(2,), (2,)], minus)
+    assert block({"x": torch.full((2,), 3.0), "y": torch.ones(2)})["out"].tolist() == [4.0, 4.0]
+    keyword_only = blocks.FunctionalBlock("x", "out", [(2,)], lambda *, x: -x)
+    assert keyword_only({"x": torch.ones(2)})["out"].tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_flat_input_is_a_sequence_of_one_element(is_masked):
+    torch.manual_seed(0)
+    arguments = {"num_heads": 2, "dropout": None, "add_input_to_output": True, "bias": True}
+    in_keys, mask = (["x", "mask"], [(1,)]) if is_masked else ("x", [])
+    flat = blocks.SelfAttentionSeqBlock(in_keys, ["out", "weights"], [(4,), *mask], **arguments)
+    sequence = blocks.SelfAttentionSeqBlock(in_keys, ["out", "weights"], [(1, 4), *mask], **arguments)
+    sequence.load_state_dict(flat.state_dict())
+    assert flat.out_shapes() == [(4,), (1, 1)]
+    features, valid = torch.randn(5, 4), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0]).unsqueeze(-1)
+    result = flat({"x": features, "mask": valid})
+    expected = sequence({"x": features.unsqueeze(1), "mask": valid})
+    torch.testing.assert_close(result["out"], expected["out"].squeeze(1))
+    torch.testing.assert_close(result["weights"], expected["weights"])
+    torch.testing.assert_close(flat({"x": features[0], "mask": valid[0]})["out"], result["out"][0])
+
+
+@pytest.mark.parametrize("mask", [None, "padding", "attention"])
+def test_a_flat_query_attends_to_a_set_and_gets_a_flat_answer(mask):
+    torch.manual_seed(0)
+    in_keys = ["query", "key", "value"] + ["mask"] * (mask is not None)
+
+    def block(query, mask_shape):
+        return blocks.MultiHeadAttentionBlock(
+            in_keys,
+            "out",
+            [query, (3, 5), (3, 5), *([mask_shape] if mask else [])],
+            num_heads=2,
+            dropout=None,
+            add_input_to_output=False,
+            bias=True,
+            add_bias_kv=False,
+            add_zero_attn=False,
+            kdim=None,
+            vdim=None,
+            use_key_padding_mask=mask == "padding",
+        )
+
+    flat, sequence = block((4,), (3,)), block((1, 4), (3,) if mask == "padding" else (1, 3))
+    sequence.load_state_dict(flat.state_dict())
+    tensors = {"query": torch.randn(6, 4), "key": torch.randn(6, 3, 5), "value": torch.randn(6, 3, 5)}
+    valid = (torch.rand(6, 3) < 0.5).float()
+    result = flat({**tensors, "mask": valid})["out"]
+    as_sequence = valid if mask == "padding" else valid.unsqueeze(1)
+    expected = sequence({**tensors, "query": tensors["query"].unsqueeze(1), "mask": as_sequence})["out"]
+    assert flat.out_shapes() == [(4,)]
+    torch.testing.assert_close(result, expected.squeeze(1))
+
+
+def test_masked_pixels_do_not_influence_the_attention_of_others():
+    torch.manual_seed(0)
+    block = blocks.SelfAttentionConvBlock(["x", "mask"], ["out", "weights"], [(2, 3, 3), (3, 3)], 2, None, False, True)
+    image, mask = torch.randn(1, 2, 3, 3), torch.ones(1, 3, 3)
+    mask[0, 1, 2] = 0.0
+    other = image.clone()
+    other[..., 1, 2] = 100.0
+    first, second = (block({"x": pixels, "mask": mask}) for pixels in (image, other))
+    counts = mask.flatten().bool()
+    torch.testing.assert_close(first["out"].flatten(2)[..., counts], second["out"].flatten(2)[..., counts])
+    torch.testing.assert_close(first["weights"].sum(-1), torch.ones(1, 9))
+    nothing = block({"x": image, "mask": torch.zeros(1, 3, 3)})
+    assert (nothing["out"] == 0).all()

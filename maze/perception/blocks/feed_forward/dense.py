@@ -34,6 +34,7 @@ class DenseBlock(ShapeNormalizationBlock):
             raise ConfigError(f"{self.block_name}: `hidden_units` is empty; give one width per layer.")
         self.input_units = self.in_shapes[0][-1]
         self.hidden_units = list(hidden_units)
+        self.output_units = [self.input_units, *self.hidden_units][-1]
         self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         self.net = nn.Sequential(self.build_layer_dict())
 

@@ -95,6 +95,8 @@ class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         self.attention_dropout = one_per_layer(self.block_name, "attention_dropout", attention_dropout, n_layers)
         self.avg_last_head_attentions = avg_last_head_attentions
         self.net = nn.ModuleDict(self.build_layer_dict())
+        n_heads_joined = 1 if avg_last_head_attentions else self.n_heads[-1]
+        self.output_features = self.hidden_features[-1] * n_heads_joined
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
         """The layers in order, by name."""

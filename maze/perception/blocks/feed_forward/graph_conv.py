@@ -139,6 +139,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
             )
         self.input_features = self.in_shapes[0][-1]
         self.hidden_features = list(hidden_features)
+        self.output_features = [self.input_features, *self.hidden_features][-1]
         n_layers = len(self.hidden_features)
         self.bias = one_per_layer(self.block_name, "bias", bias, n_layers)
         self.non_lins = [

@@ -8,7 +8,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention
+from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
 
 
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):
@@ -17,7 +17,8 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     Inputs query ``(batch, queries, features)``, key ``(batch, keys, kdim)``, value ``(batch, keys, vdim)`` and
     optionally a mask, positive where a key counts: ``(batch, queries, keys)``, or ``(batch, keys)`` with
     ``use_key_padding_mask``. Output ``(batch, queries, features)``; an optional second output holds the attention
-    weights averaged over the heads, ``(batch, queries, keys)``. A query without any valid key gets zeros.
+    weights averaged over the heads, ``(batch, queries, keys)``. A query without any valid key gets zeros. Flat
+    inputs ``(batch, features)`` are sequences of one element, and so is the output of a flat query.
 
     :param in_keys: Keys of query, key, value and, optionally, mask.
     :param out_keys: Key of the output and, optionally, of the attention weights.
@@ -54,11 +55,14 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
                 f"MultiHeadAttentionBlock ({out_keys}): expected the keys of query, key, value and, optionally, mask; "
                 f"found {in_keys}."
             )
-        in_num_dims = [3, 3, 3, 2 if use_key_padding_mask else 3][:n_inputs]
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=in_num_dims, out_num_dims=3)
+        in_num_dims = sequence_dims(in_shapes, n_inputs, [3, 3, 3, 2 if use_key_padding_mask else 3][:n_inputs])
+        n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
+        self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:3]]
+        self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[3:]]
         if use_key_padding_mask and n_inputs == 3:
             raise ConfigError(f"{self.block_name}: `use_key_padding_mask` needs a fourth input key, the mask.")
-        embed_dim = self.in_shapes[0][-1]
+        embed_dim = self.output_features = self.in_shapes[0][-1]
         for name, size, in_shape in (("kdim", kdim, self.in_shapes[1]), ("vdim", vdim, self.in_shapes[2])):
             if size is not None and size != in_shape[-1]:
                 raise ConfigError(
@@ -86,14 +90,17 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        query, key, value, *masks = (block_input[in_key] for in_key in self.in_keys)
+        query, key, value, *masks = (
+            block_input[in_key].unsqueeze(1) if is_flat else block_input[in_key]
+            for in_key, is_flat in zip(self.in_keys, self._is_flat, strict=True)
+        )
         valid = masks[0] if masks else None
         output, weights = masked_attention(
             self.self_attn, query, key, value, valid=valid, need_weights=len(self.out_keys) == 2
         )
         if self.add_input_to_output:
             output = output + query
-        outputs = {self.out_keys[0]: output}
+        outputs = {self.out_keys[0]: output.squeeze(1) if self._is_flat[0] else output}
         if weights is not None:
             outputs[self.out_keys[1]] = weights
         return outputs

@@ -102,7 +102,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
             )
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
         check_pooling_function(self.block_name, "pooling_func_name", pooling_func_name)
-        self.embedding_dim = embedding_dim
+        self.embedding_dim = self.output_units = embedding_dim
         self.pooling_func_name = pooling_func_name
         self.use_feature_transform = use_feature_transform
         activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")

@@ -61,6 +61,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=n_dims, out_num_dims=n_dims)
         self.input_channels = self.in_shapes[0][-convolution_dimension - 1]
         self.hidden_channels = list(hidden_channels)
+        self.output_channels = [self.input_channels, *self.hidden_channels][-1]
         self.convolution_dimension = convolution_dimension
         self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         self.hidden_kernels = self._sizes("hidden_kernels", hidden_kernels, default=1)

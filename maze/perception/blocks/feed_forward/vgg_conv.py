@@ -34,6 +34,7 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
             raise ConfigError(f"{self.block_name}: `hidden_channels` is empty; give one number per stage.")
         self.input_channels, height, width = self.in_shapes[0][-3:]
         self.hidden_channels = list(hidden_channels)
+        self.output_channels = [self.input_channels, *self.hidden_channels][-1]
         self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         if min(height, width) < 2 ** len(self.hidden_channels):
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ class FunctionalBlock(PerceptionBlock):
 
     A block that is to be pickled needs a function of a module, not a lambda.
 
-    :param func: Takes the input tensor, or with several ``in_keys`` the list of tensors; a function that cannot be
-        called with one argument gets one argument per tensor. Returns one tensor per output key.
+    :param func: Takes the input tensor, or with several ``in_keys`` the list of tensors. A function whose arguments
+        have the names of the ``in_keys`` is called by these; another one that cannot be called with one argument gets
+        one argument per tensor. Returns one tensor per output key.
     :raises ConfigError: It is no function.
     """
 
@@ -28,12 +29,16 @@ class FunctionalBlock(PerceptionBlock):
         if not callable(func):
             raise ConfigError(f"{self.block_name}: `func` must be callable, found {func!r}.")
         self.func = func
+        self._is_called_by_name = _binds_by_name(func, self.in_keys)
         self._one_argument_each = len(self.in_keys) == 1 or _takes_one_argument_each(func, len(self.in_keys))
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         tensors = self.gather_inputs(block_input)
-        result = self.func(*tensors) if self._one_argument_each else self.func(tensors)
+        if self._is_called_by_name:
+            result = self.func(**dict(zip(self.in_keys, tensors, strict=True)))
+        else:
+            result = self.func(*tensors) if self._one_argument_each else self.func(tensors)
         outputs = [result] if isinstance(result, torch.Tensor) else list(result)
         if len(outputs) != len(self.out_keys):
             raise ConfigError(
@@ -44,6 +49,15 @@ class FunctionalBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return getattr(self.func, "__name__", type(self.func).__name__)
+
+
+def _binds_by_name(func: Callable[..., Any], names: Sequence[str]) -> bool:
+    try:
+        signature = inspect.signature(func)
+        signature.bind(**dict.fromkeys(names))
+    except (TypeError, ValueError):
+        return False
+    return set(names) <= set(signature.parameters)
 
 
 def _takes_one_argument_each(func: Callable[..., Any], n_tensors: int) -> bool:

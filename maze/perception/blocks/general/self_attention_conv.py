@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
+from maze.core.errors import ConfigError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -13,10 +14,12 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 class SelfAttentionConvBlock(ShapeNormalizationBlock):
     """Self-attention between all pixels of a feature map (Zhang et al. 2018, section 3).
 
-    Input and output ``(batch, channels, height, width)``; an optional second output holds the attention weights
-    ``(batch, pixels, pixels)``. With ``add_input_to_output`` the output is ``input + gamma * attention`` with a learned
-    ``gamma`` that starts at 0: the block starts as the identity.
+    Input and output ``(batch, channels, height, width)``. An optional second input is a mask, positive where a pixel
+    counts: ``(batch, height, width)``. An optional second output holds the attention weights ``(batch, pixels,
+    pixels)``. With ``add_input_to_output`` the output is ``input + gamma * attention`` with a learned ``gamma`` that
+    starts at 0: the block starts as the identity.
 
+    :param in_keys: Key of the feature map and, optionally, of the mask.
     :param out_keys: Key of the output and, optionally, of the attention weights.
     :param embed_dim: Number of channels in which pixels are compared.
     :param dropout: Share of attention weights dropped in training; None: none.
@@ -35,8 +38,14 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
         bias: bool,
     ) -> None:
         n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=4, out_num_dims=[4, 3][:n_outputs])
-        channels = self.in_shapes[0][-3]
+        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
+        if n_inputs not in (1, 2):
+            raise ConfigError(
+                f"SelfAttentionConvBlock ({out_keys}): expected the key of the feature map and, optionally, of a mask; "
+                f"found {in_keys}."
+            )
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[4, 3][:n_inputs], out_num_dims=[4, 3][:n_outputs])
+        channels = self.output_channels = self.in_shapes[0][-3]
         self.embed_dim = embed_dim
         self.add_input_to_output = add_input_to_output
         self.query = nn.Conv2d(channels, embed_dim, kernel_size=1, bias=bias)
@@ -50,7 +59,13 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         image = block_input[self.in_keys[0]]
         query, key, value = (conv(image).flatten(start_dim=2) for conv in (self.query, self.key, self.value))
-        weights = torch.bmm(query.transpose(1, 2), key).softmax(dim=-1)  # row: what a pixel attends to
+        scores = torch.bmm(query.transpose(1, 2), key)
+        if len(self.in_keys) == 2:
+            ignored = (block_input[self.in_keys[1]] <= 0).flatten(start_dim=1).unsqueeze(1)
+            scores = scores.masked_fill(ignored, torch.finfo(scores.dtype).min)
+            weights = scores.softmax(dim=-1).masked_fill(ignored, 0.0)  # zeros where no pixel counts
+        else:
+            weights = scores.softmax(dim=-1)  # row: what a pixel attends to
         output = torch.bmm(value, self.dropout(weights).transpose(1, 2)).reshape(image.shape)
         if self.add_input_to_output:
             output = image + self.gamma * output

@@ -8,7 +8,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention
+from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
 
 
 class SelfAttentionSeqBlock(ShapeNormalizationBlock):
@@ -16,7 +16,8 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
 
     Input ``(batch, elements, features)`` and optionally a mask, positive where an element counts: ``(batch,
     elements)``. Output ``(batch, elements, features)``; an optional second output holds the attention weights averaged
-    over the heads, ``(batch, elements, elements)``.
+    over the heads, ``(batch, elements, elements)``. A flat input ``(batch, features)`` is a sequence of one element,
+    and so is its output.
 
     :param in_keys: Key of the sequence and, optionally, of the mask.
     :param out_keys: Key of the output and, optionally, of the attention weights.
@@ -43,8 +44,11 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
                 f"SelfAttentionSeqBlock ({out_keys}): expected the key of the sequence and, optionally, of a mask; "
                 f"found {in_keys}."
             )
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=3)
-        embed_dim = self.in_shapes[0][-1]
+        in_num_dims = sequence_dims(in_shapes, n_inputs, [3, 2][:n_inputs])
+        n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims, out_num_dims=[in_num_dims[0], 3][:n_outputs])
+        self._is_flat = in_num_dims[0] == 2
+        embed_dim = self.output_features = self.in_shapes[0][-1]
         if embed_dim % num_heads:
             raise ConfigError(
                 f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
@@ -60,12 +64,14 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         sequence, *masks = (block_input[key] for key in self.in_keys)
         valid = masks[0] if masks else None
+        if self._is_flat:
+            sequence = sequence.unsqueeze(1)
         output, weights = masked_attention(
             self.self_attn, sequence, sequence, sequence, valid=valid, need_weights=len(self.out_keys) == 2
         )
         if self.add_input_to_output:
             output = output + sequence
-        outputs = {self.out_keys[0]: output}
+        outputs = {self.out_keys[0]: output.squeeze(1) if self._is_flat else output}
         if weights is not None:
             outputs[self.out_keys[1]] = weights
         return outputs

@@ -29,6 +29,7 @@ class FlattenDenseBlock(PerceptionBlock):
         self.dense_block = DenseBlock(
             f"{out_key}_flat", out_key, self.flatten_block.out_shapes(), hidden_units=hidden_units, non_lin=non_lin
         )
+        self.output_units = self.dense_block.output_units
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:

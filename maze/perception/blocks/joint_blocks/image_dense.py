@@ -69,6 +69,7 @@ class ImageDenseBlock(PerceptionBlock):
             hidden_units=hidden_units,
             non_lin=non_lin,
         )
+        self.output_units = self.conv_block.output_units
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:

@@ -38,6 +38,7 @@ class LSTMLastStepBlock(PerceptionBlock):
         self.slice_block = SliceBlock(
             f"{out_key}_lstm", out_key, self.lstm_block.out_shapes(), slice_dim=-2, slice_idx=-1
         )
+        self.output_units = self.lstm_block.output_units
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:

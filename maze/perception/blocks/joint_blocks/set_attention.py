@@ -62,6 +62,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             raise ConfigError(f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width}).")
         self.num_heads = num_heads
         self.keep_places = keep_places
+        self.output_units = 2 * width + (n_items * self.in_shapes[0][-1] if keep_places else 0)
         self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True) if num_heads else None
 
     @override(ShapeNormalizationBlock)

@@ -54,6 +54,7 @@ class StridedConvolutionDenseBlock(PerceptionBlock):
             hidden_units=hidden_units,
             non_lin=non_lin,
         )
+        self.output_units = self.dense_block.output_units
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:

@@ -25,6 +25,7 @@ class VGGConvolutionGAPBlock(PerceptionBlock):
             self.in_keys, f"{out_key}_conv", self.in_shapes, hidden_channels=hidden_channels, non_lin=non_lin
         )
         self.gap_block = GlobalAveragePoolingBlock(f"{out_key}_conv", out_key, self.conv_block.out_shapes())
+        self.output_units = self.conv_block.output_channels
 
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:

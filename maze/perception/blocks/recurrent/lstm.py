@@ -33,7 +33,7 @@ class LSTMBlock(ShapeNormalizationBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
         self.input_units = self.in_shapes[0][-1]
-        self.hidden_size = hidden_size
+        self.hidden_size = self.output_units = hidden_size
         self.num_layers = num_layers
         self.bidirectional = bidirectional
         self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")

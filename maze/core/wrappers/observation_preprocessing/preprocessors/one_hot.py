@@ -17,8 +17,8 @@ _MAX_CATEGORIES = 2**16
 class OneHotPreProcessor(PreProcessor):
     """Encodes categories as vectors of zeros with a single one.
 
-    Works for Discrete spaces, and for MultiDiscrete and bounded integer Box spaces, whose entries' vectors are joined
-    to one.
+    Works for Discrete spaces, and for MultiDiscrete and bounded Box spaces of whole numbers (of any type), the vectors
+    of whose entries are joined to one.
 
     >>> OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(1))
     array([0., 1., 0.], dtype=float32)
@@ -42,8 +42,9 @@ class OneHotPreProcessor(PreProcessor):
 
     @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        category = np.asarray(observation).reshape(-1).astype(np.int64) - self._first
-        if ((category < 0) | (category >= self._counts)).any():
+        value = np.asarray(observation).reshape(-1)
+        category = value.astype(np.int64) - self._first
+        if ((category < 0) | (category >= self._counts) | (category + self._first != value)).any():
             raise EnvironmentContractError(
                 f"OneHotPreProcessor: the observation {observation!r} lies outside its space "
                 f"{self._original_observation_space}."
@@ -59,12 +60,13 @@ def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
         return np.array([space.start], dtype=np.int64), np.array([space.n], dtype=np.int64)
     if isinstance(space, spaces.MultiDiscrete):
         return space.start.reshape(-1).astype(np.int64), space.nvec.reshape(-1).astype(np.int64)
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu":
-        first = space.low.reshape(-1).astype(object)
-        counts = space.high.reshape(-1).astype(object) - first + 1
-        if counts.sum() <= _MAX_CATEGORIES:
-            return first.astype(np.int64), counts.astype(np.int64)
+    if isinstance(space, spaces.Box) and np.isfinite([space.low, space.high]).all():
+        bounds = np.stack([space.low, space.high]).reshape(2, -1)
+        low, high = bounds.astype(object)
+        counts = high - low + 1
+        if (np.floor(bounds) == bounds).all() and counts.sum() <= _MAX_CATEGORIES:
+            return low.astype(np.int64), counts.astype(np.int64)
     raise ConfigError(
         "OneHotPreProcessor: expected an observation of categories, with a Discrete, a MultiDiscrete, or a bounded "
-        f"integer Box space with at most {_MAX_CATEGORIES} values in total, found {space}."
+        f"Box space of whole numbers with at most {_MAX_CATEGORIES} values in total, found {space}."
     )
