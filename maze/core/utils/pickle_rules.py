@@ -404,7 +404,8 @@ def storage_types() -> dict[str, torch.dtype]:
         "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
         "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
     }  # fmt: skip
-    return {f"torch.{name}Storage": dtype for name, dtype in names.items()}
+    types = {f"torch.{name}Storage": dtype for name, dtype in names.items()}
+    return {**types, "torch.storage.UntypedStorage": torch.uint8}
 
 
 def _tensor(
@@ -421,6 +422,16 @@ def _tensor(
         raise refuse("it holds a tensor that is larger than its values")
     tensor = storage.as_strided(size, stride, offset)
     return tensor.requires_grad_(bool(requires_grad)) if tensor.is_floating_point() else tensor
+
+
+def _tensor_of_bytes(storage: Any, *arguments: Any) -> torch.Tensor:
+    """A view of bytes, which newer types (unsigned integers) are stored as."""
+    import torch
+
+    *geometry, dtype = arguments[:6]
+    if not (isinstance(storage, torch.Tensor) and isinstance(dtype, torch.dtype)) or storage.numel() % dtype.itemsize:
+        raise refuse("it holds a damaged tensor")
+    return _tensor(storage.view(dtype), *geometry)
 
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None) -> Any:
@@ -527,6 +538,7 @@ def torch_rules() -> Mapping[str, Rule]:
     rules |= {str(dtype): Rule(dtype) for dtype in dtypes}
     calls: dict[str, Callable[..., Any]] = {
         "torch._utils._rebuild_tensor_v2": _tensor,
+        "torch._utils._rebuild_tensor_v3": _tensor_of_bytes,
         "torch._utils._rebuild_parameter": _parameter,
         "torch.Size": _size,
         "torch.device": _device,

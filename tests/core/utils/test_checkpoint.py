@@ -176,3 +176,10 @@ def test_checkpoints_are_verified_before_they_are_unpickled(monkeypatch):
     monkeypatch.setattr(checkpoint, "read_pickle", lambda *args, **kwargs: pytest.fail("was unpickled"))
     with pytest.raises(CheckpointError, match="checksum of its part"):
         load_state(io.BytesIO(damaged))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_integers_come_back(tmp_path, dtype):
+    save_state(tmp_path / "state.pt", {"numbers": torch.arange(6).to(dtype).reshape(2, 3)})
+    found = load_state(tmp_path / "state.pt")["numbers"]
+    assert (found.dtype, found.tolist()) == (dtype, [[0, 1, 2], [3, 4, 5]])
