@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
+    from maze.train.trainers.common.config_classes import AlgorithmConfig
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 
@@ -22,7 +22,7 @@ class Trainer(ABC):
     :param model: The model to train.
     """
 
-    AlgorithmConfigType = TypeVar("AlgorithmConfigType", bound=AlgorithmConfig)
+    AlgorithmConfigType = TypeVar("AlgorithmConfigType", bound="AlgorithmConfig")
 
     config_class: ClassVar[type[AlgorithmConfig] | None] = None
     """The class of the configuration, where a configuration does not name it itself."""
