@@ -33,7 +33,7 @@ from maze.train.parallelization.vector_env.replay_log import (
     digest_of,
     replayed_actions,
 )
-from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
+from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation, WrapperStates
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 
 if TYPE_CHECKING:
@@ -165,9 +165,31 @@ class EnvBatch:
             return self._step_flat(actions, out)
         return self._step_structured(actions, out)
 
-    def seeding_at(self, index: int, ticks_ago: int) -> Seeding | None:
-        """The seed that a recent tick of an environment followed from, see :meth:`ReplayLog.seeding_at`."""
-        return self._log.seeding_at(index, ticks_ago)
+    def keep_terminal(self, is_kept: bool) -> None:
+        """Says whether `final_observations` shall hold the last observations of terminated episodes as well."""
+        self.keep_terminal_observations = is_kept
+
+    def of_each(self, method: str) -> list[Any]:
+        """What a method of each environment returns."""
+        return [getattr(env, method)() for env in self.envs]
+
+    def wrapper_statistics(self) -> list[WrapperStates]:
+        """What wrappers have learned, by environment."""
+        return [statistics_states(env) for env in self.envs]
+
+    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
+        """Restores what :meth:`wrapper_statistics` gave."""
+        for env, state in zip(self.envs, states, strict=True):
+            load_statistics_states(env, state)
+
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        """The seed that a recent tick followed from, see :meth:`ReplayLog.seeding_at`; ``None``: another's environment.
+
+        :param env_index: Index of the environment among all.
+        :param ticks_ago: 1 means the latest tick, 0 what follows it.
+        """
+        index = env_index - self.first_index
+        return self._log.seeding_at(index, ticks_ago) if 0 <= index < len(self.envs) else None
 
     def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
         """Where the environments are, each to be brought back there by :meth:`load_episodes_state`.

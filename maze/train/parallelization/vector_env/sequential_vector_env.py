@@ -10,23 +10,14 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    StructuredVectorEnv,
-    WrapperStates,
-    checked_seeds,
-    states_for,
-    states_of_as_many,
-)
+from maze.train.parallelization.vector_env.structured_vector_env import BatchVectorEnv, StructuredVectorEnv
 
 if TYPE_CHECKING:
-    from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
-    from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 
-class SequentialVectorEnv(StructuredVectorEnv):
+class SequentialVectorEnv(BatchVectorEnv):
     """Steps its environments one after another in this process: the fastest choice for environments that are cheap.
 
     :param env_factories: Each makes one environment. Statistics are added to those that have none.
@@ -75,51 +66,20 @@ class SequentialVectorEnv(StructuredVectorEnv):
         return out if out is not None else self._fresh(observations)
 
     @override(StructuredVectorEnv)
-    def seed(self, seeds: Sequence[Any]) -> None:
-        self._batch.seed(checked_seeds(seeds, self.n_envs))
-
-    @override(StructuredVectorEnv)
     def close(self) -> None:
         self._batch.close()
 
     @override(StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
-        return list(self._batch.actor_ids) or [env.actor_id() for env in self.envs]
+        return list(self._batch.actor_ids) or self._of_each("actor_id")
 
-    @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        return np.array([env.is_actor_done() for env in self.envs], dtype=np.bool_)
+    @override(BatchVectorEnv)
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self._batch, method)(*arguments)]
 
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        return self._actor_rewards_array()
-
-    @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        return np.array([env.get_env_time() for env in self.envs], dtype=np.int64)
-
-    @override(StructuredVectorEnv)
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        states = [statistics_states(env) for env in self.envs]
-        return states if any(states) else []
-
-    @override(StructuredVectorEnv)
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        if states:
-            for env, state in zip(self.envs, states_for(states, self.n_envs), strict=True):
-                load_statistics_states(env, state)
-
-    @override(StructuredVectorEnv)
-    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        return self._batch.seeding_at(env_index, ticks_ago)
-
-    @override(StructuredVectorEnv)
-    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
-        return self._batch.episodes_state(with_running)
-
-    @override(StructuredVectorEnv)
-    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        return states_of_as_many(states, self.n_envs) or self._batch.load_episodes_state(states)
+    @override(BatchVectorEnv)
+    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
+        return self._ask(method, by_env)
 
     def _new_arrays(self) -> Any:
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")

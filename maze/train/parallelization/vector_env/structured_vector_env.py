@@ -272,11 +272,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
                 self.episode_quota[env_index] -= 1
             self.epoch_stats.receive(stats)
 
-    def _actor_rewards_array(self) -> np.ndarray | None:
-        if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
-            return None
-        return np.stack([np.asarray(rewards) for rewards in self.actor_rewards])
-
     def _returned(
         self, observations: Arrays, infos: list[dict[Any, Any]]
     ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
@@ -290,18 +285,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         return {step_key: observations[step_key] for step_key in step_keys}
 
 
-def states_of_as_many(states: Sequence[EpisodeState], n_envs: int) -> dict[int, str]:
-    """Why none of the states can be used: there are those of another number of environments."""
-    if len(states) == n_envs:
-        return {}
-    return dict.fromkeys(range(n_envs), f"the training had {len(states)} environments, now there are {n_envs}")
-
-
-def states_for(states: Sequence[WrapperStates], n_envs: int) -> list[WrapperStates]:
-    """One entry per environment: those of other environments again where there were fewer."""
-    return [states[index % len(states)] for index in range(n_envs)]
-
-
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     """One seed per environment, or an error.
 
@@ -312,3 +295,72 @@ def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     if isinstance(seeds, (int, np.integer, str)) or len(seeds) != n_envs:
         raise ValueError(f"Expected one seed for each of the {n_envs} environments, found {seeds!r}.")
     return list(seeds)
+
+
+class BatchVectorEnv(StructuredVectorEnv, ABC):
+    """A vector environment whose environments are stepped by one or more batches.
+
+    A batch is an :class:`~maze.train.parallelization.vector_env.env_batch.EnvBatch`, in this process or another.
+    """
+
+    _may_have_wrapper_statistics = True
+
+    @abstractmethod
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of each batch with the same arguments, and returns what it gives."""
+
+    @abstractmethod
+    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
+        """Calls a method of each batch with the entries of its environments, and returns what it gives."""
+
+    def _of_each(self, method: str) -> list[Any]:
+        """What a method of each environment returns."""
+        return [value for values in self._ask("of_each", method) for value in values]
+
+    @override(StructuredVectorEnv)
+    def seed(self, seeds: Sequence[Any]) -> None:
+        self._tell("seed", checked_seeds(seeds, self.n_envs))
+
+    @override(StructuredVectorEnv)
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
+        return np.array(self._of_each("is_actor_done"), dtype=np.bool_)
+
+    @override(StructuredVectorEnv)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        if self.actor_rewards is None or any(rewards is None for rewards in self.actor_rewards):
+            return None
+        return np.stack([np.asarray(rewards) for rewards in self.actor_rewards])
+
+    @override(StructuredVectorEnv)
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
+        return np.array(self._of_each("get_env_time"), dtype=np.int64)
+
+    @override(StructuredVectorEnv)
+    def wrapper_statistics(self) -> list[WrapperStates]:
+        if not self._may_have_wrapper_statistics:
+            return []
+        states = [state for of_batch in self._ask("wrapper_statistics") for state in of_batch]
+        self._may_have_wrapper_statistics = any(states)
+        return states if any(states) else []
+
+    @override(StructuredVectorEnv)
+    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
+        if states:  # those of other environments again where there were fewer
+            self._tell("load_wrapper_statistics", [states[index % len(states)] for index in range(self.n_envs)])
+
+    @override(StructuredVectorEnv)
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        answers = self._ask("seeding_at", env_index, ticks_ago)
+        return next((answer for answer in answers if answer is not None), None)
+
+    @override(StructuredVectorEnv)
+    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
+        return [state for of_batch in self._ask("episodes_state", with_running) for state in of_batch]
+
+    @override(StructuredVectorEnv)
+    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        if len(states) != self.n_envs:
+            reason = f"the training had {len(states)} environments, now there are {self.n_envs}"
+            return dict.fromkeys(range(self.n_envs), reason)
+        answers = self._tell("load_episodes_state", list(states))
+        return {index: problem for problems in answers for index, problem in problems.items()}

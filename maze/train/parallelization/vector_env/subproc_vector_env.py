@@ -9,7 +9,6 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.faults import Seeding
 from maze.core.env.space_arrays import action_column, copy_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
@@ -19,12 +18,9 @@ from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.structured_vector_env import (
+    BatchVectorEnv,
     FinalObservation,
     StructuredVectorEnv,
-    WrapperStates,
-    checked_seeds,
-    states_for,
-    states_of_as_many,
 )
 from maze.train.parallelization.vector_env.worker_pool import WorkerPool
 
@@ -49,7 +45,7 @@ class CloudpickleWrapper:
         self.var = cloudpickle.loads(state)
 
 
-class SubprocVectorEnv(StructuredVectorEnv):
+class SubprocVectorEnv(BatchVectorEnv):
     """Steps its environments in worker processes, several environments in each, through shared memory.
 
     Worth it where an environment's step takes longer than about a tenth of a millisecond; for cheaper ones
@@ -91,7 +87,6 @@ class SubprocVectorEnv(StructuredVectorEnv):
         self._decoders = [StatsDecoder() for _ in pool.workers]
         self._actor_ids: list[ActorID] = []
         self._is_keeping_terminal_observations = False
-        self._may_have_wrapper_statistics = True
 
     @override(StructuredVectorEnv)
     def step(  # type: ignore[override]
@@ -101,7 +96,7 @@ class SubprocVectorEnv(StructuredVectorEnv):
             raise EnvironmentContractError("`reset` has to be called before the first `step`.")
         if self.keep_terminal_observations != self._is_keeping_terminal_observations:
             self._is_keeping_terminal_observations = self.keep_terminal_observations
-            self._pool.call("keep_terminal_observations", self.keep_terminal_observations)
+            self._pool.call("keep_terminal", self.keep_terminal_observations)
         self._write_actions(actions)
         infos = self._take(self._pool.run(messages.STEP, "step"))
         observations = self._read_observations(out)
@@ -117,11 +112,6 @@ class SubprocVectorEnv(StructuredVectorEnv):
         return out if out is not None else self._fresh(observations)
 
     @override(StructuredVectorEnv)
-    def seed(self, seeds: Sequence[Any]) -> None:
-        seeds = checked_seeds(seeds, self.n_envs)
-        self._pool.call_each("seed", [seeds[worker.rows] for worker in self._pool.workers])
-
-    @override(StructuredVectorEnv)
     def close(self) -> None:
         """Closes all environments and ends the workers; returns within five seconds, whatever state they are in."""
         self._pool.close()
@@ -133,52 +123,18 @@ class SubprocVectorEnv(StructuredVectorEnv):
         return list(self._actor_ids)
 
     @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        return np.array(self._of_each("is_actor_done"), dtype=np.bool_)
-
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        return self._actor_rewards_array()
-
-    @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        return np.array(self._of_each("get_env_time"), dtype=np.int64)
-
-    @override(StructuredVectorEnv)
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        if not self._may_have_wrapper_statistics:
-            return []
-        states = [state for of_worker in self._pool.call("wrapper_statistics", None) for state in of_worker]
-        self._may_have_wrapper_statistics = any(states)
-        return states if any(states) else []
-
-    @override(StructuredVectorEnv)
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        if states:
-            by_env = states_for(states, self.n_envs)
-            self._pool.call_each("load_wrapper_statistics", [by_env[worker.rows] for worker in self._pool.workers])
-
-    @override(StructuredVectorEnv)
-    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        answers = self._pool.call("seeding_at", (env_index, ticks_ago))
-        return next((Seeding(*answer) for answer in answers if answer is not None), None)
-
-    @override(StructuredVectorEnv)
-    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
-        return [state for of_worker in self._pool.call("episodes_state", with_running) for state in of_worker]
-
-    @override(StructuredVectorEnv)
     def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        problems = states_of_as_many(states, self.n_envs)
-        if not problems:
-            self._actor_ids = []
-            by_worker = [list(states[worker.rows]) for worker in self._pool.workers]
-            for of_worker in self._pool.call_each("load_episodes_state", by_worker):
-                problems.update(of_worker)
-        return problems
+        if len(states) == self.n_envs:
+            self._actor_ids = []  # until the next reset, workers know
+        return super().load_episodes_state(states)
 
-    def _of_each(self, method: str) -> list[Any]:
-        return [value for values in self._pool.call("each", method) for value in values]
+    @override(BatchVectorEnv)
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        return self._pool.call(method, *arguments)
+
+    @override(BatchVectorEnv)
+    def _tell(self, method: str, by_env: list[Any]) -> list[Any]:
+        return self._pool.call_each(method, [(by_env[worker.rows],) for worker in self._pool.workers])
 
     def _write_actions(self, actions: Mapping[Any, Any]) -> None:
         step_keys = {actor.step_key for actor in self._actor_ids} if not self.is_flat else {self._actor_ids[0].step_key}

@@ -13,7 +13,6 @@ from typing import Any
 
 import cloudpickle
 
-from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
@@ -142,8 +141,8 @@ class _Worker:
                 batch.reset(self._observations)
                 self._report([])
             elif code == messages.CALL:
-                name, argument = payload
-                channel.send(messages.RESULT, getattr(self, f"_call_{name}")(argument))
+                method, arguments = payload
+                channel.send(messages.RESULT, getattr(batch, method)(*arguments))
             else:
                 self.close()
                 return
@@ -159,33 +158,3 @@ class _Worker:
             return
         finals = {index: tuple(final) for index, final in batch.final_observations.items()}
         self._channel.send(messages.RESULT, (finished, told, finals, batch.actor_rewards))
-
-    def _call_seed(self, seeds: list[Any]) -> None:
-        self._batch.seed(seeds)
-
-    def _call_keep_terminal_observations(self, value: bool) -> None:
-        self._batch.keep_terminal_observations = value
-
-    def _call_wrapper_statistics(self, _: None) -> list[Any]:
-        return [statistics_states(env) for env in self._batch.envs]
-
-    def _call_load_wrapper_statistics(self, states: list[Any]) -> None:
-        for env, state in zip(self._batch.envs, states, strict=True):
-            load_statistics_states(env, state)
-
-    def _call_seeding_at(self, place: tuple[int, int]) -> tuple[int, int] | None:
-        env_index, ticks_ago = place
-        index = env_index - self._batch.first_index
-        if not 0 <= index < len(self._batch.envs):
-            return None
-        seeding = self._batch.seeding_at(index, ticks_ago)
-        return None if seeding is None else (seeding.seed, seeding.n_ticks_since)
-
-    def _call_episodes_state(self, with_running: bool) -> list[Any]:
-        return self._batch.episodes_state(with_running)
-
-    def _call_load_episodes_state(self, states: list[Any]) -> dict[int, str]:
-        return self._batch.load_episodes_state(states)
-
-    def _call_each(self, method: str) -> list[Any]:
-        return [getattr(env, method)() for env in self._batch.envs]

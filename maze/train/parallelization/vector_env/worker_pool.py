@@ -128,26 +128,26 @@ class WorkerPool:
                 worker.channel.send(code)
         return self.gather(call)
 
-    def call(self, method: str, argument: Any) -> list[Any]:
-        """Calls a method of all workers.
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of all workers' environment batches.
 
         :param method: Name of the method.
-        :param argument: Its argument.
+        :param arguments: Its arguments.
         :return: What each worker returns.
         """
-        return self.call_each(method, [argument] * len(self.workers))
+        return self.call_each(method, [arguments] * len(self.workers))
 
-    def call_each(self, method: str, arguments: Sequence[Any]) -> list[Any]:
-        """Calls a method of all workers.
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of all workers' environment batches.
 
         :param method: Name of the method.
-        :param arguments: One argument for each worker.
+        :param arguments: The arguments of each worker's.
         :return: What each worker returns.
         """
         self._check_open()
-        for worker, argument in zip(self.workers, arguments, strict=True):
+        for worker, of_worker in zip(self.workers, arguments, strict=True):
             with self._watching(worker, method):
-                worker.channel.send(messages.CALL, (method, argument))
+                worker.channel.send(messages.CALL, (method, of_worker))
         return self.gather(method)
 
     def gather(self, call: str) -> list[Any]:
