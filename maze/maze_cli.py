@@ -51,7 +51,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     from maze.core.log_stats.log_stats import StatsContext
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
-    from maze.train.trainers.common.model_selection.best_score import BestScore, best_score
+    from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
 
     started_by_hydra = HydraConfig.initialized()
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()

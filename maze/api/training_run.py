@@ -39,8 +39,7 @@ from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.model_selection.best_score import BestScore, best_score
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, BestScore, best_score
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

@@ -24,8 +24,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import nn
 
-from maze.core.agent.action_encoding import encode_action
-from maze.core.agent.state_action_values import q_values_key
+from maze.core.agent.state_action_values import encode_action, q_values_key
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
 from maze.core.annotations import override

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from maze.cli.run_directory import WORTHLESS
 from maze.maze_cli import main, maze_run
-from maze.train.trainers.common.model_selection.best_score import BestScore
+from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 
 TINY = (
     *("env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=2"),

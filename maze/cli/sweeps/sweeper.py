@@ -33,7 +33,7 @@ from maze.cli.sweeps.results import RESULTS_FILE, broken_text, number_text, resu
 from maze.cli.sweeps.strategy import Strategy
 from maze.cli.sweeps.trials import COMPLETED, FAILED, SweepTrial, TrialResult, ranked
 from maze.core.errors import MazeError
-from maze.train.trainers.common.model_selection.best_score import BestScore
+from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 
 SEED_KEYS = ("seeding.env_base_seed", "seeding.agent_base_seed")
 RESULTS_INTERVAL = 1.0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.action_masks import masked_heads
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
+
 
 Sampler = Callable[[np.random.Generator], Any]
 
@@ -149,3 +149,35 @@ def _sampler_for(space: spaces.Space[Any]) -> Sampler:
     if isinstance(space, spaces.Box) and space.is_bounded() and np.issubdtype(space.dtype, np.floating):
         return _BoxSampler(space)
     return _SpaceSampler(space)
+
+
+MASK_SUFFIX = "mask"
+"""How the names of masks end."""
+
+
+def masked_heads(
+    observation_shapes: Mapping[str, tuple[int, ...]], action_space: spaces.Dict, masks: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Masks with the ``Discrete`` action heads that they are for.
+
+    An observation whose name ends with ``mask`` is the mask of the one head that has as many choices.
+
+    :param observation_shapes: Shapes of the observations of a sub-step.
+    :param action_space: Its action heads.
+    :param masks: Which head each mask is for, where names and sizes do not tell.
+    :return: Heads by mask, and masks that might be for several heads.
+    """
+    heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}
+    found: dict[str, str] = {}
+    ambiguous: list[str] = []
+    for key, shape in observation_shapes.items():
+        if key in masks:
+            if masks[key] in heads:
+                found[key] = masks[key]
+        elif key.endswith(MASK_SUFFIX) and len(shape) == 1:
+            fitting = [head for head, n in heads.items() if shape == (n,)]
+            if len(fitting) == 1:
+                found[key] = fitting[0]
+            elif fitting:
+                ambiguous.append(key)
+    return found, ambiguous

@@ -7,7 +7,7 @@ A network maps a dictionary to a dictionary:
 
 * all action heads of the sub-step are ``Discrete``: observations to ``<head>_q_values`` ``[..., n_actions]`` for each
   head, the values of all actions at once;
-* otherwise: observations and encoded actions (see :mod:`maze.core.agent.action_encoding`), under their own keys, to
+* otherwise: observations and encoded actions (see :mod:`maze.core.agent.state_action_values`), under their own keys, to
   ``q_value`` ``[..., 1]``, the value of the joint action.
 """
 
@@ -22,7 +22,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.action_encoding import encode_action
 from maze.core.agent.networks import (
     TargetNetworks,
     as_float_tensors,
@@ -32,7 +31,7 @@ from maze.core.agent.networks import (
     network_weights,
 )
 from maze.core.agent.state_action_critic import StateActionCritic
-from maze.core.agent.state_action_values import expected_soft_value, merged_action_space, q_values_key
+from maze.core.agent.state_action_values import encode_action, expected_soft_value, merged_action_space, q_values_key
 from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error

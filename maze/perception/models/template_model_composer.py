@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.action_encoding import encoded_size
-from maze.core.agent.state_action_values import merged_action_space, q_values_key
+from maze.core.agent.state_action_values import encoded_size, merged_action_space, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.agent.action_masks import masked_heads
-from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.random_policy import RandomPolicy, masked_heads
 from maze.utils.env_checks.findings import CheckReport
 
 

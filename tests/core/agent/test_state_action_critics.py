@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.action_encoding import are_all_discrete, encode_action, encoded_size
+from maze.core.agent.state_action_values import are_all_discrete, encode_action, encoded_size
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
