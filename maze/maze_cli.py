@@ -19,6 +19,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
+from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
 from maze.core.errors import EnvironmentFailedError, MazeError
@@ -114,7 +115,8 @@ def _main(command: list[str]) -> int:
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     with ClaimedDirectories() as claimed:
         try:
-            with _as_command_of_this_process(_flags_first(map(_readable_to_hydra, command))):
+            overrides = with_own_algorithm([_readable_to_hydra(argument) for argument in command])
+            with _as_command_of_this_process(_flags_first(overrides)):
                 _run_hydra()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)

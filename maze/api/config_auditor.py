@@ -9,6 +9,7 @@ from typing import Any
 from hydra.plugins.launcher import Launcher
 
 from maze.api.utils import InvalidSpecificationError
+from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
@@ -19,37 +20,23 @@ from maze.perception.models.critics.critic_composer_interface import CriticCompo
 from maze.perception.models.model_composer import BaseModelComposer, critic_composer_type
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.runner import Runner
-from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import (
+    SUITABLE_CRITICS,
+    AlgorithmConfig,
+    CriticKind,
+    algorithm_class,
+)
 
 _OverridesType = dict[str, Any]
 
 COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "launcher", "runner")
 """Arguments that take the name of a module, a mapping or an object."""
 
-_ALGORITHM_NAMES = {
-    "maze.train.trainers.a2c.a2c_algorithm_config.A2CAlgorithmConfig": "a2c",
-    "maze.train.trainers.ppo.ppo_algorithm_config.PPOAlgorithmConfig": "ppo",
-    "maze.train.trainers.impala.impala_algorithm_config.ImpalaAlgorithmConfig": "impala",
-    "maze.train.trainers.sac.sac_algorithm_config.SACAlgorithmConfig": "sac",
-    "maze.train.trainers.imitation.bc_algorithm_config.BCAlgorithmConfig": "bc",
-    "maze.train.trainers.es.es_algorithm_config.ESAlgorithmConfig": "es",
-}
-_CRITIC_KINDS: dict[str, type[CriticComposerInterface] | None] = {
-    "a2c": BaseStateCriticComposer,
-    "ppo": BaseStateCriticComposer,
-    "impala": BaseStateCriticComposer,
-    "sac": BaseStateActionCriticComposer,
-    "sacfd": BaseStateActionCriticComposer,
-    "bc": None,
-    "es": None,
-}
-_SUITABLE_CRITICS = {
-    BaseStateCriticComposer: "a state critic, such as critic='flatten_concat_shared' or critic='template_state'",
-    BaseStateActionCriticComposer: (
-        "a state-action critic, such as critic='flatten_concat_state_action' or critic='template_state_action'"
-    ),
-}
 _COMPOSERS = (BaseModelComposer, BasePolicyComposer, CriticComposerInterface)
+_COMPOSER_OF_KIND: Mapping[CriticKind, type[Any]] = {
+    "state": BaseStateCriticComposer,
+    "state-action": BaseStateActionCriticComposer,
+}
 _OBJECTS: dict[str, tuple[type, ...]] = {
     "algorithm": (AlgorithmConfig,),
     "model": (BaseModelComposer,),
@@ -89,6 +76,8 @@ class ConfigurationAuditor:
         if not isinstance(self._overrides.get("algorithm"), str | None) and "algorithm" not in self._kwargs:
             # The runner depends on it.
             self._kwargs["algorithm"] = self._overrides.pop("algorithm")
+        if isinstance(self._overrides.get(TARGET), str) and "algorithm" not in self._kwargs:
+            self._kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self._overrides.pop(TARGET)})
         for name, value in self._kwargs.items():
             for choice in self._choices(name, value):
                 _check_component(name, choice)
@@ -199,37 +188,29 @@ class ConfigurationAuditor:
                     )
 
     def algorithm_name(self, algorithm: Any) -> str:
-        """The module whose runners train an algorithm that was given as an object or a mapping.
-
-        :raises InvalidSpecificationError: No runner trains such an algorithm.
-        """
-        config_class = _algorithm_class(algorithm)
-        for base in config_class.__mro__:
-            name = _ALGORITHM_NAMES.get(f"{base.__module__}.{base.__qualname__}")
-            if name is not None:
-                return name
-        if isinstance(self._kwargs.get("runner"), str | None):
-            raise InvalidSpecificationError(
-                f"algorithm: there is no runner for a {config_class.__name__}. Pass one that trains it: "
-                "runner={'_target_': 'my_project.runners.MyRunner', ...}."
-            )
-        return "es"
+        """The option of the group `algorithm` that fits an algorithm given as an object or a mapping."""
+        try:
+            config_class = _algorithm_class(algorithm)
+            if isinstance(self._kwargs.get("runner"), str | None):
+                config_class.trainer_class()  # tells now if none is named
+            return option_of(config_class)
+        except ConfigError as error:
+            raise InvalidSpecificationError(str(error)) from error
 
 
-def check_critic(cfg: Any, algorithm: str, critic_is_given: bool) -> None:
+def check_critic(cfg: Any, critic_is_given: bool) -> None:
     """Raises a :class:`ConfigError` where critic and algorithm do not belong together.
 
     :param cfg: The composed configuration.
-    :param algorithm: Name of the algorithm's module.
     :param critic_is_given: Whether the critic was asked for, and is not only there by default.
     """
-    model = cfg.get("model")
-    if isinstance(model, BaseModelComposer) or algorithm not in _CRITIC_KINDS:
+    model, config_class = cfg.get("model"), algorithm_class(cfg.get("algorithm"))
+    if isinstance(model, BaseModelComposer) or config_class is None:
         return
-    kind = _CRITIC_KINDS[algorithm]
+    name, kind = config_class.name, config_class.critic
     if kind is None:
         if critic_is_given:
-            raise InvalidSpecificationError(f"critic: algorithm={algorithm!r} has no critic. Leave the argument out.")
+            raise InvalidSpecificationError(f"critic: algorithm={name!r} has no critic. Leave the argument out.")
         return
     critic = model.get("critic") if isinstance(model, Mapping) else None
     try:
@@ -238,9 +219,9 @@ def check_critic(cfg: Any, algorithm: str, critic_is_given: bool) -> None:
         return  # the model says more about it when it is built
     if found is None or not issubclass(found, BaseStateCriticComposer | BaseStateActionCriticComposer):
         return
-    if not issubclass(found, kind):
+    if not issubclass(found, _COMPOSER_OF_KIND[kind]):
         raise InvalidSpecificationError(
-            f"critic: algorithm={algorithm!r} needs {_SUITABLE_CRITICS[kind]}; got a {found.__name__}."
+            f"critic: algorithm={name!r} needs {SUITABLE_CRITICS[kind]}; got a {found.__name__}."
         )
 
 
@@ -282,17 +263,16 @@ def _shown(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 
-def _algorithm_class(algorithm: Any) -> type[Any]:
+def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
     """Class of an algorithm's configuration; that of a mapping without ``_target_`` is told by its keys."""
-    if not isinstance(algorithm, Mapping):
-        return type(algorithm)
-    factory: Factory[Any] = Factory(AlgorithmConfig)
-    if TARGET_KEY in algorithm:
-        return factory.type_from_name(algorithm[TARGET_KEY], config_path="algorithm._target_")
+    known = algorithm_class(algorithm)
+    if known is not None:
+        return known
     import dataclasses
 
+    factory = Factory(AlgorithmConfig)
     fitting = []
-    for path in _ALGORITHM_NAMES:
+    for path in dict.fromkeys(shipped_algorithms().values()):
         config_class = factory.type_from_name(path)
         names = {config_field.name for config_field in dataclasses.fields(config_class)}
         if set(algorithm) == names:

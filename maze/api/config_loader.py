@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode as HydraRunMode
@@ -263,10 +262,7 @@ class ConfigurationLoader:
                     f"configuration: {self.configuration!r} configures no training; it has no `algorithm`. Choose "
                     "another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
                 )
-            given = dict(placed).get("algorithm")
-            chosen = HydraConfig.get().runtime.choices.get("algorithm")
-            algorithm = str(chosen) if given is None else self.auditor.algorithm_name(given)
-            check_critic(config, algorithm, critic_is_given="critic" in self.auditor.kwargs)
+            check_critic(config, critic_is_given="critic" in self.auditor.kwargs)
         return config
 
     @staticmethod

@@ -24,7 +24,7 @@ def cartpole() -> GymMazeEnv:
 
 
 class OwnAlgorithmConfig(AlgorithmConfig):
-    """No runner is known for it."""
+    """Nothing says what trains it."""
 
 
 def model_composer() -> CustomModelComposer:
@@ -139,7 +139,10 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"env": cartpole, "wrappers": TimeLimitWrapper.wrap(cartpole(), max_episode_steps=3)},
         "wrappers: an instance of .* contradicts env",
     ),
-    "algorithm without a runner": (lambda: {"algorithm": OwnAlgorithmConfig()}, "no runner for a OwnAlgorithmConfig"),
+    "algorithm without a trainer": (
+        lambda: {"algorithm": OwnAlgorithmConfig()},
+        "algorithm: OwnAlgorithmConfig does not say what trains it. Give it a `trainer`",
+    ),
     "ambiguous hyperparameters": (lambda: {"algorithm": {"lr": 0.1}}, "several algorithms have the keys.*_target_"),
     "unknown hyperparameters": (lambda: {"algorithm": {"lrr": 0.1}}, "no algorithm has the keys"),
     "state-action critic for PPO": (
