@@ -116,7 +116,7 @@ def test_a_training_is_not_continued_without_the_statistics_of_its_model(train, 
 
 def test_what_reward_normalization_has_learned_is_part_of_the_checkpoint_and_evaluation_learns_nothing(train, tmp_path):
     runner = train("first", wrappers=RETURNS)
-    saved = load_state(tmp_path / "first" / "latest.pt")["wrapper_statistics"]
+    saved = load_state(tmp_path / "first" / "latest.pt")["parts"]["rollouts"]["wrappers"]
     assert [state[0]["count"] for state in saved] == [8, 8]
     assert [state[0]["count"] for state in runner.trainer.evaluator.eval_env.wrapper_statistics()] == [0]
     other = train("second", wrappers=RETURNS, n_epochs=2)
