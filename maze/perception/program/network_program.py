@@ -11,7 +11,7 @@ asked for one uses the module itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -25,7 +25,6 @@ Place: TypeAlias = int
 """Where a program keeps a tensor: an index into the list of all its tensors."""
 Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
-ArrayFunction: TypeAlias = Callable[[Array], Array]
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
 """The activations that programs know."""
@@ -52,55 +51,67 @@ class Activation:
     layer: nn.Module
 
 
+class Function(Protocol):
+    """A function of tensors without parameters. It leaves its arguments as they are; equal ones compute the same."""
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """The result, for any leading batch dimensions."""
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        """The same for arrays."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Anything without parameters."""
+
+    sources: tuple[Place, ...]
+    target: Place
+    function: Function
+
+
+Operation: TypeAlias = Linear | Activation | Apply
+
+
 @dataclass(frozen=True)
 class Flatten:
     """Joins the last `n_dims` dimensions to one; 0 adds a dimension of size one."""
 
-    source: Place
-    target: Place
     n_dims: int
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0].flatten(-self.n_dims) if self.n_dims else tensors[0].unsqueeze(-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        shape = arrays[0].shape
+        return arrays[0].reshape(*shape[: len(shape) - self.n_dims], -1)
 
 
 @dataclass(frozen=True)
 class Unflatten:
     """Gives the last dimension a shape."""
 
-    source: Place
-    target: Place
     shape: tuple[int, ...]
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0].reshape(*tensors[0].shape[:-1], *self.shape)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        result: Array = arrays[0].reshape(*arrays[0].shape[:-1], *self.shape)
+        return result
 
 
 @dataclass(frozen=True)
 class Concatenate:
     """Joins tensors along an axis that is counted from the end (negative)."""
 
-    sources: tuple[Place, ...]
-    target: Place
     axis: int
 
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.cat(tensors, dim=self.axis)
 
-@dataclass(frozen=True)
-class MaskLogits:
-    """The smallest number of their type instead of logits whose mask is not positive."""
-
-    logits: Place
-    mask: Place
-    target: Place
-    check: Callable[[torch.Tensor], None] | None
-    """Raises an error for valid actions `[batch, ...]` that are none at all."""
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Any other function of one tensor without parameters, in torch and in NumPy."""
-
-    source: Place
-    target: Place
-    in_torch: Callable[[torch.Tensor], torch.Tensor]
-    in_numpy: ArrayFunction
-
-
-Operation: TypeAlias = Linear | Activation | Flatten | Unflatten | Concatenate | MaskLogits | Apply
+    def in_numpy(self, *arrays: Array) -> Array:
+        return np.concatenate(arrays, axis=self.axis)
 
 
 @dataclass(frozen=True)
@@ -168,30 +179,19 @@ class ProgramReader:
 
     def flatten(self, source: Place, n_dims: int) -> Place:
         """The last `n_dims` dimensions joined to one."""
-        return source if n_dims == 1 else self._add(Flatten(source, self._new_place(), n_dims))
+        return source if n_dims == 1 else self.apply(Flatten(n_dims), source)
 
     def unflatten(self, source: Place, shape: Sequence[int]) -> Place:
         """The last dimension in another shape."""
-        return source if len(shape) == 1 else self._add(Unflatten(source, self._new_place(), tuple(shape)))
+        return source if len(shape) == 1 else self.apply(Unflatten(tuple(shape)), source)
 
-    def concatenate(self, sources: Iterable[Place], axis: int) -> Place:
+    def concatenate(self, sources: Sequence[Place], axis: int) -> Place:
         """Several tensors joined along an axis, which is negative."""
-        places = tuple(sources)
-        return places[0] if len(places) == 1 else self._add(Concatenate(places, self._new_place(), axis))
+        return sources[0] if len(sources) == 1 else self.apply(Concatenate(axis), *sources)
 
-    def mask_logits(self, logits: Place, mask: Place, check: Callable[[torch.Tensor], None] | None) -> Place:
-        """See :class:`MaskLogits`.
-
-        Both have the shape `[..., n_choices]`.
-        """
-        return self._add(MaskLogits(logits, mask, self._new_place(), check))
-
-    def apply(self, source: Place, in_torch: Callable[[torch.Tensor], torch.Tensor], in_numpy: ArrayFunction) -> Place:
-        """See :class:`Apply`; the functions take any leading batch dimensions and leave their argument as it is.
-
-        Tensors and arrays are `[..., features]`.
-        """
-        return self._add(Apply(source, self._new_place(), in_torch, in_numpy))
+    def apply(self, function: Function, *sources: Place) -> Place:
+        """The result of any other function, whose arguments are `[batch, ...]`."""
+        return self._add(Apply(sources, self._new_place(), function))
 
     def unreadable(self) -> _UnreadableError:
         """The error to raise by a module that cannot be described with its settings."""

@@ -21,20 +21,16 @@ from maze.perception.program.network_program import (
     Activation,
     Apply,
     Array,
-    ArrayFunction,
-    Concatenate,
-    Flatten,
     Linear,
-    MaskLogits,
     Operation,
     Place,
     Program,
-    Unflatten,
     read_program,
 )
 
 Arrays: TypeAlias = dict[str, Array]
 Rows: TypeAlias = slice | Array
+ArrayFunction: TypeAlias = Callable[[Array], Array]
 _ALL = slice(None)
 _Step: TypeAlias = Callable[[list[Array], Rows], None]
 """Fills a place, with the parameters in some rows."""
@@ -141,34 +137,19 @@ def _free_to_change(program: Program) -> set[Place]:
 
 
 def _sources(operation: Operation) -> tuple[Place, ...]:
-    if isinstance(operation, Concatenate):
-        return operation.sources
-    return (operation.logits, operation.mask) if isinstance(operation, MaskLogits) else (operation.source,)
+    return operation.sources if isinstance(operation, Apply) else (operation.source,)
 
 
 def _step(operation: Operation, linear: Callable[[Linear], _Step], in_place: bool) -> _Step:
     match operation:
         case Linear():
             return linear(operation)
-        case Concatenate(sources, target, axis):
-            return lambda at, _: at.__setitem__(target, np.concatenate([at[source] for source in sources], axis=axis))
-        case MaskLogits(logits, mask, target, check):
-            return lambda at, _: at.__setitem__(target, _masked(at[logits], at[mask], check))
-        case Activation(source, target, layer) if in_place:
-            return _in_place(layer, source, target)
-    return _applied(_function(operation), operation.source, operation.target)
-
-
-def _function(operation: Activation | Flatten | Unflatten | Apply) -> ArrayFunction:
-    match operation:
-        case Activation(layer=layer):
-            return _activation(layer)
-        case Flatten(n_dims=n_dims):
-            return lambda x: x.reshape(*x.shape[: x.ndim - n_dims], -1)
-        case Unflatten(shape=shape):
-            return lambda x: x.reshape(*x.shape[:-1], *shape)
-        case Apply(in_numpy=function):
-            return function
+        case Activation(source, target, layer):
+            return _in_place(layer, source, target) if in_place else _applied(_activation(layer), source, target)
+        case Apply((source,), target, function):
+            return _applied(function.in_numpy, source, target)
+        case Apply(sources, target, function):
+            return lambda at, _: at.__setitem__(target, function.in_numpy(*[at[source] for source in sources]))
 
 
 def _applied(function: ArrayFunction, source: Place, target: Place) -> _Step:
@@ -233,13 +214,6 @@ def _stacked_linear(operation: Linear, stacked: Mapping[int, Array]) -> _Step:
         at[target] = result[:, :, 0] if are_vectors else result.swapaxes(-1, -2)
 
     return step
-
-
-def _masked(logits: Array, mask: Array, check: Callable[[torch.Tensor], None] | None) -> Array:
-    valid = mask > 0
-    if check is not None and not valid.any(axis=-1).all():
-        check(torch.from_numpy(valid))
-    return np.where(valid, logits, np.finfo(logits.dtype).min)
 
 
 # -- activations ------------------------------------------------------------------------------------------------------

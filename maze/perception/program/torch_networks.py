@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,13 +14,9 @@ from maze.perception.program.network_program import (
     Activation,
     Apply,
     Array,
-    Concatenate,
-    Flatten,
     Linear,
-    MaskLogits,
     Operation,
     Program,
-    Unflatten,
     read_program,
 )
 
@@ -144,20 +140,5 @@ def _run(operations: Iterable[Operation], at: list[Any]) -> None:
                 at[target] = functional.linear(at[source], parameters["weight"], parameters["bias"])
             case Activation(source, target, layer):
                 at[target] = layer.forward(at[source])
-            case Concatenate(sources, target, axis):
-                at[target] = torch.cat([at[source] for source in sources], dim=axis)
-            case Flatten(source, target, n_dims):
-                at[target] = at[source].flatten(-n_dims) if n_dims else at[source].unsqueeze(-1)
-            case Unflatten(source, target, shape):
-                at[target] = at[source].unflatten(-1, shape)
-            case Apply(source, target, in_torch):
-                at[target] = in_torch(at[source])
-            case MaskLogits(logits, mask, target, check):
-                at[target] = _masked(at[logits], at[mask], check)
-
-
-def _masked(logits: Tensor, mask: Tensor, check: Callable[[Tensor], None] | None) -> Tensor:
-    valid = mask > 0
-    if check is not None:
-        check(valid)
-    return logits.masked_fill(~valid, torch.finfo(logits.dtype).min)
+            case Apply(sources, target, function):
+                at[target] = function.in_torch(*[at[source] for source in sources])

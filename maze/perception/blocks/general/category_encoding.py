@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
-from maze.perception.program.network_program import Array, ArrayFunction, Places, ProgramReader
+from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
 class CategoryEncodingBlock(PerceptionBlock):
@@ -69,7 +70,7 @@ class CategoryEncodingBlock(PerceptionBlock):
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         if self.embedding is not None or self.first.device.type != "cpu":
             raise reader.unreadable()
-        return {self.out_keys[0]: reader.apply(inputs[self.in_keys[0]], self._encoded, self._encoder_of_arrays())}
+        return {self.out_keys[0]: reader.apply(_UnitVectors(self), inputs[self.in_keys[0]])}
 
     def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
         batch_shape = tensor.shape[: tensor.dim() - self._n_dims]
@@ -82,21 +83,6 @@ class CategoryEncodingBlock(PerceptionBlock):
             return encoded.reshape(*batch_shape, -1)
         encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
         return encoded.scatter(-1, indices, 1.0)[..., :total]
-
-    def _encoder_of_arrays(self) -> ArrayFunction:
-        """Unit vectors in NumPy."""
-        first, limits, offsets = (tensor.numpy() for tensor in (self.first, self.limits, self.offsets))
-        n_dims, total, n_entries = self._n_dims, int(limits.sum()), len(limits)
-
-        def encode(array: Array) -> Array:
-            kept_shape = array.shape[: array.ndim - n_dims]
-            categories = array.reshape(*kept_shape, n_entries).astype(np.int64) - first
-            is_known = (categories >= 0) & (categories < limits)
-            encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
-            np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
-            return encoded[..., :total]
-
-        return encode
 
     def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
         if isinstance(value, int):
@@ -112,3 +98,24 @@ class CategoryEncodingBlock(PerceptionBlock):
     def extra_repr(self) -> str:
         kind = "one-hot" if self.embedding_dim is None else f"embedded in {self.embedding_dim}"
         return f"{sum(self.num_categories)} categories, {kind}"
+
+
+@dataclass(frozen=True, eq=False)
+class _UnitVectors:
+    """What a block without embeddings computes, see :class:`maze.perception.program.network_program.Function`."""
+
+    block: CategoryEncodingBlock
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.block._encoded(tensors[0])
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        block, array = self.block, arrays[0]
+        first, limits, offsets = block.first.numpy(), block.limits.numpy(), block.offsets.numpy()
+        kept_shape = array.shape[: array.ndim - block._n_dims]
+        categories = array.reshape(*kept_shape, len(limits)).astype(np.int64) - first
+        is_known = (categories >= 0) & (categories < limits)
+        total = int(sum(block.num_categories))
+        encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
+        np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
+        return encoded[..., :total]
