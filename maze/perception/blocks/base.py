@@ -30,7 +30,7 @@ class PerceptionBlock(ABC, nn.Module):
     A block knows the shapes of its inputs, and infers those of its outputs, so that models can be derived from
     observation spaces. Shapes never include the batch dimension.
 
-    A block whose ``forward`` is made of a few well-known operations says so by a method ``describe_forward`` (see
+    A block whose `forward` is made of a few well-known operations says so by a method `describe_forward` (see
     :mod:`maze.perception.program.network_program`), and acts without the overhead of tensors. A class that replaces
     ``forward`` or ``normalized_forward`` is described only where it defines that method too.
 
