@@ -24,7 +24,13 @@ from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, complete
 from maze.cli.errors import translated
 from maze.core.errors import ConfigError
+from maze.core.rollout.check_runner import CheckRunner
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
+from maze.runner import Runner
+from maze.train.trainers.common.config_classes import algorithm_class
+from maze.train.trainers.common.training_runner import TrainingRunner
 
 _GYM_ID = re.compile(r"-v\d+$|[:/]")
 """What tells the id of a gymnasium environment from an option of the group `env`."""
@@ -262,6 +268,7 @@ class ConfigurationLoader:
                     f"configuration: {self.configuration!r} configures no training; it has no `algorithm`. Choose "
                     "another one, such as 'conf_train', or name a policy to roll out: policy='random_policy'."
                 )
+            _check_runner(config)
             check_critic(config, critic_is_given="critic" in self.auditor.kwargs)
         return config
 
@@ -300,6 +307,20 @@ class ConfigurationLoader:
         if self.auditor.multirun:
             directory = directory / str(number)
         return directory if any((directory / name).is_file() for name in _WEIGHTS) else None
+
+
+def _check_runner(config: DictConfig) -> None:
+    """Refuses a runner that trains nothing, or other algorithms than the configured one."""
+    runner = config.get("runner")
+    is_object = isinstance(runner, Runner)
+    kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
+    if issubclass(kind, RolloutRunner | CheckRunner):
+        raise InvalidSpecificationError(f"runner: a {kind.__name__} trains nothing. Choose 'dev' or 'local'.")
+    if not issubclass(kind, TrainingRunner):
+        return  # somebody's own, or RLlib's
+    config_class = algorithm_class(config.algorithm)
+    if config_class is not None:
+        kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
 
 
 def as_on_command_line(path: str, value: Any) -> Any:

@@ -16,11 +16,17 @@ from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.es.es_runners import ESDevRunner
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 
 def cartpole() -> GymMazeEnv:
     return GymMazeEnv("CartPole-v1")
+
+
+ES_RUNNER = "maze.train.trainers.es.es_runners.ESDevRunner"
+AC_RUNNERS = "maze.train.trainers.common.actor_critic.actor_critic_runners"
+SEQUENTIAL = "maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunner"
 
 
 class OwnAlgorithmConfig(AlgorithmConfig):
@@ -129,6 +135,30 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "training runner for a rollout": (
         lambda: {"policy": "random_policy", "runner": "dev"},
         "runner: the chosen one cannot run this",
+    ),
+    "runner of another algorithm": (
+        lambda: {"algorithm": "a2c", "runner": {"_target_": ES_RUNNER}},
+        "runner: ESDevRunner is for ESTrainer, not for algorithm=a2c, which A2C trains.*runner=dev",
+    ),
+    "runner object of another algorithm": (
+        lambda: {"algorithm": "ppo", "runner": ESDevRunner()},
+        "runner: ESDevRunner is for ESTrainer, not for algorithm=ppo",
+    ),
+    "runner of another algorithm among the overrides": (
+        lambda: {"algorithm": "es", "overrides": {"runner._target_": f"{AC_RUNNERS}.ACDevRunner"}},
+        "runner: ACDevRunner is for ActorCritic, not for algorithm=es",
+    ),
+    "algorithm object of another runner": (
+        lambda: {"algorithm": PPOAlgorithmConfig(), "runner": {"_target_": ES_RUNNER}},
+        "runner: ESDevRunner is for ESTrainer, not for algorithm=ppo",
+    ),
+    "trainer of another algorithm": (
+        lambda: {"algorithm": "ppo", "overrides": {"runner.trainer_class": "maze.train.trainers.a2c.a2c_trainer.A2C"}},
+        "runner.trainer_class: A2C does not train a PPOAlgorithmConfig",
+    ),
+    "rollout runner for a training": (
+        lambda: {"algorithm": "ppo", "runner": {"_target_": SEQUENTIAL}},
+        "runner: a SequentialRolloutRunner trains nothing",
     ),
     "configuration of rollouts for a training": (
         lambda: {"configuration": "conf_rollout"},

@@ -96,6 +96,8 @@ class TrainingRunner(Runner):
     default_placement: ClassVar[str] = "in_process"
     default_algorithm: ClassVar[str] = ""
     """Path of the configuration's class where the configuration itself does not name it."""
+    trains: ClassVar[str] = ""
+    """Path of the trainer whose subclasses the runner is for; empty: for all."""
     replaced_arguments: ClassVar[Mapping[str, str]] = {}
     """Numbers of environments that this algorithm has under another name, and that name."""
 
@@ -348,23 +350,38 @@ class TrainingRunner(Runner):
             config_class = algorithm_class({TARGET_KEY: self.default_algorithm})
         return None if config_class is None else config_class.from_config(algorithm)
 
+    @classmethod
+    def trainer_for(cls, config_class: type[AlgorithmConfig], trainer_class: str | type[Trainer] = "") -> type[Trainer]:
+        """Returns the trainer: of the runner's and the configuration's the one that is derived from the other.
+
+        :param config_class: The class of the algorithm's configuration.
+        :param trainer_class: The runner's `trainer_class`.
+        :raises ConfigError: The runner trains other algorithms.
+        """
+        factory = Factory(Trainer)  # type: ignore[type-abstract]
+        trainer = None if trainer_class and not config_class.trainer else config_class.trainer_class()
+        if trainer_class:
+            given = factory.type_from_name(trainer_class, config_path="runner.trainer_class")
+            if trainer is not None and not issubclass(given, trainer) and not issubclass(trainer, given):
+                raise ConfigError(
+                    f"runner.trainer_class: {given.__name__} does not train a {config_class.__name__}, which names "
+                    f"{trainer.__name__}. Leave one of the two out."
+                )
+            trainer = given if trainer is None or issubclass(given, trainer) else trainer
+        assert trainer is not None
+        kind = factory.type_from_name(cls.trains, config_path=f"{cls.__name__}.trains") if cls.trains else Trainer
+        if not issubclass(trainer, kind):
+            raise ConfigError(
+                f"runner: {cls.__name__} is for {kind.__name__}, not for algorithm={config_class.name}, which "
+                f"{trainer.__name__} trains. Choose runner=dev or runner=local, which fit every algorithm."
+            )
+        return trainer
+
     def _given_trainer(self) -> type[Trainer]:
         return Factory(Trainer).type_from_name(self.trainer_class, config_path="runner.trainer_class")  # type: ignore[type-abstract]
 
     def _trainer_type(self) -> type[Trainer]:
-        """The trainer: of the runner's and the configuration's the one that is derived from the other."""
-        config: AlgorithmConfig = self.algorithm
-        if not self.trainer_class:
-            return config.trainer_class()
-        given, own = self._given_trainer(), config.trainer_class() if config.trainer else None
-        if own is None or issubclass(given, own):
-            return given
-        if issubclass(own, given):
-            return own
-        raise ConfigError(
-            f"runner.trainer_class: {given.__name__} does not train a {type(self.algorithm).__name__}, which names "
-            f"{own.__name__}. Leave one of the two out."
-        )
+        return self.trainer_for(type(self.algorithm), self.trainer_class)
 
     def _configured(self, part: str, built: ComponentType | None) -> ComponentType:
         if built is not None:

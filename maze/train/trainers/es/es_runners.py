@@ -35,6 +35,7 @@ class ESMasterRunner(TrainingRunner):
     shared_noise: SharedNoiseTable | None = field(default=None, init=False)
 
     default_algorithm: ClassVar[str] = "maze.train.trainers.es.es_algorithm_config.ESAlgorithmConfig"
+    trains: ClassVar[str] = "maze.train.trainers.es.es_trainer.ESTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"eval_concurrency": "runner.concurrency"}
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class BCRunner(TrainingRunner):
     """What evaluates the policy: on validation data, and by rollouts."""
 
     default_algorithm: ClassVar[str] = "maze.train.trainers.imitation.bc_algorithm_config.BCAlgorithmConfig"
+    trains: ClassVar[str] = "maze.train.trainers.imitation.bc_trainer.BCTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "runner.eval_concurrency"}
 
     @override(TrainingRunner)

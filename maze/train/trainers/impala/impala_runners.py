@@ -23,6 +23,7 @@ class ImpalaRunner(TrainingRunner):
     eval_concurrency: int = 0
 
     default_algorithm: ClassVar[str] = "maze.train.trainers.impala.impala_algorithm_config.ImpalaAlgorithmConfig"
+    trains: ClassVar[str] = "maze.train.trainers.impala.impala_trainer.IMPALA"
     replaced_arguments: ClassVar[Mapping[str, str]] = {
         "concurrency": "algorithm.num_actors and algorithm.envs_per_actor"
     }

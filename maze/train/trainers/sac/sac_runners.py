@@ -38,6 +38,7 @@ class SACRunner(TrainingRunner):
     initial_demonstration_trajectories: ConfigType = None
 
     default_algorithm: ClassVar[str] = "maze.train.trainers.sac.sac_algorithm_config.SACAlgorithmConfig"
+    trains: ClassVar[str] = "maze.train.trainers.common.replay_trainer.ReplayTrainer"
     replaced_arguments: ClassVar[Mapping[str, str]] = {"concurrency": "algorithm.num_actors"}
 
     @override(TrainingRunner)

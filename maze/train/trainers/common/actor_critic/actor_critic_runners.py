@@ -32,6 +32,8 @@ class ACRunner(TrainingRunner):
     eval_repeats: int | None = None
     critic_burn_in_epochs: int | None = None
 
+    trains: ClassVar[str] = "maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, minimum in (("eval_repeats", 1), ("critic_burn_in_epochs", 0)):
