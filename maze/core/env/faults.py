@@ -18,6 +18,12 @@ USER_CODE_ERRORS = (Exception, SystemExit, GeneratorExit)
 """What code of an environment may raise without meaning to end the process. A ``KeyboardInterrupt`` is the user's."""
 
 
+LONG_EPISODE = 10_000
+"""Steps after which an episode whose end is waited for is worth a warning."""
+ENDLESS_EPISODE = 1_000_000
+"""Steps after which nobody waits for the end of an episode any more."""
+
+
 class Seeding(NamedTuple):
     """Where the random numbers of an environment come from.
 
@@ -128,6 +134,26 @@ def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], An
             index = np.argwhere(~np.isfinite(array))[0].tolist()
             return key, index, array[tuple(index)]
     return None
+
+
+def check_episode_ends(n_steps: int, name: str) -> None:
+    """Warns of an episode that has become very long, and gives it up where it is endless.
+
+    Asked after every ``LONG_EPISODE`` steps by whoever waits for the end of the episode.
+
+    :param n_steps: Number of steps of the episode so far.
+    :param name: Which environment.
+    :raises EnvironmentContractError: After ``ENDLESS_EPISODE`` steps.
+    """
+    text = (
+        f"{name} has been in the same episode for {n_steps} steps, and its end is waited for. Environments without an "
+        "end of their own need a limit: '+wrappers={maze.core.wrappers.time_limit_wrapper.TimeLimitWrapper:"
+        "{max_episode_steps:1000}}', in rollouts runner.max_episode_steps, evolution strategies algorithm.max_steps."
+    )
+    if n_steps >= ENDLESS_EPISODE:
+        raise EnvironmentContractError(text)
+    if LONG_EPISODE <= n_steps < 2 * LONG_EPISODE:
+        logger.warning(text)
 
 
 def closed(close: Callable[[], object], name: str) -> None:

@@ -77,6 +77,7 @@ class ParallelRolloutWorker:
         deterministic: bool = False,
         episode_seeds: EpisodeSeeds | None = None,
         record_actions: bool = False,
+        env_timeout: float | None = None,
     ) -> None:
         """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
 
@@ -91,6 +92,7 @@ class ParallelRolloutWorker:
                 input_directory,
                 env_instance_seed,
                 agent_instance_seed,
+                env_timeout,
             )
             with recorded(env, record_trajectory, record_event_logs, record_actions) as (recorded_env, recorder):
                 RolloutRunner.run_interaction_loop(
@@ -167,9 +169,16 @@ class ParallelRolloutRunner(RolloutRunner):
         record_event_logs: bool,
         deterministic: bool = False,
         record_actions: bool = False,
+        env_timeout: float | None = None,
     ) -> None:
         super().__init__(
-            n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic, record_actions
+            n_episodes,
+            max_episode_steps,
+            record_trajectory,
+            record_event_logs,
+            deterministic,
+            record_actions,
+            env_timeout,
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
@@ -205,6 +214,7 @@ class ParallelRolloutRunner(RolloutRunner):
                     "record_event_logs": self.record_event_logs,
                     "deterministic": self.deterministic,
                     "record_actions": self.record_actions,
+                    "env_timeout": self.env_timeout,
                     "episode_seeds": [seeds[episode] for episode in episodes],
                 }
                 workers.append(_start(context, index, episodes, arguments))

@@ -19,7 +19,14 @@ import numpy as np
 
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.annotations import override
-from maze.core.env.faults import USER_CODE_ERRORS, Place, failure, failure_of_acting
+from maze.core.env.faults import (
+    LONG_EPISODE,
+    USER_CODE_ERRORS,
+    Place,
+    check_episode_ends,
+    failure,
+    failure_of_acting,
+)
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, MazeError
@@ -28,6 +35,7 @@ from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
+from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
@@ -58,6 +66,7 @@ class RolloutRunner(Runner, ABC):
     :param record_event_logs: Store all events in ``event_logs``.
     :param deterministic: Take the policy's most probable action instead of sampling one.
     :param record_actions: Store each episode's seed and actions in ``action_records``, to be replayed.
+    :param env_timeout: Seconds that a step or a reset of the environment may take; ``None``: any time.
     """
 
     def __init__(
@@ -68,7 +77,9 @@ class RolloutRunner(Runner, ABC):
         record_event_logs: bool,
         deterministic: bool = False,
         record_actions: bool = False,
+        env_timeout: float | None = None,
     ) -> None:
+        self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
         self.max_episode_steps = whole_number("runner.max_episode_steps", max_episode_steps or 0, at_least=0)
         self.record_trajectory = record_trajectory
@@ -119,6 +130,7 @@ class RolloutRunner(Runner, ABC):
         input_dir: str = "",
         env_instance_seed: int | None = None,
         agent_instance_seed: int | None = None,
+        env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
         """Builds environment and agent. Relative file names in their configurations refer to ``input_dir``."""
         with _working_directory(input_dir):
@@ -129,6 +141,8 @@ class RolloutRunner(Runner, ABC):
             agent = _build_agent(agent_config, env)
         if max_episode_steps:
             env = TimeLimitWrapper.wrap(env, max_episode_steps=max_episode_steps)
+        if env_timeout is not None:
+            env = CallTimeLimitWrapper.wrap(env, seconds=env_timeout)
         if env_instance_seed is not None:
             env.seed(env_instance_seed)
         if agent_instance_seed is not None:
@@ -170,7 +184,7 @@ class RolloutRunner(Runner, ABC):
                 if episode and episode_end_callback is not None:
                     call = ""
                     episode_end_callback()
-                done = False
+                done, n_steps = False, 0
                 while not done:
                     if show is not None:
                         call = "render"
@@ -180,6 +194,9 @@ class RolloutRunner(Runner, ABC):
                     action = act(observation, actor)
                     call = "step"
                     observation, reward, done, _ = env.step(action)
+                    n_steps += 1
+                    if n_steps % LONG_EPISODE == 0:
+                        check_episode_ends(n_steps, name)
                     if not (is_warned or abs(reward) < math.inf):
                         is_warned = True
                         warnings.warn(f"{Place.of(env, name)}: the reward is {reward}.", stacklevel=2)

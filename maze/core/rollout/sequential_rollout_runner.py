@@ -23,9 +23,16 @@ class SequentialRolloutRunner(RolloutRunner):
         render: bool,
         deterministic: bool = False,
         record_actions: bool = False,
+        env_timeout: float | None = None,
     ) -> None:
         super().__init__(
-            n_episodes, max_episode_steps, record_trajectory, record_event_logs, deterministic, record_actions
+            n_episodes,
+            max_episode_steps,
+            record_trajectory,
+            record_event_logs,
+            deterministic,
+            record_actions,
+            env_timeout,
         )
         self.render = render
         self._recorder: EpisodeRecorder | None = None
@@ -34,7 +41,9 @@ class SequentialRolloutRunner(RolloutRunner):
 
     @override(RolloutRunner)
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        maze_env, policy = self.init_env_and_agent(env, wrappers, self.max_episode_steps, agent, self.input_dir)
+        maze_env, policy = self.init_env_and_agent(
+            env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
+        )
         self._report = RolloutReport(self.record_event_logs, self._cfg)
         with (
             recorded(maze_env, self.record_trajectory, self.record_event_logs, self.record_actions) as (

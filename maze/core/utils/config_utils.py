@@ -69,18 +69,28 @@ class EnvFactory:
         Maze or gymnasium environment without arguments. Of an environment that is given as such, every call makes a
         copy.
     :param wrappers: Wrappers to apply, the first one innermost.
+    :param timeout: Seconds that a step or reset may take; ``None``: any time.
     """
 
-    def __init__(self, env: ConfigType | Callable[[], Any], wrappers: CollectionOfConfigType | None = None) -> None:
+    def __init__(
+        self,
+        env: ConfigType | Callable[[], Any],
+        wrappers: CollectionOfConfigType | None = None,
+        timeout: float | None = None,
+    ) -> None:
         self.env = plain_container(env, "env")
         self.wrappers = plain_container(wrappers, "wrappers")
+        self.timeout = timeout
 
     def __call__(self) -> Any:
         """Makes an environment."""
+        from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         env = self._make_env()
-        return WrapperFactory.wrap_from_config(env, self.wrappers) if self.wrappers else env
+        if self.wrappers:
+            env = WrapperFactory.wrap_from_config(env, self.wrappers)
+        return env if self.timeout is None else CallTimeLimitWrapper.wrap(env, seconds=self.timeout)
 
     def _make_env(self) -> Any:
         env = self.env

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 
 
+PATIENCE = 60.0
+"""Seconds that a worker process has beyond what its environments may take."""
+
+
 class Placement(ABC):
     """Makes what steps environments. A runner has one, and a trainer that asks it works wherever it is.
 
@@ -36,6 +40,10 @@ class Placement(ABC):
 
     in_process: ClassVar[bool] = False
     """Whether all environments are in the process of the training."""
+
+    env_timeout: float | None = None
+    """Seconds that a step or a reset of an environment may take. Environments see to it themselves; a placement ends
+    the processes of those that cannot, because native code of theirs does not return."""
 
     @abstractmethod
     def vector_env(
@@ -129,7 +137,11 @@ class Processes(Placement):
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> SubprocVectorEnv:
-        return SubprocVectorEnv([env_factory] * n_envs, logging_prefix=logging_prefix, start_method=self.start_method)
+        # a worker may have all the steps and resets of a call to do, and much to import before the first
+        timeout = None if self.env_timeout is None else PATIENCE + 2 * n_envs * self.env_timeout
+        return SubprocVectorEnv(
+            [env_factory] * n_envs, logging_prefix=logging_prefix, start_method=self.start_method, timeout=timeout
+        )
 
     @override(Placement)
     def actors(

@@ -24,6 +24,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
+from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
@@ -154,6 +155,7 @@ CASES = [
     ),
     Case(StepTimingWrapper),
     Case(TimeLimitWrapper, {"max_episode_steps": 100}),
+    Case(CallTimeLimitWrapper, {"seconds": 60}),
     Case(TrajectoryRecordingWrapper),
 ]
 every_wrapper = pytest.mark.parametrize("case", CASES, ids=str)

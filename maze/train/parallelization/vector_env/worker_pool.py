@@ -228,7 +228,12 @@ class WorkerPool:
     def _fail_hanging(self, worker: Worker, call: str) -> None:
         self.close()
         what = f"did not answer within {self._timeout:g} seconds"
-        raise self._error(what, worker, call, advice="Raise `timeout` if an environment may take that long.")
+        raise self._error(
+            what,
+            worker,
+            call,
+            advice="Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long.",
+        )
 
     @staticmethod
     def _error(what: str, worker: Worker, call: str, **details: Any) -> EnvWorkerError:

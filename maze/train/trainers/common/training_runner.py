@@ -22,6 +22,7 @@ from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
+from maze.core.wrappers.call_time_limit_wrapper import checked_time_limit
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import (
     make_normalized_env_factory,
     obtain_normalization_statistics,
@@ -79,6 +80,7 @@ class TrainingRunner(Runner):
     :param placement: Where environments are stepped: `in_process`, `processes`, or a
         :class:`~maze.train.parallelization.placement.Placement` or its configuration; ``None``: as the runner's class
         says. After :meth:`setup` the object.
+    :param env_timeout: Seconds that a step or a reset of an environment may take; ``None``: any time.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
@@ -89,6 +91,7 @@ class TrainingRunner(Runner):
     concurrency: int = field(default=0, kw_only=True)
     eval_concurrency: int = field(default=0, kw_only=True)
     placement: Any = field(default=None, kw_only=True)
+    env_timeout: float | None = field(default=None, kw_only=True)
 
     env_factory: Callable[[], Any] | None = field(default=None, init=False)
     """Makes one environment with all its wrappers."""
@@ -110,6 +113,7 @@ class TrainingRunner(Runner):
         self._closing: list[Callable[[], None]] = []
         self.normalization_statistics: StructuredStatisticsType | None = None
         """Statistics for observation normalization; ``None`` where nothing is normalized."""
+        self.env_timeout = checked_time_limit("runner.env_timeout", self.env_timeout)
         for name in ("concurrency", "eval_concurrency"):
             n_envs = whole_number(f"runner.{name}", getattr(self, name), at_least=0)
             if n_envs and name in self.replaced_arguments:
@@ -119,6 +123,7 @@ class TrainingRunner(Runner):
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
         self.placement = placement_of(self.placement or self.default_placement)
+        self.placement.env_timeout = self.env_timeout
         self._resumed = stored_training(cfg)
         seeding = dict(cfg.get("seeding") or {})
         if self._resumed is not None:
@@ -130,7 +135,7 @@ class TrainingRunner(Runner):
         set_seeds_globally(
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
         )
-        self.env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
+        self.env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {}, self.env_timeout)
         env = self.env_factory()
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())

@@ -13,6 +13,7 @@ from torch import nn
 from maze.core.agent.policy import acting_in
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.env.space_arrays import zeros
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import act_by_actor, acting_function
@@ -133,8 +134,13 @@ class RolloutEvaluator(Evaluator):
             env.episode_quota = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
             env.reset(out=observations)
             env.episode_quota = remaining = self.episodes_per_env(env.n_envs)
+            n_ticks = 0
             while remaining.any():
                 env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
+                n_ticks += 1
+                if n_ticks % LONG_EPISODE == 0:
+                    n_steps = np.where(remaining > 0, env.get_env_time(), 0)
+                    check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")
         finally:
             env.episode_quota = None
 
@@ -143,9 +149,12 @@ class RolloutEvaluator(Evaluator):
         observation = env.reset()
         env.clear_epoch_stats()
         for _ in range(self.n_episodes):
-            done = False
+            done, n_steps = False, 0
             while not done:
                 observation, _, done, _ = env.step(act(observation, env.actor_id()))
+                n_steps += 1
+                if n_steps % LONG_EPISODE == 0:
+                    check_episode_ends(n_steps, "the evaluation environment")
             observation = env.reset()  # publishes the statistics of the episode
 
 

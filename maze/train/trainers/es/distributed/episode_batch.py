@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from maze.core.agent.policy import acting_in
-from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
+from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, closed, fail
 from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
@@ -160,6 +160,8 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
             raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
         episode_return += float(reward)
         n_steps += bool(done or env.context.is_step_complete)
+        if n_steps % LONG_EPISODE == 0:
+            check_episode_ends(n_steps, str(episode))
     return Outcome(_published_stats(env), episode_return, n_steps)
 
 
@@ -277,6 +279,8 @@ class EpisodeBatch(EpisodePlayer):
             if done or slot.n_steps == max_steps:
                 finished.append(row)
             else:
+                if slot.n_steps % LONG_EPISODE == 0:
+                    check_episode_ends(slot.n_steps, str(slot.episode))
                 for key, column in self._observations[slot.actor[0]].items():
                     column[row] = observation[key]
         # from the last one down: a place that becomes free is filled up with an episode that goes on
