@@ -109,10 +109,10 @@ class RolloutRows:
         :param first_number: Number that the first row will get.
         """
         if len(self._actors) == 1 and len(columns.substeps) == 1:
-            return self._flat(columns)
+            return self._flat(columns, first_number)
         return self._structured(columns, first_number)
 
-    def _flat(self, columns: RolloutColumns) -> TransitionRows:
+    def _flat(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         actor = self._actors[0]
         substep = columns.substeps[actor.step_key]
         n_rows = columns.n_ticks * columns.n_envs
@@ -129,7 +129,20 @@ class RolloutRows:
             next_observation={key: _by_env(array, n_rows) for key, array in following.items()},
             terminated=_by_env(columns.terminated, n_rows),
             n_substeps=np.ones(n_rows, np.int64),
+            follows=self._flat_follows(columns, first_number),
         )
+
+    def _flat_follows(self, columns: RolloutColumns, first_number: int) -> np.ndarray:
+        """Numbers of the rows that those of flat environments continue."""
+        numbers = first_number + np.arange(columns.n_envs * columns.n_ticks).reshape(columns.n_envs, columns.n_ticks)
+        follows = np.empty_like(numbers)
+        follows[:, 0] = [step.follows for step in self._steps]
+        follows[:, 1:] = numbers[:, :-1]
+        is_end = (columns.terminated | columns.truncated).T
+        follows[:, 1:][is_end[:, :-1]] = -1
+        for env_index, step in enumerate(self._steps):
+            step.follows = -1 if is_end[env_index, -1] else int(numbers[env_index, -1])
+        return follows.ravel()
 
     def _structured(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
         finals = {(entry.tick, entry.env_index): entry for entry in columns.final_observations}

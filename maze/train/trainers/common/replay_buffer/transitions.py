@@ -9,7 +9,7 @@ was cut off, and otherwise something that the observation space allows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class TransitionRows:
     """bool ``[n]``"""
     n_substeps: np.ndarray
     """int64 ``[n]``: number of actors that acted."""
-    follows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    follows: np.ndarray
     """int64 ``[n]``: number (counted over all that were ever added) of the row that each one continues; -1: none."""
 
     def __len__(self) -> int:
@@ -65,6 +65,24 @@ class TransitionBatch:
     """int64 ``[B]``; None: all steps are complete."""
     has_next_step: Tensor | None
     """bool ``[B]``: whether ``next_observations`` of the other actors are known; None: there are no others."""
+    slots: np.ndarray
+    """int64 ``[B]``: where the rows lie."""
+    weights: Tensor | None = None
+    """float32 ``[B]``: weights that make up for rows that are drawn more often than others; None: none are."""
+
+
+@dataclass
+class NStepReturns:
+    """What followed rows over several environment steps."""
+
+    rewards: Tensor
+    """float32 ``[B, n_actors]``: discounted sum of the rewards from each sub-step on."""
+    discounts: Tensor
+    """float32 ``[B]``: discount of the value of ``next_observation``."""
+    next_observation: TensorDict
+    """What the first actor saw after the last of these steps."""
+    terminated: Tensor
+    """bool ``[B]``: whether the episode terminated with it."""
 
 
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
@@ -114,7 +132,7 @@ class TransitionColumns:
             self.rewards = np.zeros((capacity, len(self.actors)), np.float32)
             self.terminated = np.zeros(capacity, np.bool_)
             self.n_substeps = np.zeros(capacity, np.int64)
-            self.next_row = np.full(capacity if len(self.actors) > 1 else 0, -1, np.int64)
+            self.next_row = np.full(capacity, -1, np.int64)
         except (MemoryError, ValueError) as error:
             raise ConfigError(
                 f"algorithm.replay_buffer_size: there is not enough memory for {capacity} steps. Choose a smaller one, "
@@ -171,7 +189,7 @@ class TransitionColumns:
             if not (rows.n_substeps == len(self.actors)).all():
                 self.all_complete = False
                 self._fill_unobserved(numbers % self.capacity, rows)
-            self._link(slots, numbers, rows.follows)
+        self._link(slots, numbers, rows.follows)
         self.n_added += n
 
     def _fill_unobserved(self, slots: np.ndarray, rows: TransitionRows) -> None:
@@ -212,7 +230,37 @@ class TransitionColumns:
             terminated=torch.from_numpy(self.terminated.take(slots)).to(device),
             n_substeps=n_substeps,
             has_next_step=has_next_step,
+            slots=slots,
         )
+
+    def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
+        """Sums up what followed rows, until the episode ends or the steps after are not known.
+
+        A step that was cut off before its last sub-step is not gone on with: it has no value of the first actor.
+
+        :param slots: int64 ``[B]``, below the number of rows.
+        :param n_steps: Most environment steps.
+        :param gamma: Discount for each of them.
+        :param device: Where the tensors go.
+        """
+        rewards = np.cumsum(self.rewards[slots][:, ::-1], axis=1)[:, ::-1].copy()
+        last, discounts = slots.copy(), np.full(len(slots), gamma, np.float32)
+        goes_on = ~self.terminated[slots]
+        for _ in range(n_steps - 1):
+            following = self.next_row[last]
+            known = goes_on & (following >= 0)
+            following = np.where(known, following % self.capacity, last)
+            if len(self.actors) > 1:
+                known &= self.terminated[following] | (self.n_substeps[following] == len(self.actors))
+            if not known.any():
+                break
+            rewards[known] += (discounts[known] * self.rewards[following[known]].sum(1))[:, None]
+            last[known] = following[known]
+            discounts[known] *= gamma
+            goes_on = known & ~self.terminated[last]
+        tensors = (torch.from_numpy(array).to(device) for array in (rewards, discounts, self.terminated[last]))
+        summed, discount, terminated = tensors
+        return NStepReturns(summed, discount, _take(self.next_observation, last, device), terminated)
 
     @property
     def n_bytes(self) -> int:
@@ -243,8 +291,7 @@ class TransitionColumns:
 
     def _arrays(self) -> Arrays:
         named: Arrays = {"rewards": self.rewards, "terminated": self.terminated, "n_substeps": self.n_substeps}
-        if len(self.actors) > 1:
-            named["next_row"] = self.next_row
+        named["next_row"] = self.next_row
         groups = {"next_observation": self.next_observation}
         for position in range(len(self.actors)):
             groups[f"observation_{position}"] = self.observations[position]

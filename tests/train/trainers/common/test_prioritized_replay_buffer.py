@@ -1,0 +1,117 @@
+"""Prioritised replay and returns over several steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maze.core.env.structured_env import ActorID
+from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer, SumTree
+from maze.train.trainers.common.replay_buffer.transitions import TransitionColumns, TransitionRows
+
+OBSERVATIONS = {0: spaces.Dict(x=spaces.Box(-99, 99, (1,), np.float32))}
+ACTIONS = {0: spaces.Dict(action=spaces.Discrete(2))}
+ACTOR = ActorID(0, 0)
+
+
+def rows(first: int, rewards, terminated, follows) -> TransitionRows:
+    """Row i is seen in state i and leads to state i + 1."""
+    n = len(rewards)
+    states = np.arange(first, first + n, dtype=np.float32)[:, None]
+    return TransitionRows(
+        observations=[{"x": states}],
+        actions=[{"action": np.zeros(n, np.int64)}],
+        rewards=np.array(rewards, np.float32)[:, None],
+        next_observation={"x": states + 1},
+        terminated=np.array(terminated, np.bool_),
+        n_substeps=np.ones(n, np.int64),
+        follows=np.array(follows),
+    )
+
+
+@given(
+    st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 39), st.floats(0.0, 10.0)), max_size=20),
+)
+def test_a_sum_tree_finds_what_a_running_total_finds(values, changes):
+    tree = SumTree(len(values))
+    tree.set(np.arange(len(values)), np.array(values))
+    for index, value in changes:
+        if index < len(values):
+            values[index] = value
+            tree.set(np.array([index]), np.array([value]))
+    assert tree.total == pytest.approx(sum(values))
+    if tree.total > 0:
+        sums = np.linspace(0, tree.total, 50, endpoint=False)
+        found = tree.find(sums)
+        assert (np.array(values)[found] > 0).all()
+        ends = np.cumsum(values)
+        tolerance = 1e-9 * (1 + tree.total)
+        assert (sums <= ends[found] + tolerance).all()
+        assert (sums >= ends[found] - np.array(values)[found] - tolerance).all()
+
+
+def test_steps_are_drawn_in_proportion_to_the_power_of_their_errors_with_weights_that_make_up_for_it():
+    buffer = PrioritizedReplayBuffer(8, seed=0, alpha=0.5, beta=1.0)
+    buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
+    buffer.add_rows(rows(0, [0.0] * 4, [False] * 4, [-1] * 4))
+    buffer.sample_transitions(2, "cpu")
+    buffer.set_errors(np.arange(4), np.array([0.0, 1.0, 4.0, 9.0]))  # roots 0, 1, 2, 3
+    drawn = np.concatenate([buffer.sample_transitions(60, "cpu").slots for _ in range(100)])
+    share = np.bincount(drawn, minlength=4) / len(drawn)
+    np.testing.assert_allclose(share, [0.0, 1 / 6, 2 / 6, 3 / 6], atol=0.02)
+    batch = buffer.sample_transitions(60, "cpu")
+    weights = {int(slot): float(weight) for slot, weight in zip(batch.slots, batch.weights, strict=True)}
+    assert weights[1] / weights[3] == pytest.approx(3.0, rel=1e-3)
+    assert max(weights.values()) == pytest.approx(1.0)
+
+
+def test_new_steps_are_as_likely_as_the_most_surprising_and_replace_the_oldest():
+    buffer = PrioritizedReplayBuffer(4, seed=0, alpha=1.0)
+    buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
+    buffer.add_rows(rows(0, [0.0] * 4, [False] * 4, [-1] * 4))
+    buffer.sample_transitions(1, "cpu")
+    buffer.set_errors(np.arange(4), np.array([7.0, 0.0, 0.0, 0.0]))
+    buffer.add_rows(rows(4, [0.0] * 2, [False] * 2, [-1] * 2))  # the step with error 7 is gone
+    drawn = np.concatenate([buffer.sample_transitions(50, "cpu").slots for _ in range(20)])
+    np.testing.assert_allclose(np.bincount(drawn, minlength=4)[:2] / len(drawn), [0.5, 0.5], atol=0.02)
+
+
+def test_a_restored_buffer_draws_the_same():
+    buffers = [PrioritizedReplayBuffer(6, seed=seed) for seed in (1, 2)]
+    for buffer in buffers:
+        buffer.allocate([ACTOR], OBSERVATIONS, ACTIONS)
+    buffers[0].add_rows(rows(0, [0.0] * 5, [False] * 5, [-1] * 5))
+    buffers[0].sample_transitions(4, "cpu")
+    buffers[0].set_errors(np.arange(3), np.array([1.0, 2.0, 3.0]))
+    buffers[1].load_state_dict(buffers[0].state_dict())
+    for _ in range(3):
+        one, other = (buffer.sample_transitions(10, "cpu") for buffer in buffers)
+        np.testing.assert_array_equal(one.slots, other.slots)
+        assert torch.equal(one.weights, other.weights)
+
+
+def test_returns_over_several_steps_by_hand():
+    columns = TransitionColumns.for_spaces(8, [ACTOR], OBSERVATIONS, ACTIONS)
+    # two episodes: 0 1 2 ends, 3 4 is cut off after 4, and 5 begins anew
+    columns.add(rows(0, [1, 2, 3, 4, 5, 6], [False, False, True, False, False, False], [-1, 0, 1, -1, 3, -1]))
+    found = columns.n_step_returns(np.arange(6), 3, 0.5, "cpu")
+    assert found.rewards[:, 0].tolist() == [1 + 0.5 * 2 + 0.25 * 3, 2 + 0.5 * 3, 3, 4 + 0.5 * 5, 5, 6]
+    assert found.terminated.tolist() == [True, True, True, False, False, False]
+    assert found.discounts.tolist() == [0.125, 0.25, 0.5, 0.25, 0.5, 0.5]
+    assert found.next_observation["x"][:, 0].tolist() == [3, 3, 3, 5, 5, 6]
+    one_step = columns.n_step_returns(np.arange(6), 1, 0.5, "cpu")
+    assert one_step.rewards[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert one_step.next_observation["x"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_steps_that_were_overwritten_are_not_followed():
+    columns = TransitionColumns.for_spaces(3, [ACTOR], OBSERVATIONS, ACTIONS)
+    columns.add(rows(0, [1, 2, 3], [False] * 3, [-1, 0, 1]))
+    columns.add(rows(3, [4, 5], [False] * 2, [2, 3]))  # rows 3, 4 lie where 0, 1 did
+    found = columns.n_step_returns(np.array([2, 0, 1]), 3, 1.0, "cpu")
+    assert found.rewards[:, 0].tolist() == [3 + 4 + 5, 4 + 5, 5]
