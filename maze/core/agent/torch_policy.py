@@ -219,6 +219,10 @@ class TorchPolicy(TorchModel, Policy):
         """The network that acts for ``actor_id`` (``None``: the only one there is)."""
         return self.networks[self._network_key(actor_id)]
 
+    def shares_networks_with(self, other: TorchPolicy) -> bool:
+        """Whether both act with the same networks, so that what one learns the other knows."""
+        return all(network is other.networks.get(key) for key, network in self.networks.items())
+
     def _network_key(self, actor_id: ActorID | None) -> Any:
         if actor_id is None:
             if len(self.networks) > 1:

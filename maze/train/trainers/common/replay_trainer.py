@@ -109,7 +109,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         selection = run.best_model_selection(model)
         replay_buffer = cls._replay_buffer(run)
         workers = run.workers(
-            worker_policy=_worker_policy(_policy_of(model)),
+            worker_policy=cls._worker_policy(_policy_of(model)),
             n_rollout_steps=config.n_rollout_steps,
             n_workers=config.num_actors,
             batch_size=config.batch_size,
@@ -139,6 +139,18 @@ class ReplayTrainer(EpochTrainer, ABC):
     def _replay_buffer(cls, run: TrainingRunner) -> BaseReplayBuffer:
         """The replay buffer, still empty."""
         return UniformReplayBuffer(run.algorithm.replay_buffer_size, seed=run.agent_seed())
+
+    @classmethod
+    def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
+        """The policy that collects, on the CPU: here the one that learns, or a copy where it learns elsewhere.
+
+        :param policy: The policy that learns.
+        """
+        if policy.device == "cpu":
+            return policy
+        policy = copy.deepcopy(policy)
+        policy.to("cpu")
+        return policy
 
     @abstractmethod
     def _learn_from(self, batch: TransitionBatch) -> None:
@@ -172,7 +184,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         :return: Seconds spent on waiting for them.
         """
         policy, workers = self.policy, self.workers
-        if workers.worker_policy is not policy:
+        if not workers.worker_policy.shares_networks_with(policy):
             workers.broadcast_updated_policy(policy.state_dict())
         if self._has_modes:
             workers.worker_policy.eval()
@@ -215,12 +227,3 @@ class ReplayTrainer(EpochTrainer, ABC):
         if state["replay_buffer"]["content"] is None:
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")
         return problems
-
-
-def _worker_policy(policy: TorchPolicy) -> TorchPolicy:
-    """Acts on the CPU: a copy where the networks are trained elsewhere."""
-    if policy.device == "cpu":
-        return policy
-    policy = copy.deepcopy(policy)
-    policy.to("cpu")
-    return policy

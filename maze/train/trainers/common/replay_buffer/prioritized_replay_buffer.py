@@ -65,7 +65,8 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
             return super()._draw(n_samples)  # which says that there is nothing to draw
         self.n_drawn += n_samples
         strata = (np.arange(n_samples) + self._rng.random(n_samples)) / n_samples
-        return np.minimum(self._sums.find(strata * self._sums.total), len(self) - 1)
+        slots: np.ndarray = np.minimum(self._sums.find(strata * self._sums.total), len(self) - 1)
+        return slots
 
     def _take_notice_of_new_rows(self) -> None:
         n_new = min(self.n_rows_added - self._n_known, self.buffer_size)

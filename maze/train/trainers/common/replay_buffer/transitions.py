@@ -66,7 +66,7 @@ class TransitionBatch:
     has_next_step: Tensor | None
     """bool ``[B]``: whether ``next_observations`` of the other actors are known; None: there are no others."""
     slots: np.ndarray
-    """int64 ``[B]``: where the rows lie."""
+    """int64 ``[B]``: where the rows lie; empty where the buffer keeps none."""
     weights: Tensor | None = None
     """float32 ``[B]``: weights that make up for rows that are drawn more often than others; None: none are."""
 

@@ -1,0 +1,152 @@
+"""Values of discrete actions: their mathematics, and acting by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+
+TensorDict = dict[str, Tensor]
+Factor = tuple[str, slice, int | None]
+"""A single choice among n: the action head, its part of the logits, and its place in the action (None: all of it)."""
+
+
+def factors_of(head: str, space: spaces.Space[Any]) -> list[Factor]:
+    """The single choices that an action head consists of.
+
+    :param head: Its name.
+    :param space: A `Discrete` or `MultiDiscrete` space.
+    :raises ConfigError: It is another space.
+    """
+    if isinstance(space, spaces.Discrete):
+        return [(head, slice(0, int(space.n)), None)]
+    if isinstance(space, spaces.MultiDiscrete):
+        ends = np.cumsum(space.nvec.ravel()).tolist()
+        starts = [0, *ends[:-1]]
+        return [(head, slice(start, end), i) for i, (start, end) in enumerate(zip(starts, ends, strict=True))]
+    raise ConfigError(
+        f"env: action head `{head}` is {space}, but DQN chooses among Discrete and MultiDiscrete actions. Discretise "
+        "it (DiscretizeActionsWrapper), or train with SAC or PPO."
+    )
+
+
+def is_allowed(logits: Tensor) -> Tensor:
+    """Which logits ``[..., n]`` no mask has excluded; masks set them to the finite minimum, or to minus infinity."""
+    return logits > torch.finfo(logits.dtype).min
+
+
+def dueling(value: Tensor, advantages: Tensor) -> Tensor:
+    """Values of actions ``V + A - mean(A)`` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
+
+    :param value: ``[B, 1]``.
+    :param advantages: ``[B, n]``; those of masked actions stay at the minimum.
+    """
+    allowed = is_allowed(advantages)
+    known = advantages.masked_fill(~allowed, 0.0)
+    mean = known.sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(allowed, value + known - mean, advantages)
+
+
+def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
+    """Values of the chosen actions, ``[B, n_factors]``.
+
+    :param factors: Values of all actions of each factor, ``[B, n]``.
+    :param choices: int64 ``[B]`` for each factor.
+    """
+    return torch.cat(
+        [values.gather(-1, choice.unsqueeze(-1)) for values, choice in zip(factors, choices, strict=True)], -1
+    )
+
+
+def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
+    """Value of the best action, ``[B]``: the mean over its factors (Tavakoli et al. 2018, eq. 5).
+
+    :param chooser: Values of all actions of each factor, ``[B, n]``, by which the best is chosen.
+    :param teller: Values that count: the same, or those of other networks (double Q-learning).
+    """
+    return values_of(teller, [values.argmax(-1) for values in chooser]).mean(-1)
+
+
+def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:
+    """From ``first`` at step 0 to ``last`` at ``n_steps``, and constant after it."""
+    return first + (last - first) * min(1.0, step / n_steps)
+
+
+class ActionValueNetwork(nn.Module):
+    """Values of the actions of a sub-step, from its policy network and, for duelling heads, a network of state values.
+
+    :param policy: Returns logits by action head, and perhaps embeddings that the other network takes.
+    :param state_value: Returns ``value``; ``None``: the logits are the values.
+    :param factors: The single choices of each action head.
+    """
+
+    def __init__(self, policy: nn.Module, state_value: nn.Module | None, factors: Mapping[str, list[Factor]]) -> None:
+        super().__init__()
+        self.policy = policy
+        self.state_value = state_value
+        self._factors = factors
+
+    @override(nn.Module)
+    def forward(self, observation: TensorDict) -> list[tuple[Factor, Tensor]]:
+        """Values of all actions of each factor, ``[B, n]``; those of masked actions are at the minimum."""
+        outputs: TensorDict = self.policy(observation)
+        found = [
+            (factor, outputs[head].flatten(1)[:, factor[1]])
+            for head, factors in self._factors.items()
+            if head in outputs
+            for factor in factors
+        ]
+        if self.state_value is None:
+            return found
+        value = self.state_value({**observation, **outputs})["value"].reshape(-1, 1)
+        return [(factor, dueling(value, advantages)) for factor, advantages in found]
+
+
+class EpsilonGreedyPolicy(TorchPolicy):
+    """Acts by the networks of a policy: takes the best action, or with probability ``epsilon`` any allowed one.
+
+    :param policy: Its networks are shared.
+    """
+
+    epsilon: float = 0.0
+    """Probability of a random action, for each environment by itself."""
+
+    def __init__(self, policy: TorchPolicy) -> None:
+        separate = policy.substeps_with_separate_agent_nets
+        super().__init__(policy.networks, policy.distribution_mapper, policy.device, separate)
+        self.set_rng_state(policy.rng_state())
+
+    @override(TorchPolicy)
+    def compute_actions(
+        self,
+        observation: Mapping[str, np.ndarray],
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+        out: dict[str, np.ndarray] | None = None,
+        logits_out: dict[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        n_envs = len(next(iter(observation.values())))
+        explorers = np.flatnonzero(self._rng.random(n_envs) < (0.0 if deterministic else self.epsilon))
+        if not len(explorers):
+            return super().compute_actions(observation, actor_id, True, out, logits_out)
+        mapper = self.distribution_mapper
+        logits = logits_out or {
+            head: np.empty((n_envs, *mapper.required_logits_shape(head)), np.float32) for head in mapper.action_heads
+        }
+        actions = super().compute_actions(observation, actor_id, True, out, logits)
+        factors = [factor for head in actions for factor in factors_of(head, mapper.action_space.spaces[head])]
+        for head, part, place in factors:
+            found: Any = logits[head].reshape(n_envs, -1)[explorers, part]
+            draws = np.where(found > np.finfo(np.float32).min, self._rng.random(found.shape), -1.0).argmax(-1)
+            target = actions[head] if place is None else actions[head].reshape(n_envs, -1)[:, place]
+            target[explorers] = draws
+        return actions

@@ -1,0 +1,128 @@
+"""Hyperparameters of DQN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.actor_critic.actor_critic_config import default_rollout_evaluator
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+
+
+@dataclass(kw_only=True)
+class DQNAlgorithmConfig(AlgorithmConfig):
+    """Hyperparameters of :class:`~maze.train.trainers.dqn.dqn_trainer.DQN`."""
+
+    critic = "state"
+    trainer = "maze.train.trainers.dqn.dqn_trainer.DQN"
+
+    lr: float = 0.001
+    """Learning rate of Adam."""
+
+    gamma: float = 0.99
+    """Discount per environment step."""
+
+    double: bool = True
+    """Whether the learned networks choose the action whose value the target networks tell (van Hasselt et al. 2016)."""
+
+    dueling: bool = True
+    """Whether the critic tells the value of states, and the policy's logits are advantages over it (Wang et al. 2016).
+    Otherwise the logits are the values of actions, and the critic has no part in it."""
+
+    n_step_returns: int = 1
+    """Number of environment steps whose rewards count before a value stands for the rest (Hessel et al. 2018)."""
+
+    prioritized: bool = False
+    """Whether steps with large errors are drawn more often (Schaul et al. 2016)."""
+
+    priority_alpha: float = 0.6
+    """Power of the errors in the probability of being drawn; 0 draws all equally often."""
+
+    priority_beta: float = 0.4
+    """Power of the importance weights at the start; it rises to 1 while the exploration falls."""
+
+    initial_epsilon: float = 1.0
+    """Share of actions drawn at random at first."""
+
+    final_epsilon: float = 0.05
+    """Share of actions drawn at random after ``epsilon_decay_steps``."""
+
+    epsilon_decay_steps: int = 10000
+    """Number of environment steps, all environments together, in which the share falls linearly."""
+
+    tau: float = 1.0
+    """How far the target networks move towards the learned ones at a time: 1 all the way (Mnih et al. 2015)."""
+
+    target_update_interval: int = 250
+    """The target networks move after every so many batches."""
+
+    max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm where they are larger; 0 leaves them alone."""
+
+    optimizer_eps: float = 1e-8
+    """Adam's epsilon."""
+
+    device: str = "cpu"
+    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+
+    batch_size: int = 64
+    """Number of transitions in a batch."""
+
+    num_batches_per_iter: int = 1
+    """Number of batches to learn from in each update."""
+
+    num_actors: int = 1
+    """Number of environments that transitions are collected in, by turns."""
+
+    n_rollout_steps: int = 1
+    """Number of environment steps of a rollout."""
+
+    rollouts_per_iteration: int = 1
+    """Number of rollouts collected before each update, all environments together."""
+
+    replay_buffer_size: int = 100000
+    """Most transitions that are kept; the oldest ones make room."""
+
+    initial_buffer_size: int = 1000
+    """Number of transitions collected by the initial sampling policy before the training."""
+
+    initial_sampling_policy: Any = field(
+        default_factory=lambda: {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
+    )
+    """The policy that collects them, or its configuration."""
+
+    epoch_length: int = 1000
+    """Number of updates per epoch. Each epoch ends with an evaluation."""
+
+    patience: int = 0
+    """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
+
+    rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
+    """Evaluates the policy between epochs (or its configuration); ``None``: training episodes say how good it is."""
+
+    split_rollouts_into_transitions = True
+
+    @override(AlgorithmConfig)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "n_step_returns", "epsilon_decay_steps", "target_update_interval", "batch_size", "num_batches_per_iter",
+            "num_actors", "n_rollout_steps", "rollouts_per_iteration", "replay_buffer_size", "initial_buffer_size",
+            "epoch_length",
+        ):  # fmt: skip
+            self.require_integer(name, minimum=1)
+        self.require_integer("patience", minimum=0)
+        for name in ("lr", "optimizer_eps"):
+            self.require_number(name, 0.0, above=True)
+        for name in ("gamma", "tau", "priority_alpha", "priority_beta", "initial_epsilon", "final_epsilon"):
+            self.require_number(name, 0.0, 1.0)
+        self.require_number("max_grad_norm", 0.0)
+        for name in ("double", "dueling", "prioritized"):
+            self.require_choice(name, (True, False))
+        if self.initial_buffer_size > self.replay_buffer_size:
+            raise ConfigError(
+                f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
+                f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
+            )

@@ -1,0 +1,245 @@
+"""Deep Q-networks."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+
+from maze.core.agent.networks import TargetNetworks, as_float_tensors
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStepStateCritic
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
+from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.replay_trainer import ReplayTrainer
+from maze.train.trainers.dqn.action_values import (
+    ActionValueNetwork,
+    EpsilonGreedyPolicy,
+    Factor,
+    TensorDict,
+    best_value,
+    factors_of,
+    linear_schedule,
+    values_of,
+)
+from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
+from maze.train.trainers.dqn.dqn_events import DQNEvents
+from maze.train.utils.flat_adam import FlatAdam
+from maze.train.utils.plain_state import Part
+
+if TYPE_CHECKING:
+    from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
+        BaseDistributedWorkersWithBuffer,
+    )
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+    from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
+    from maze.train.trainers.common.training_runner import TrainingRunner
+
+
+@dataclass
+class DQNLosses(Losses):
+    """Temporal difference errors, by sub-step."""
+
+    value_loss: Terms = field(default_factory=list)
+    action_value: Terms = field(default_factory=list)
+
+
+class DQN(ReplayTrainer):
+    """Deep Q-networks (Mnih et al. 2015), double (van Hasselt et al. 2016), with duelling heads (Wang et al. 2016),
+    returns over several steps (Hessel et al. 2018) and prioritised replay (Schaul et al. 2016), each as configured.
+
+    The logits of the policy are the values of its actions, or advantages over the value that the critic tells of the
+    state: either way its most probable action is the best one. Actions of several choices are factored (Tavakoli et al.
+    2018). In structured environments the value after a sub-step is that of the next one, and a discount applies after
+    the last; returns over several steps are those of whole environment steps.
+
+    :param algorithm_config: Hyperparameters.
+    :param model: Policy and state critic.
+    :param workers: Collect transitions into a buffer; it has been filled to begin with.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = DQNAlgorithmConfig
+    events_class: ClassVar[type[Any]] = DQNEvents
+    config: DQNAlgorithmConfig
+    model: TorchActorCritic
+
+    def __init__(
+        self,
+        algorithm_config: Any,
+        model: TorchActorCritic,
+        workers: BaseDistributedWorkersWithBuffer,
+        *,
+        seed: int | None = None,
+        evaluator: Evaluator | None = None,
+        model_selection: BestModelSelection | None = None,
+        checkpoint_file: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            algorithm_config,
+            model,
+            workers,
+            seed=seed,
+            evaluator=evaluator,
+            model_selection=model_selection,
+            checkpoint_file=checkpoint_file,
+        )
+        config, policy, self.actors = self.config, model.policy, workers.actors
+        mapper = policy.distribution_mapper
+        factors = {head: factors_of(head, space) for head, space in mapper.action_space.spaces.items()}
+        networks = {
+            id(policy.network_for(actor)): ActionValueNetwork(
+                policy.network_for(actor), _state_value(model, actor, self.actors) if config.dueling else None, factors
+            )
+            for actor in self.actors
+        }
+        targets = {key: copy.deepcopy(network).requires_grad_(False) for key, network in networks.items()}
+        self._networks = [networks[id(policy.network_for(actor))] for actor in self.actors]
+        self._targets = [targets[id(policy.network_for(actor))] for actor in self.actors]
+        self._followers = TargetNetworks(targets.values(), networks.values())
+        self._target_weights = nn.ModuleList(targets.values())
+        names = {id(policy.network_for(actor)): actor.step_key for actor in self.actors}
+        self.optimizer = FlatAdam(
+            {("grad_norm", (names[key], index)): network for index, (key, network) in enumerate(networks.items())},
+            lr=config.lr,
+            eps=config.optimizer_eps,
+        )
+        self._n_batches = 0
+
+    @classmethod
+    @override(ReplayTrainer)
+    def _replay_buffer(cls, run: TrainingRunner) -> BaseReplayBuffer:
+        config: DQNAlgorithmConfig = run.algorithm
+        if not config.prioritized:
+            return super()._replay_buffer(run)
+        seed, alpha, beta = run.agent_seed(), config.priority_alpha, config.priority_beta
+        return PrioritizedReplayBuffer(config.replay_buffer_size, seed, alpha, beta)
+
+    @classmethod
+    @override(ReplayTrainer)
+    def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
+        return EpsilonGreedyPolicy(super()._worker_policy(policy))
+
+    @override(ReplayTrainer)
+    def _begin_training(self, n_epochs: int) -> None:
+        super()._begin_training(n_epochs)
+        self.optimizer.tie()
+
+    @override(ReplayTrainer)
+    def _update(self) -> None:
+        config, buffer = self.config, self.workers.replay_buffer
+        n_updates = self.epoch * config.epoch_length + self.update
+        n_steps, self._n_batches = n_updates * self._steps_per_update(), n_updates * config.num_batches_per_iter
+        explorer = self.workers.worker_policy
+        assert isinstance(explorer, EpsilonGreedyPolicy)
+        explorer.epsilon = linear_schedule(
+            config.initial_epsilon, config.final_epsilon, config.epsilon_decay_steps, n_steps
+        )
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            buffer.beta = linear_schedule(config.priority_beta, 1.0, config.epsilon_decay_steps, n_steps)
+        self.stats.add_value("epsilon", explorer.epsilon)
+        super()._update()
+
+    @override(ReplayTrainer)
+    def _learn_from(self, batch: TransitionBatch) -> None:
+        losses = DQNLosses(torch.zeros((), device=self.model.device))
+        errors = torch.zeros(len(batch.terminated), device=self.model.device)
+        n_step = self._n_step_returns(batch)
+        for position, actor in enumerate(self.actors):
+            found = self._networks[position](as_float_tensors(batch.observations[position], self.model.device))
+            taken = values_of(
+                [values for _, values in found], [_choice(batch.actions[position], factor) for factor, _ in found]
+            )
+            target = self._target(batch, position, n_step).unsqueeze(-1).expand_as(taken)
+            loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
+            weight = None if batch.n_substeps is None else (batch.n_substeps > position).float()
+            if weight is not None:
+                loss = loss * weight
+            if batch.weights is not None:
+                loss = loss * batch.weights
+            losses.add(mean := loss.mean())
+            losses.value_loss.append((actor.step_key, mean))
+            losses.action_value.append((actor.step_key, taken.mean()))
+            error = (taken - target).detach().abs().sum(-1)
+            errors = torch.maximum(errors, error if weight is None else error * weight)
+        norms = gradient_step(losses, self.optimizer, self.config.max_grad_norm)
+        self.stats.add(losses, norms)
+        buffer = self.workers.replay_buffer
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            buffer.set_errors(batch.slots, errors.cpu().numpy())
+        self._n_batches += 1
+        if self._n_batches % self.config.target_update_interval == 0:
+            self._followers.update(self.config.tau)
+
+    def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
+        """What followed over several environment steps; ``None``: one step counts."""
+        if self.config.n_step_returns == 1:
+            return None
+        buffer = self.workers.replay_buffer
+        if not isinstance(buffer, UniformReplayBuffer):
+            raise ConfigError(
+                f"algorithm.n_step_returns: a {type(buffer).__name__} does not know which steps followed others. Leave "
+                "it at 1, or derive the buffer from UniformReplayBuffer."
+            )
+        config = self.config
+        return buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
+
+    @torch.no_grad()
+    def _target(self, batch: TransitionBatch, position: int, n_step: NStepReturns | None) -> Tensor:
+        """What the values of the actions taken in a sub-step should be, ``[B]``."""
+        if n_step is not None:
+            following = self._best_value(n_step.next_observation, 0)
+            rewards = n_step.rewards[:, position]
+            return torch.where(n_step.terminated, rewards, rewards + n_step.discounts * following)
+        reward, is_last = batch.rewards[:, position], position + 1 == len(self.actors)
+        if is_last:
+            following = self.config.gamma * self._best_value(batch.next_observations[0], 0)
+            return torch.where(batch.terminated, reward, reward + following)
+        following = self._best_value(batch.observations[position + 1], position + 1)
+        if batch.n_substeps is None:
+            return reward + following
+        return torch.where(batch.terminated & (batch.n_substeps == position + 1), reward, reward + following)
+
+    def _best_value(self, observation: TensorDict, position: int) -> Tensor:
+        observation = as_float_tensors(observation, self.model.device)
+        told = [values for _, values in self._targets[position](observation)]
+        if not self.config.double:
+            return best_value(told, told)
+        return best_value([values for _, values in self._networks[position](observation)], told)
+
+    @override(ReplayTrainer)
+    def _parts(self) -> dict[str, Part]:
+        return {**super()._parts(), "optimizer": self.optimizer, "targets": self._target_weights}
+
+
+def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:
+    """The critic's network for a sub-step."""
+    critic = model.critic
+    if isinstance(critic, TorchStepStateCritic):
+        return critic.networks[actor.step_key]
+    if isinstance(critic, TorchSharedStateCritic) and len(actors) == 1:
+        return next(iter(critic.networks.values()))
+    raise ConfigError(
+        f"model.critic: duelling heads need the value of the state that each sub-step sees; got a "
+        f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
+        "critic=template_state, or set algorithm.dueling=false."
+    )
+
+
+def _choice(action: TensorDict, factor: Factor) -> Tensor:
+    """The choices of one factor, int64 ``[B]``."""
+    head, _, place = factor
+    chosen = action[head].long()
+    return chosen if place is None else chosen.flatten(1)[:, place]
