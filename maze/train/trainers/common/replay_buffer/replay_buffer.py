@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-import numpy as np
 import torch
 from gymnasium import spaces
 
@@ -143,7 +142,6 @@ class BaseReplayBuffer(ABC):
             terminated=torch.tensor([bool(step.done) for step in steps], device=learner_device),
             n_substeps=None,
             has_next_step=None,
-            slots=np.zeros(0, np.int64),
         )
 
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:

@@ -9,7 +9,7 @@ was cut off, and otherwise something that the observation space allows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class TransitionBatch:
     """int64 ``[B]``; None: all steps are complete."""
     has_next_step: Tensor | None
     """bool ``[B]``: whether ``next_observations`` of the other actors are known; None: there are no others."""
-    slots: np.ndarray
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64 ``[B]``: where the rows lie; empty where the buffer keeps none."""
     weights: Tensor | None = None
     """float32 ``[B]``: weights that make up for rows that are drawn more often than others; None: none are."""
