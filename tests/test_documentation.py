@@ -45,3 +45,18 @@ def test_no_page_links_to_a_file_that_is_not_there() -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_files_and_modules_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    files = re.findall(r"`((?:maze|tests|docs|benchmarks)/[\w./]+)`", text)
+    modules = [name.replace(".", "/") for name in re.findall(r"`(maze(?:\.[a-z_0-9]+)+)", text)]
+    assert len(files) > 3
+    missing = [name for name in files if not (ROOT / name).exists()]
+    for module in modules:
+        path = ROOT / module
+        # the last part may be a function
+        if not any(found.exists() for found in (path, path.with_suffix(".py"), path.parent.with_suffix(".py"))):
+            missing.append(module)
+    assert missing == []
