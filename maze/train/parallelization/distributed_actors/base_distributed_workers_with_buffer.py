@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.vector_env.replay_log import new_episodes
+from maze.train.parallelization.vector_env.replay_log import ResumableEnvironments
 from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
-class BaseDistributedWorkersWithBuffer(ABC):
+class BaseDistributedWorkersWithBuffer(ResumableEnvironments, ABC):
     """Base of actors that collect rollouts into a replay buffer, from which a learner draws batches.
 
     :param env_factory: Makes one environment.
@@ -55,7 +56,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
         self.env_factory = env_factory
         self.worker_policy = worker_policy
         self.n_rollout_steps = n_rollout_steps
-        self.n_workers = n_workers
+        self.n_workers = self.n_envs = n_workers
         self.batch_size = batch_size
         self.rollouts_per_iteration = rollouts_per_iteration
         self.split_rollouts_into_transitions = split_rollouts_into_transitions
@@ -126,39 +127,13 @@ class BaseDistributedWorkersWithBuffer(ABC):
         """Passes the statistics of the epoch on to the writers, and begins the next one."""
         self.epoch_stats.reduce()
 
-    def wrapper_statistics(self) -> list[Any]:
-        """What wrappers that learn running statistics have learned, by environment."""
-        return []
-
-    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
-        """Restores what :meth:`wrapper_statistics` gave."""
-
-    def episodes_state(self) -> dict[str, Any]:
-        """Where the environments are, and the steps that are not in the buffer yet, in numbers and arrays."""
-        return {}
-
-    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
-        """Brings the environments to where they were; those that cannot be begin new episodes with the next rollouts.
-
-        :param state: As :meth:`episodes_state` gave it, perhaps of other workers.
-        :return: Why environments begin new episodes, by their index.
-        """
-        return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")
-
+    @override(ResumableEnvironments)
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""
-        return {
-            "episodes": self.episodes_state(),
-            "wrappers": self.wrapper_statistics(),
-            "policy_generators": self.worker_policy.rng_state(),
-        }
+        return {**super().state_dict(), "policy_generators": self.worker_policy.rng_state()}
 
+    @override(ResumableEnvironments)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """Continues from a state that :meth:`state_dict` returned; the buffer comes first.
-
-        :return: Which environments begin new episodes, and why.
-        """
+        """Continues from a state that :meth:`state_dict` returned; the buffer comes first."""
         self.worker_policy.set_rng_state(state_dict["policy_generators"])
-        problems = self.load_episodes_state(state_dict["episodes"])
-        self.load_wrapper_statistics(state_dict["wrappers"])
-        return new_episodes(problems)
+        return super().load_state_dict(state_dict)

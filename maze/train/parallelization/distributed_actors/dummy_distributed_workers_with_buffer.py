@@ -110,7 +110,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group.env.load_wrapper_statistics(list(states[index * n_envs : (index + 1) * n_envs]))
 
     @override(BaseDistributedWorkersWithBuffer)
-    def episodes_state(self) -> dict[str, Any]:
+    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
         groups = [{"environments": group.env.episodes_state(), "rows": group.rows.state()} for group in self._groups]
         return {"turn": self._turn, "groups": groups}
 

@@ -126,7 +126,7 @@ class SequentialDistributedActors(DistributedActors):
                 generator.env.load_wrapper_statistics(own)
 
     @override(DistributedActors)
-    def episodes_state(self) -> dict[str, Any]:
+    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
         if not self._generators:
             return self._stopped_state
         environments = [state for generator in self._generators for state in generator.env.episodes_state()]

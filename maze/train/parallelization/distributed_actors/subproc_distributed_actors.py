@@ -179,7 +179,7 @@ class SubprocDistributedActors(DistributedActors):
                 self._pool.tell(worker, "wrapper_statistics", self._wrapper_states[worker.index])
 
     @override(DistributedActors)
-    def episodes_state(self) -> dict[str, Any]:
+    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
         return {"n_starts": self._n_starts}
 
     @override(DistributedActors)

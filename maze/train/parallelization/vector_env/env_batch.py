@@ -29,11 +29,12 @@ from maze.core.wrappers.running_statistics import (
 from maze.train.parallelization.vector_env.replay_log import (
     EpisodeState,
     ReplayLog,
+    WrapperStates,
     derived_seed,
     digest_of,
     replayed_actions,
 )
-from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation, WrapperStates
+from maze.train.parallelization.vector_env.structured_vector_env import FinalObservation
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 
 if TYPE_CHECKING:

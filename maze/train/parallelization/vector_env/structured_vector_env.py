@@ -17,17 +17,12 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.vector_env.replay_log import new_episodes
+from maze.train.parallelization.vector_env.replay_log import EpisodeState, ResumableEnvironments, WrapperStates
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.space_arrays import Arrays
-    from maze.train.parallelization.vector_env.replay_log import EpisodeState
-
-
-WrapperStates = list[dict[str, float]]
-"""States of the wrappers of one environment that learn running statistics, from the outermost inwards."""
 
 
 class FinalObservation(NamedTuple):
@@ -41,7 +36,9 @@ class FinalObservation(NamedTuple):
     observation: dict[str, np.ndarray]
 
 
-class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ABC):
+class StructuredVectorEnv(
+    VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ResumableEnvironments, ABC
+):
     """Environments stepped together, whose actors may differ; an episode that ends is followed by the next at once.
 
     Besides what :meth:`step` returns, the attributes below describe the sub-step just taken. They are overwritten by
@@ -209,19 +206,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         value: LogStatsValue = stats_value(self.get_stats(level), event, name)
         return value
 
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        """What wrappers that learn running statistics have learned, by environment; empty where there are none."""
-        return []
-
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        """Restores what :meth:`wrapper_statistics` gave, perhaps of another number of environments.
-
-        :param states: By environment the states of its wrappers.
-        :raises EnvironmentContractError: This kind of vector environment cannot.
-        """
-        if states:
-            raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
-
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         """The seed that a recent tick of an environment followed from, to find it again.
 
@@ -230,37 +214,6 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: ``None`` where that is not known.
         """
         return None
-
-    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
-        """Where the environments are, in numbers and arrays; it can be continued here or in another vector environment.
-
-        :param with_running: Whether the running episodes matter. Without them, the episodes that follow are those that
-            would follow a :meth:`reset` now.
-        """
-        return [{"problem": f"{type(self).__name__} does not keep what has happened"} for _ in range(self.n_envs)]
-
-    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        """Brings the environments to where they were, by playing again what has happened since they were seeded last.
-
-        The :meth:`reset` that follows leaves them there, and gives what they observe.
-
-        :param states: As :meth:`episodes_state` gave them.
-        :return: Why environments begin new episodes instead, by their index.
-        """
-        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, and what their wrappers have learned."""
-        return {"episodes": self.episodes_state(), "wrappers": self.wrapper_statistics()}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """Continues from a state that :meth:`state_dict` returned.
-
-        :return: Which environments begin new episodes, and why.
-        """
-        problems = self.load_episodes_state(state_dict["episodes"])
-        self.load_wrapper_statistics(state_dict["wrappers"])
-        return new_episodes(problems)
 
     def _count_episodes(self, finished: dict[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
@@ -358,9 +311,9 @@ class BatchVectorEnv(StructuredVectorEnv, ABC):
         return [state for of_batch in self._ask("episodes_state", with_running) for state in of_batch]
 
     @override(StructuredVectorEnv)
-    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        if len(states) != self.n_envs:
-            reason = f"the training had {len(states)} environments, now there are {self.n_envs}"
+    def load_episodes_state(self, state: Sequence[EpisodeState]) -> dict[int, str]:
+        if len(state) != self.n_envs:
+            reason = f"the training had {len(state)} environments, now there are {self.n_envs}"
             return dict.fromkeys(range(self.n_envs), reason)
-        answers = self._tell("load_episodes_state", list(states))
+        answers = self._tell("load_episodes_state", list(state))
         return {index: problem for problems in answers for index, problem in problems.items()}

@@ -123,10 +123,10 @@ class SubprocVectorEnv(BatchVectorEnv):
         return list(self._actor_ids)
 
     @override(StructuredVectorEnv)
-    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        if len(states) == self.n_envs:
+    def load_episodes_state(self, state: Sequence[EpisodeState]) -> dict[int, str]:
+        if len(state) == self.n_envs:
             self._actor_ids = []  # until the next reset, workers know
-        return super().load_episodes_state(states)
+        return super().load_episodes_state(state)
 
     @override(BatchVectorEnv)
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
