@@ -19,6 +19,7 @@ from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
+from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import RewardWrapper
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
@@ -192,3 +193,52 @@ def test_random_resets_skip_whole_environment_steps():
     assert env.get_env_time() == 2
     with pytest.raises(ConfigError, match="min_skip_steps"):
         RandomResetWrapper(env, 3, 2)
+
+
+@given(length=st.integers(1, 12), n_steps=st.integers(1, 5))
+def test_an_action_holds_for_n_steps_or_until_the_episode_ends(length, n_steps):
+    env = StepSkipWrapper.wrap(GymMazeEnv(CountingEnv(length)), n_steps=n_steps)
+    env.reset()
+    rewards, done = [], False
+    while not done:
+        _, reward, done, _ = env.step({"action": 0})
+        rewards.append(reward)
+    steps = range(1, length + 1)
+    assert rewards == [sum(steps[start : start + n_steps]) for start in range(0, length, n_steps)]
+    assert env.get_env_time() == length
+
+
+def test_all_actors_of_a_step_repeat_their_actions():
+    skipping = StepSkipWrapper.wrap(StructuredCuttingEnv(cutting_env_factory()), n_steps=3)
+    skipping.seed(3)
+    skipping.reset()
+    played = []
+    inner_step = skipping._env_step
+    skipping._env_step = lambda action: played.append((skipping.env.actor_id().step_key, action)) or inner_step(action)
+    actions = []
+    for _ in range(2):
+        action = skipping.action_space.sample()
+        actions.append((skipping.actor_id().step_key, action))
+        _, _, done, _ = skipping.step(action)
+        assert not done
+    assert played == actions * 3
+    assert skipping.actor_id().step_key == 0
+    assert skipping.get_env_time() == 3
+
+
+def test_doing_nothing_is_what_the_action_conversion_says():
+    env = GymMazeEnv(CountingEnv())
+    played = []
+    env.action_conversion_dict[0].noop_action = lambda: {"action": 1}
+    skipping = StepSkipWrapper.wrap(env, n_steps=3, skip_mode="noop")
+    inner_step = skipping._env_step
+    skipping._env_step = lambda action: played.append(action["action"]) or inner_step(action)
+    skipping.reset()
+    skipping.step({"action": 0})
+    assert played == [0, 1, 1]
+
+
+@pytest.mark.parametrize("arguments", [{"n_steps": 0}, {"n_steps": 1.5}, {"n_steps": 2, "skip_mode": "stick"}])
+def test_faults_in_the_arguments_of_skipping_are_named(arguments):
+    with pytest.raises(ConfigError, match="StepSkipWrapper"):
+        StepSkipWrapper.wrap(GymMazeEnv(CountingEnv()), **arguments)

@@ -48,6 +48,7 @@ from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
 from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
+from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.step_timing_wrapper import StepTimingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -153,6 +154,7 @@ CASES = [
             }
         },
     ),
+    Case(StepSkipWrapper, {"n_steps": 2}, changes_time=True),
     Case(StepTimingWrapper),
     Case(TimeLimitWrapper, {"max_episode_steps": 100}),
     Case(CallTimeLimitWrapper, {"seconds": 60}),

@@ -1,0 +1,81 @@
+"""Actions that hold for several steps."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from maze.core.annotations import override
+from maze.core.env.structured_env import StructuredEnv
+from maze.core.env.time_env_mixin import TimeEnvMixin
+from maze.core.errors import ConfigError
+from maze.core.wrappers.wrapper import EnvType, Wrapper
+
+_MODES = ("sticky", "noop")
+
+
+class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
+    """Has the agent act in every n-th environment step only; its reward is the sum over these steps.
+
+    In between, all actors of the environment step repeat their actions, or do nothing. Skipping ends with the episode,
+    and where it is the turn of an actor that took no part in the agent's step. Skipped steps count for the
+    environment's time.
+
+    >>> from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+    >>> env = StepSkipWrapper.wrap(GymMazeEnv("CartPole-v1"), n_steps=3)
+    >>> env.seed(1)
+    >>> _ = env.reset()
+    >>> env.step({"action": 0})[1], env.get_env_time()
+    (3.0, 3)
+
+    :param env: The environment to wrap.
+    :param n_steps: Environment steps for each of the agent's, at least 1.
+    :param skip_mode: `sticky` repeats the actions, `noop` takes the `noop_action` of the action conversion.
+    :raises ConfigError: An argument is out of its range.
+    """
+
+    keeps_observations_and_actions = True
+
+    _CLONED = ("_actions",)
+
+    def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
+        if type(n_steps) is not int or n_steps < 1:
+            raise ConfigError(f"StepSkipWrapper: `n_steps` must be a whole number of at least 1, got {n_steps!r}.")
+        if skip_mode not in _MODES:
+            raise ConfigError(f"StepSkipWrapper: `skip_mode` must be one of {', '.join(_MODES)}, got {skip_mode!r}.")
+        super().__init__(env)
+        self.n_steps = n_steps
+        self.skip_mode = skip_mode
+        self._actions: dict[Any, Any] = {}
+        """Of the actors in the agent's environment step."""
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        env: Any = self.env
+        knows_time = isinstance(env, TimeEnvMixin)
+        time = env.get_env_time() if knows_time else 0
+        self._actions = {**self._actions, env.actor_id(): action}
+        observation, reward, done, info = self._env_step(action)
+        if not done and knows_time and env.get_env_time() == time:
+            return observation, reward, done, info  # the agent's step goes on
+        for _ in range(self.n_steps - 1):
+            is_same_step = True
+            while is_same_step and not done and (actor := env.actor_id()) in self._actions:
+                time = env.get_env_time() if knows_time else 0
+                observation, own_reward, done, info = self._env_step(self._skipping_action(actor))
+                reward += own_reward
+                is_same_step = knows_time and env.get_env_time() == time
+            if is_same_step or done:
+                break
+        self._actions = {}
+        return observation, reward, done, info
+
+    @override(Wrapper)
+    def reset(self, **kwargs: Any) -> Any:
+        self._actions = {}
+        return self._env_reset(**kwargs)
+
+    def _skipping_action(self, actor: Any) -> Any:
+        if self.skip_mode == "sticky":
+            return self._actions[actor]
+        env: Any = self.env
+        return env.action_conversion_dict[actor.step_key].noop_action()
