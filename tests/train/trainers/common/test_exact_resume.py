@@ -47,6 +47,7 @@ TRAININGS = {
     "ppo-processes": ("algorithm=ppo", *ACTOR_CRITIC, "runner=local", "runner.concurrency=2", "algorithm.batch_size=8"),
     "impala": ("algorithm=impala", *ACTOR_CRITIC, "algorithm.num_actors=3", "algorithm.actors_batch_size=2"),
     "sac": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20"),
+    "sac-processes": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20", "runner=local"),
     "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
     "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
@@ -275,6 +276,10 @@ def test_environments_in_processes_can_be_resumed_in_this_one(tmp_path, uninterr
     resumed = Run("ppo", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     assert differing(uninterrupted("ppo").result, resumed.result) == []
     assert differing(uninterrupted("ppo").result, uninterrupted("ppo-processes").result) == []
+
+
+def test_where_environments_are_stepped_makes_no_difference_to_a_replay_buffer_and_what_is_learned(uninterrupted):
+    assert differing(uninterrupted("sac").result, uninterrupted("sac-processes").result) == []
 
 
 def test_seeds_are_taken_over_and_the_best_model_is_in_the_new_directory(tmp_path, uninterrupted):
