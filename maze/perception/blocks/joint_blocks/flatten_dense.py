@@ -42,3 +42,28 @@ class FlattenDenseBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def extra_repr(self) -> str:
         return f"{self.flatten_block.extra_repr()}\n{self.dense_block.extra_repr()}"
+
+
+class ConvolutionDense(PerceptionBlock):
+    """Base of blocks of convolutions whose output is flattened and goes through dense layers."""
+
+    conv_block: PerceptionBlock
+    dense_block: FlattenDenseBlock
+
+    def _stack(
+        self, conv_block: PerceptionBlock, num_flatten_dims: int, hidden_units: Sequence[int], non_lin: NonLinearity
+    ) -> None:
+        self.conv_block = conv_block
+        self.dense_block = FlattenDenseBlock(
+            conv_block.out_keys, self.out_keys[0], conv_block.out_shapes(), num_flatten_dims, hidden_units, non_lin
+        )
+        self.output_units = self.dense_block.output_units
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        output: TensorDict = self.dense_block(self.conv_block(block_input))
+        return output
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"{self.conv_block.extra_repr()}\n{self.dense_block.dense_block.extra_repr()}"

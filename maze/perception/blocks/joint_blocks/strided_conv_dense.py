@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maze.core.annotations import override
-from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes
 from maze.perception.blocks.feed_forward.strided_conv import Size, StridedConvolutionBlock
-from maze.perception.blocks.joint_blocks.flatten_dense import FlattenDenseBlock
+from maze.perception.blocks.joint_blocks.flatten_dense import ConvolutionDense
 
 
-class StridedConvolutionDenseBlock(PerceptionBlock):
+class StridedConvolutionDenseBlock(ConvolutionDense):
     """A :class:`StridedConvolutionBlock`, flattened, followed by a :class:`DenseBlock`; arguments are described there.
 
     Input ``(..., channels, *spatial)``, output ``(..., hidden_units[-1])``.
@@ -32,10 +31,9 @@ class StridedConvolutionDenseBlock(PerceptionBlock):
         non_lin: NonLinearity,
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
-        out_key = self.out_keys[0]
-        self.conv_block = StridedConvolutionBlock(
+        conv_block = StridedConvolutionBlock(
             self.in_keys,
-            f"{out_key}_conv",
+            f"{self.out_keys[0]}_conv",
             self.in_shapes,
             hidden_channels=hidden_channels,
             hidden_kernels=hidden_kernels,
@@ -46,21 +44,4 @@ class StridedConvolutionDenseBlock(PerceptionBlock):
             hidden_padding=hidden_padding,
             padding_mode=padding_mode,
         )
-        self.dense_block = FlattenDenseBlock(
-            f"{out_key}_conv",
-            out_key,
-            self.conv_block.out_shapes(),
-            num_flatten_dims=convolution_dimension + 1,
-            hidden_units=hidden_units,
-            non_lin=non_lin,
-        )
-        self.output_units = self.dense_block.output_units
-
-    @override(PerceptionBlock)
-    def forward(self, block_input: TensorDict) -> TensorDict:
-        output: TensorDict = self.dense_block(self.conv_block(block_input))
-        return output
-
-    @override(PerceptionBlock)
-    def extra_repr(self) -> str:
-        return f"{self.conv_block.extra_repr()}\n{self.dense_block.dense_block.extra_repr()}"
+        self._stack(conv_block, convolution_dimension + 1, hidden_units, non_lin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymnasium import spaces
 from torch import nn
@@ -16,6 +16,7 @@ from maze.perception.perception_utils import observation_spaces_to_in_shapes
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.env.structured_env import StepKeyType
+    from maze.core.utils.factory import CollectionOfConfigType
 
 NETWORKS = "model.critic.networks"
 
@@ -52,3 +53,29 @@ class BaseStateCriticComposer(CriticComposerInterface):
             )
             for index, (key, config) in enumerate(configs.items())
         }
+
+
+class StepNetworksCriticComposer(BaseStateCriticComposer):
+    """Builds a critic of one network for each sub-step.
+
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param networks: Networks, or configurations of them: a mapping from step keys, or a list in their order.
+    """
+
+    critic_class: ClassVar[type[TorchStateCritic]]
+    """What is built from the networks."""
+
+    def __init__(
+        self,
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        networks: CollectionOfConfigType,
+    ) -> None:
+        super().__init__(observation_spaces_dict, agent_counts_dict)
+        self._critic = self.critic_class(self._networks_by_step_key(networks), observation_spaces_dict, "cpu")
+
+    @property
+    @override(BaseStateCriticComposer)
+    def critic(self) -> TorchStateCritic:
+        return self._critic
