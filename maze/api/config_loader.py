@@ -18,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from maze.api.config_auditor import ConfigurationAuditor, check_critic
-from maze.api.placing import as_wrapper_configs, hydra_text, is_plain, place
+from maze.api.placing import as_wrapper_configs, is_plain, place
 from maze.api.process_state import hydra_config, hydra_session
 from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, complete
 from maze.cli.errors import translated
+from maze.cli.hydra_setup import value_text
 from maze.core.errors import ConfigError
 from maze.core.rollout.check_runner import CheckRunner
 from maze.core.rollout.rollout_runner import RolloutRunner
@@ -166,7 +167,7 @@ class ConfigurationLoader:
                 )
             key = {"launcher": "hydra/launcher"}.get(name, name)
             if name == "env" and _GYM_ID.search(value):
-                key, value = "env.name", hydra_text(value)
+                key, value = "env.name", value_text(value)
             return Choice(value, (f"{key}={value}",))
         if name == "wrappers":
             if isinstance(value, Wrapper):
@@ -188,9 +189,9 @@ class ConfigurationLoader:
     def _override(self, path: str, value: Any) -> Choice:
         value = as_on_command_line(path, value)
         if path.startswith("~"):
-            return Choice(value, (path if value is None else f"{path}={hydra_text(value)}",))
+            return Choice(value, (path if value is None else f"{path}={value_text(value)}",))
         if is_plain(value) and not self._is_below_object(path):
-            return Choice(value, (f"{path}={hydra_text(value)}",))
+            return Choice(value, (f"{path}={value_text(value)}",))
         if self.auditor.multirun and path.startswith(("model", "critic", "runner")):
             value = copy.deepcopy(value)
         return Choice(value, placed=((path, value),))
@@ -214,7 +215,7 @@ class ConfigurationLoader:
         placed = [placement for choice in choices for placement in choice.placed]
         earlier = self._earlier_run(number)
         if earlier is not None and not any(text.lstrip("+").startswith("input_dir=") for text in texts):
-            texts.append(f"input_dir={hydra_text(earlier)}")
+            texts.append(f"input_dir={value_text(earlier)}")
         name = self.configuration or self.run_mode.value
         try:
             full = compose(name, overrides=texts, return_hydra_config=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,6 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(is_plain(entry) for entry in value)
     return value is None or isinstance(value, bool | int | float | str | Path | np.integer | np.floating)
-
-
-def hydra_text(value: Any) -> str:
-    """A plain value in the grammar of Hydra's overrides."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(hydra_text(entry) for entry in value) + "]"
-    if isinstance(value, int | float | np.integer | np.floating):
-        return repr(value.item() if isinstance(value, np.generic) else value)
-    text = re.sub(r'(\\*)"', r'\1\1\\"', str(value))
-    text = re.sub(r"(\\+)$", r"\1\1", text)
-    return f'"{text}"'
 
 
 def to_node(value: Any) -> Any:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
+
+_BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+_KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 ENVIRONMENT_CONFIGS = (
     "maze_envs.logistics.cutting_2d.conf",
@@ -63,3 +70,24 @@ def grid_by_default() -> Iterator[None]:
         yield
     finally:
         group[f"{NAME}.yaml"] = previous
+
+
+def value_text(value: Any) -> str:
+    """Returns a value as written in an override: numbers, texts, paths, nothing, lists and mappings of them."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        text = str(value)
+        value = text if _is_bare(text) else QuotedString(text=text, quote=Quote.single)
+    elif isinstance(value, Mapping):
+        items = (f"{key if _is_bare(str(key)) else value_text(str(key))}:{value_text(it)}" for key, it in value.items())
+        return "{" + ",".join(items) + "}"
+    elif isinstance(value, Sequence):
+        return "[" + ",".join(map(value_text, value)) + "]"
+    return str(Override._get_value_element_as_str(value))
+
+
+def _is_bare(text: str) -> bool:
+    return _BARE_TEXT.fullmatch(text) is not None and text.lower() not in _KEYWORDS

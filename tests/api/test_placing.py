@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from maze.api.placing import as_wrapper_configs, has_objects, hydra_text, is_plain, place
+from maze.api.placing import as_wrapper_configs, has_objects, is_plain, place
 from maze.api.utils import InvalidSpecificationError
+from maze.cli.hydra_setup import value_text
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="$\x00", exclude_categories=("Cs", "Cc")))
 values = st.recursive(
@@ -25,7 +26,7 @@ values = st.recursive(
 
 @given(values)
 def test_hydra_reads_back_what_was_written(value: Any) -> None:
-    override = OverridesParser.create().parse_override(f"key={hydra_text(value)}")
+    override = OverridesParser.create().parse_override(f"key={value_text(value)}")
     assert override.value() == value
 
 

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import value_text
 from maze.cli.sweeps.journal import JOURNAL_FILE, SweepJournal
 from maze.cli.sweeps.nevergrad_search import NevergradSearch
 from maze.cli.sweeps.optuna_search import OptunaSearch
 from maze.cli.sweeps.results import results_table, write_optimum, write_results
-from maze.cli.sweeps.space import ChoiceParameter, ScalarParameter, SearchSpace, parse_space, value_text
+from maze.cli.sweeps.space import ChoiceParameter, ScalarParameter, SearchSpace, parse_space
 from maze.cli.sweeps.strategy import RestoredEvent, Search
 from maze.cli.sweeps.trials import SweepRun, SweepTrial, TrialResult, ranked
 from maze.core.errors import CheckpointError, ConfigError

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, Quote, QuotedString, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from maze.cli.errors import UsageError, suggestion
+from maze.cli.hydra_setup import value_text
 
 PARAMETRIZATION = "hydra.sweeper.parametrization"
 SCALAR_FIELDS = ("lower", "upper", "init", "step", "integer", "log")
-_BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*")
-_KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
@@ -156,25 +154,6 @@ def swept_texts(override: Override) -> list[str]:
             "hydra/sweeper=nevergrad or hydra/sweeper=optuna."
         )
     return [str(text) for text in override.sweep_string_iterator()]
-
-
-def value_text(value: Any) -> str:
-    """A value of a YAML file as it is written in an override."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        bare = _BARE_TEXT.fullmatch(value) is not None and value.lower() not in _KEYWORDS
-        value = value if bare else QuotedString(text=value, quote=Quote.single)
-    elif isinstance(value, Mapping):
-        items = ",".join(f"{_plain_key(key)}:{value_text(entry)}" for key, entry in value.items())
-        return "{" + items + "}"
-    elif isinstance(value, Sequence):
-        return "[" + ",".join(map(value_text, value)) + "]"
-    return str(Override._get_value_element_as_str(value))
-
-
-def _plain_key(key: Any) -> str:
-    return str(key) if _BARE_TEXT.fullmatch(str(key)) else value_text(str(key))
 
 
 def _flat(parametrization: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
