@@ -1,4 +1,4 @@
-"""Links ``hydra/launcher=local`` to the launcher of Maze."""
+"""Links `hydra/launcher=local` to the launcher of Maze."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class MazeLocalLauncher(LocalLauncher):
 
 @dataclass
 class LauncherConfig:
-    """Configuration of ``hydra/launcher=local``."""
+    """Configuration of `hydra/launcher=local`."""
 
     _target_: str = "hydra_plugins.maze_local_launcher.MazeLocalLauncher"
     n_jobs: int = -1

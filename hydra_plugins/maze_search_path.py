@@ -10,7 +10,7 @@ from maze.rllib.algorithms import register_dropped
 
 
 class MazeSearchPath(SearchPathPlugin):
-    """Appends the ``conf`` packages of environments and tutorials, as far as they are installed.
+    """Appends the `conf` packages of environments and tutorials, as far as they are installed.
 
     Options that only say what there is instead are none that anybody should copy: they have no files.
     """

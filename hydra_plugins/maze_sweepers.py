@@ -1,4 +1,4 @@
-"""Links ``hydra/sweeper=grid``, ``nevergrad`` and ``optuna`` to the sweepers of Maze."""
+"""Links `hydra/sweeper=grid`, `nevergrad` and `optuna` to the sweepers of Maze."""
 
 from maze.cli.sweeps.sweepers import GridSweep, NevergradSweep, OptunaSweep
 

@@ -1,4 +1,4 @@
-"""The demonstration behind ``make demo``: train on CartPole-v1, roll the policy out, say where everything is."""
+"""The demonstration behind `make demo`: train on CartPole-v1, roll the policy out, say where everything is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``maze-run``: the command line."""
+"""`maze-run`: the command line."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
 NOTHING = ("null", "~", "None", "", str(Path.home()))
-"""Ways to write that a group is left empty; shells turn ``~`` into the home directory."""
+"""Ways to write that a group is left empty; shells turn `~` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What Hydra's own ``--info`` can be followed by."""
+"""What Hydra's own `--info` can be followed by."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
 
 
 def maze_run(cfg: DictConfig) -> float | None:
     """Builds and runs the runner that a composed configuration describes.
 
-    :param cfg: The whole configuration; ``cfg.runner`` says what is run.
-    :return: What a sweep compares its runs by: the statistic that ``hydra.sweeper.objective`` names, or else the
-        best score, where the runner has one. Scores say how far constraints are broken (``BestScore``).
+    :param cfg: The whole configuration; `cfg.runner` says what is run.
+    :return: What a sweep compares its runs by: the statistic that `hydra.sweeper.objective` names, or else the
+        best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
     from maze.cli.checks import check, complete
     from maze.cli.run_info import config_as_yaml, write_run_info
@@ -99,7 +99,7 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``maze-run`` with these arguments (those of the process by default) and returns its exit status."""
+    """Runs `maze-run` with these arguments (those of the process by default) and returns its exit status."""
     with lasting_console():
         return _main(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -131,7 +131,7 @@ def _main(command: list[str]) -> int:
 
 
 def _directory_to_describe(command: Sequence[str]) -> str | None:
-    """What ``--info`` is followed by, unless it is one of Hydra's own words."""
+    """What `--info` is followed by, unless it is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     if flag != "--info" or len(command) != (1 if equals else 2):
         return None
@@ -176,7 +176,7 @@ def _kind(error: MazeError) -> str:
 
 @contextmanager
 def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
-    """Hydra reads ``sys.argv``, and reports errors itself unless the environment asks for full ones."""
+    """Hydra reads `sys.argv`, and reports errors itself unless the environment asks for full ones."""
     previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     previous_format = warnings.formatwarning
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -204,7 +204,7 @@ def _one_line_warning(message: Warning | str, *args: object, **kwargs: object) -
 
 
 def _readable_to_hydra(argument: str) -> str:
-    """Writes ``critic=~`` and its like the way Hydra knows them."""
+    """Writes `critic=~` and its like the way Hydra knows them."""
     name, equals, value = argument.partition("=")
     if not equals and name.startswith("~"):
         name = name[1:]

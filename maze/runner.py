@@ -21,7 +21,7 @@ class Runner(ABC):
     def setup(self, cfg: DictConfig) -> None:
         """Builds everything the job needs.
 
-        :param cfg: The whole composed configuration, of which ``cfg.runner`` describes this object.
+        :param cfg: The whole composed configuration, of which `cfg.runner` describes this object.
         """
 
     @abstractmethod

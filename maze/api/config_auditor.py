@@ -53,7 +53,7 @@ _OBJECTS: dict[str, tuple[type, ...]] = {
 class ConfigurationAuditor:
     """Checks the arguments of a RunContext for consistency, and prepares them for the composition.
 
-    :param components: Arguments for the components by name; ``None``: not given.
+    :param components: Arguments for the components by name; `None`: not given.
     :param values: Overrides by path.
     :param multirun: Whether lists stand for several runs.
     """
@@ -107,7 +107,7 @@ class ConfigurationAuditor:
         return self._ephemeral
 
     def _choices(self, name: str, value: Any) -> list[Any]:
-        """The runs' values of a component, of which there is one unless ``multirun``."""
+        """The runs' values of a component, of which there is one unless `multirun`."""
         is_list = isinstance(value, list | tuple)
         if not is_list or (name == "wrappers" and not self.multirun):
             return [value]
@@ -264,7 +264,7 @@ def _shown(value: Any) -> str:
 
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
-    """Class of an algorithm's configuration; that of a mapping without ``_target_`` is told by its keys."""
+    """Class of an algorithm's configuration; that of a mapping without `_target_` is told by its keys."""
     known = algorithm_class(algorithm)
     if known is not None:
         return known

@@ -77,9 +77,9 @@ class ConfigurationLoader:
 
     :param auditor: What was given, checked.
     :param run_mode: What the runs are for.
-    :param configuration: Name of the root configuration; ``None``: the one of the run mode.
+    :param configuration: Name of the root configuration; `None`: the one of the run mode.
     :param experiment: Name of an experiment.
-    :param run_dir: Directory to work in; ``None``: a new one, named as on the command line.
+    :param run_dir: Directory to work in; `None`: a new one, named as on the command line.
     :param project: Directory that relative paths refer to.
     """
 
@@ -338,7 +338,7 @@ def as_on_command_line(path: str, value: Any) -> Any:
 
 
 def _sweep(name: str, value: str) -> list[Any]:
-    """The values that the command line's syntax for sweeps stands for (``a,b``, ``range(1,4)``), or the text itself."""
+    """The values that the command line's syntax for sweeps stands for (`a,b`, `range(1,4)`), or the text itself."""
     try:
         override = OverridesParser.create().parse_override(f"{name.lstrip('+~')}={value}")
     except HydraException:

@@ -44,10 +44,10 @@ def train_all(
     """Trains all runs; those that fail do not keep the others from running.
 
     :param runs: The runs.
-    :param launcher: Starts them; ``None``: the configured one.
+    :param launcher: Starts them; `None`: the configured one.
     :param keeps_directory: Work in the configured directory, even if an earlier multirun has used it.
-    :param n_epochs: Number of epochs of each; ``None``: as configured.
-    :param train_kwargs: Further arguments of ``train``.
+    :param n_epochs: Number of epochs of each; `None`: as configured.
+    :param train_kwargs: Further arguments of `train`.
     :raises RunContextError: Runs have failed; the others have been trained.
     """
     for run in runs:

@@ -38,7 +38,7 @@ def hydra_session() -> Iterator[None]:
 
 @contextmanager
 def hydra_config(config: DictConfig) -> Iterator[None]:
-    """Context in which ``HydraConfig`` and the resolver ``hydra`` show a run's configuration."""
+    """Context in which `HydraConfig` and the resolver `hydra` show a run's configuration."""
     previous = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(config)
     try:

@@ -31,7 +31,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     :param loaded: The configuration.
     :param project: Directory that the rollout was started from.
     :param silent: Print nothing.
-    :return: See :func:`statistics_frame`; ``attrs`` names the directories that were written.
+    :return: See :func:`statistics_frame`; `attrs` names the directories that were written.
     """
     claimed = claim_directory(loaded.workdir)
     directory, cfg = claimed.path, loaded.config
@@ -63,9 +63,9 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
 
 
 def statistics_frame(stats: LogStats) -> pd.DataFrame:
-    """Statistics as a table with the column ``value``, indexed by interface, event and statistic.
+    """Statistics as a table with the column `value`, indexed by interface, event and statistic.
 
-    Numbers are numbers; of distributions, ``value`` is the array of samples.
+    Numbers are numbers; of distributions, `value` is the array of samples.
     """
     import pandas as pd
 

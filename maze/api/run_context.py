@@ -49,23 +49,23 @@ class RunContext:
     Components are given as the name of a configuration module, as on the command line, as a mapping or as an object.
     Every call leaves working directory, random generators, Hydra and statistics of the process as they were.
 
-    With ``multirun``, lists (and the command line's ``a,b``) among components and overrides stand for the values of
+    With `multirun`, lists (and the command line's `a,b`) among components and overrides stand for the values of
     different runs, in all combinations; properties and results then are lists with an entry for each run.
 
-    :param run_dir: Directory to work in; one that holds an earlier run continues from its model. ``None``: a new
-        directory below ``outputs``, as on the command line.
+    :param run_dir: Directory to work in; one that holds an earlier run continues from its model. `None`: a new
+        directory below `outputs`, as on the command line.
     :param env: Environment: module, mapping or a function that makes one.
     :param wrappers: Wrappers: module or a mapping from wrappers (class, path or name) to their arguments.
     :param algorithm: Algorithm and its hyperparameters.
     :param model: Model composer.
     :param policy: Policy composer; or the name of a policy, for rollouts without training.
     :param critic: Critic composer.
-    :param launcher: Starts the runs of a ``multirun``.
-    :param runner: Runner: ``dev`` trains in this process, ``local`` steps environments in others.
-    :param overrides: Values, mappings or objects by their paths in the configuration, such as ``algorithm.lr``.
+    :param launcher: Starts the runs of a `multirun`.
+    :param runner: Runner: `dev` trains in this process, `local` steps environments in others.
+    :param overrides: Values, mappings or objects by their paths in the configuration, such as `algorithm.lr`.
         Names of modules are not resolved here.
-    :param configuration: Name of the root configuration (``-cn`` on the command line).
-    :param experiment: Name of an experiment (``+experiment=`` on the command line).
+    :param configuration: Name of the root configuration (`-cn` on the command line).
+    :param experiment: Name of an experiment (`+experiment=` on the command line).
     :param multirun: Whether lists stand for several runs.
     :param silent: Print nothing.
     """
@@ -128,7 +128,7 @@ class RunContext:
     def train(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
         """Trains the policy; a further call trains on.
 
-        :param n_epochs: Number of epochs; ``None``: as configured.
+        :param n_epochs: Number of epochs; `None`: as configured.
         :param train_kwargs: Further arguments of the trainer.
         """
         self._require_training("train")
@@ -150,7 +150,7 @@ class RunContext:
         :param observation: What the actor observes.
         :param maze_state: State of the environment, for policies that want it.
         :param env: The environment, for policies that want it.
-        :param actor_id: Who acts; ``None`` where there is only one.
+        :param actor_id: Who acts; `None` where there is only one.
         :param deterministic: Take the most probable action instead of drawing one.
         """
         actions = [
@@ -161,7 +161,7 @@ class RunContext:
     def evaluate(self, **eval_kwargs: Any) -> LogStats | list[LogStats]:
         """Rolls the trained policy out, prints the statistics and returns them.
 
-        :param eval_kwargs: Arguments of ``RolloutEvaluator``; the defaults are those of the algorithm's own evaluation.
+        :param eval_kwargs: Arguments of `RolloutEvaluator`; the defaults are those of the algorithm's own evaluation.
         """
         self._require_training("evaluate")
         return self._one_or_all([run.evaluate(**eval_kwargs) for run in self._runs])
@@ -176,16 +176,16 @@ class RunContext:
     ) -> pd.DataFrame | list[pd.DataFrame]:
         """Rolls the trained policy, or the one that was named, out.
 
-        Trajectories and event logs are written into ``rollout`` in the run's directory.
+        Trajectories and event logs are written into `rollout` in the run's directory.
 
-        :param n_episodes: Number of episodes; ``None``: as configured for the runner.
-        :param runner: ``sequential``, ``parallel`` or the configuration of a rollout runner; ``None``: in this process.
-        :param env_base_seed: Seed of the environments; ``None``: the one of the training.
-        :param agent_base_seed: Seed of the policy; ``None``: the one of the training.
-        :param runner_arguments: Further arguments of the runner, such as ``max_episode_steps``, ``deterministic``,
-            ``record_trajectory``, ``record_event_logs``, ``render`` or ``n_processes``.
-        :return: Statistics with the column ``value``, indexed by interface, event and statistic. ``attrs`` names the
-            directories: ``run_dir``, ``trajectory_dir`` and ``event_log_dir``.
+        :param n_episodes: Number of episodes; `None`: as configured for the runner.
+        :param runner: `sequential`, `parallel` or the configuration of a rollout runner; `None`: in this process.
+        :param env_base_seed: Seed of the environments; `None`: the one of the training.
+        :param agent_base_seed: Seed of the policy; `None`: the one of the training.
+        :param runner_arguments: Further arguments of the runner, such as `max_episode_steps`, `deterministic`,
+            `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
+        :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` names the
+            directories: `run_dir`, `trajectory_dir` and `event_log_dir`.
         """
         arguments = {f"runner.{key}": value for key, value in runner_arguments.items()}
         if n_episodes is not None:
@@ -214,14 +214,14 @@ class RunContext:
 
     @property
     def config(self) -> dict[RunMode, DictConfig | list[DictConfig] | None]:
-        """The configurations by run mode; ``None`` for a mode that this object was not made for."""
+        """The configurations by run mode; `None` for a mode that this object was not made for."""
         training = self._one_or_all([run.cfg for run in self._runs]) if self._runs else None
         rollout = self._one_or_all([run.config for run in self._rollouts]) if self._rollouts else None
         return {RunMode.TRAINING: training, RunMode.ROLLOUT: rollout}
 
     @property
     def run_dir(self) -> str | list[str] | None:
-        """Directory of the training; ``None`` as long as there is none."""
+        """Directory of the training; `None` as long as there is none."""
         directories = [run.result.run_dir for run in self._runs]
         if self._is_multirun:
             return [directory for directory in directories if directory is not None]
@@ -240,13 +240,13 @@ class RunContext:
 
     @property
     def runner(self) -> Any:
-        """The runner; ``None`` as long as nothing was trained."""
+        """The runner; `None` as long as nothing was trained."""
         self._require_training("runner")
         return self._one_or_all([run.runner for run in self._runs])
 
     @property
     def n_epochs(self) -> int | list[int]:
-        """Number of epochs that ``train`` trains unless it is told another one; 0: no limit."""
+        """Number of epochs that `train` trains unless it is told another one; 0: no limit."""
         self._require_training("n_epochs")
         return self._one_or_all([run.n_epochs for run in self._runs])
 

@@ -56,7 +56,7 @@ class RunResult:
     overrides: Mapping[str, Any]
     """What distinguishes the run from the others."""
     status: str
-    """``not trained``, ``completed`` or ``failed``."""
+    """`not trained`, `completed` or `failed`."""
     best_score: float | None
     """What the best evaluation was chosen by: its mean return, or the configured statistic or KPI."""
     env_base_seed: int | None
@@ -66,9 +66,9 @@ class RunResult:
     """How long the trainings took."""
     error: str | None = None
     violation: float | None = None
-    """How far the best evaluation is from fulfilling its constraints; ``None``: it had none."""
+    """How far the best evaluation is from fulfilling its constraints; `None`: it had none."""
     maximize: bool = True
-    """Whether more of ``best_score`` is better."""
+    """Whether more of `best_score` is better."""
 
 
 class TrainingRun:
@@ -107,8 +107,8 @@ class TrainingRun:
     def train(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
         """Trains; a further call trains on.
 
-        :param n_epochs: Number of epochs; ``None``: as configured.
-        :param train_kwargs: Further arguments of the runner's ``run`` and the trainer's ``train``.
+        :param n_epochs: Number of epochs; `None`: as configured.
+        :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
         :raises InvalidSpecificationError: The number of epochs is no whole number, or negative.
         """
         self.require_trainable()
@@ -228,14 +228,14 @@ class TrainingRun:
 
     @property
     def n_epochs(self) -> int:
-        """Number of epochs that are trained unless ``train`` is told another one."""
+        """Number of epochs that are trained unless `train` is told another one."""
         algorithm = self.cfg.algorithm
         return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
 
     def evaluate(self, **eval_kwargs: Any) -> LogStats:
         """Rolls the policy out and returns the statistics over all episodes.
 
-        :param eval_kwargs: Arguments of ``RolloutEvaluator``.
+        :param eval_kwargs: Arguments of `RolloutEvaluator`.
         :raises InvalidSpecificationError: An argument is unknown.
         """
         known = inspect.signature(RolloutEvaluator).parameters

@@ -1,4 +1,4 @@
-"""What Hydra is told: where configurations of environments are found, and what ``--multirun`` does."""
+"""What Hydra is told: where configurations of environments are found, and what `--multirun` does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def environment_configs() -> list[str]:
 
 
 def _make_tutorial_importable() -> None:
-    """In a checkout of the project, has the tutorial found where it lies: beside this package, in ``tutorials``."""
+    """In a checkout of the project, has the tutorial found where it lies: beside this package, in `tutorials`."""
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
     if not _is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
@@ -55,9 +55,9 @@ GROUP, NAME = "hydra/sweeper", "basic"
 
 @contextmanager
 def grid_by_default() -> Iterator[None]:
-    """Has ``hydra/sweeper=basic``, Hydra's default, mean the grid search of Maze.
+    """Has `hydra/sweeper=basic`, Hydra's default, mean the grid search of Maze.
 
-    A root configuration cannot choose it with ``override hydra/sweeper``: that would win over the choice of an
+    A root configuration cannot choose it with `override hydra/sweeper`: that would win over the choice of an
     experiment. Only the command of Maze is concerned; other applications in the same environment keep Hydra's.
     """
     Plugins.instance()  # plugins register themselves when they are first looked for; here, before one is replaced

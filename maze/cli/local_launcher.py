@@ -57,7 +57,7 @@ class FinishedJob:
 class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
     """Distributes jobs over processes, one for each job: a job that is killed takes no other one with it.
 
-    What a job prints goes to ``console.log`` in its run directory.
+    What a job prints goes to `console.log` in its run directory.
 
     :param n_jobs: Number of jobs at a time; -1: as many as there are CPUs.
     """

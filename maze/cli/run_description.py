@@ -1,4 +1,4 @@
-"""``maze-run --info <run directory>``: what a run was, what is left of it, and how to go on."""
+"""`maze-run --info <run directory>`: what a run was, what is left of it, and how to go on."""
 
 from __future__ import annotations
 

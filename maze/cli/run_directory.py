@@ -82,7 +82,7 @@ def _is_worthless(path: Path) -> bool:
 def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
     """Creates a directory that no other run uses or has used.
 
-    :param requested: Taken if it is free; else ``_02``, ``_03``, ... is appended, which keeps names sorted by time.
+    :param requested: Taken if it is free; else `_02`, `_03`, ... is appended, which keeps names sorted by time.
     :param n_attempts: How often other runs may get in the way.
     :raises ConfigError: It holds a run already, is a file, or cannot be created.
     """
@@ -135,7 +135,7 @@ class ClaimedDirectories:
 
 
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
-    """Claims ``hydra.run.dir`` or ``hydra.sweep.dir`` before Hydra creates it."""
+    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         self._claim(config, "hydra.run.dir")

@@ -18,10 +18,10 @@ STORED_CONFIG = Path(".hydra") / "config.yaml"
 
 
 def use_stored_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Takes over, in place, the model of the training run in ``input_dir``, unless the command names one itself.
+    """Takes over, in place, the model of the training run in `input_dir`, unless the command names one itself.
 
     It may name the environments, networks and their parts of Maze and torch, and what is defined in the packages that
-    the command names: by ``trusted_packages``, by its own classes, or as packages with configurations.
+    the command names: by `trusted_packages`, by its own classes, or as packages with configurations.
 
     :param cfg: Configuration of a rollout.
     :param overrides: The command's arguments.

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def override(interface_class: Any) -> Callable[[T], T]:
-    """Marks a method (or property) that implements or replaces a member of ``interface_class``.
+    """Marks a method (or property) that implements or replaces a member of `interface_class`.
 
     The name is checked when the class body is executed, so a renamed interface method is noticed on import.
 
-    :param interface_class: The class, or a parametrised generic such as ``Wrapper[MazeEnv]``, that declares the member.
+    :param interface_class: The class, or a parametrised generic such as `Wrapper[MazeEnv]`, that declares the member.
     """
     interface = get_origin(interface_class) or interface_class
 

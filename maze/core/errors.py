@@ -1,7 +1,7 @@
 """The errors that a user, a file or another process can cause.
 
-``assert`` guards what our own code guarantees; everything else is one of these, says where it happened, what was
-expected, what was found and what to do, and keeps its cause (``raise ... from``).
+`assert` guards what our own code guarantees; everything else is one of these, says where it happened, what was
+expected, what was found and what to do, and keeps its cause (`raise ... from`).
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> st
 
     :param wrong: What was found.
     :param known: What there is.
-    :param form: The place of the name in the whole that is shown, for instance ``algorithm.{}``.
+    :param form: The place of the name in the whole that is shown, for instance `algorithm.{}`.
     """
     close = closest(wrong, known)
     return "" if close is None else f" Did you mean `{form.format(close)}`?"
 
 
 def closest(wrong: object, known: Iterable[object]) -> str | None:
-    """Returns the known name that is spelt most like ``wrong``, else the first that contains it, else None."""
+    """Returns the known name that is spelt most like `wrong`, else the first that contains it, else None."""
     text = str(wrong).lower()
     names = {str(name).lower(): str(name) for name in known}
     similar = get_close_matches(text, names, n=1) or sorted(name for name in names if text and text in name)

@@ -16,7 +16,7 @@ from maze.distributions.utils import require_space
 
 
 class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
-    """Independent coins for the components of a ``MultiBinary`` space, from logits ``[..., *action_space.shape]``.
+    """Independent coins for the components of a `MultiBinary` space, from logits `[..., *action_space.shape]`.
 
     :param logits: Log-odds of a one.
     :param action_space: The space.
@@ -42,8 +42,8 @@ class BernoulliProbabilityDistribution(TorchProbabilityDistribution[Bernoulli]):
     def log_prob(self, actions: torch.Tensor, per_bit: bool = False) -> torch.Tensor:
         """Log-probability of the actions.
 
-        :param actions: ``[..., *action_space.shape]``.
-        :param per_bit: Whether to return that of each component, ``[..., *action_space.shape]``, instead of their sum.
+        :param actions: `[..., *action_space.shape]`.
+        :param per_bit: Whether to return that of each component, `[..., *action_space.shape]`, instead of their sum.
         """
         # log sigmoid(logit) for a one, log sigmoid(-logit) for a zero
         bits = functional.logsigmoid(self.logits * (2.0 * actions.to(self.logits.dtype) - 1.0))

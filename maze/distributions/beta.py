@@ -26,14 +26,14 @@ MAX_CONCENTRATION = 1e4
 
 
 class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
-    """Independent Beta distributions, scaled to the bounds of a ``Box``.
+    """Independent Beta distributions, scaled to the bounds of a `Box`.
 
-    The concentrations are ``1 + softplus(logits)``, so that the density has one peak and is finite. Log-probabilities
+    The concentrations are `1 + softplus(logits)`, so that the density has one peak and is finite. Log-probabilities
     and entropies are those of the scaled action.
 
-    :param logits: ``[..., 2 * action_space.shape[-1]]``: of the upper end's, then of the lower end's concentrations.
+    :param logits: `[..., 2 * action_space.shape[-1]]`: of the upper end's, then of the lower end's concentrations.
     :param action_space: The space; its bounds are finite.
-    :param temperature: Raises the density to ``1 / temperature``: divides what the concentrations exceed 1 by.
+    :param temperature: Raises the density to `1 / temperature`: divides what the concentrations exceed 1 by.
     """
 
     def __init__(self, logits: torch.Tensor, action_space: spaces.Box, temperature: float = 1.0) -> None:

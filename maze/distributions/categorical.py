@@ -15,7 +15,7 @@ from maze.distributions.utils import require_space, require_valid_rows
 
 
 class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorical]):
-    """Categorical distribution over a ``Discrete`` space, from logits ``[..., n]``.
+    """Categorical distribution over a `Discrete` space, from logits `[..., n]`.
 
     Logits at the finite minimum of their dtype (or minus infinity) are masked actions: they are never drawn and add
     nothing to entropy and divergence.

@@ -18,7 +18,7 @@ class DictProbabilityDistribution(ProbabilityDistribution):
     """Independent distributions for the heads of a dictionary action.
 
     :meth:`log_prob` answers by head and :meth:`joint_log_prob` for the whole action. :meth:`entropy` and :meth:`kl` are
-    sums over the heads, whose values for the batch ``reduce_fun`` reduces (``None``: not at all).
+    sums over the heads, whose values for the batch `reduce_fun` reduces (`None`: not at all).
 
     :param distribution_dict: A distribution for each action head.
     """

@@ -32,7 +32,7 @@ class ProbabilityDistribution(ABC):
     def sample(self) -> Any:
         """Draws actions, without gradients.
 
-        The distributions of Maze take an optional ``generator: torch.Generator``; without one they draw from torch's
+        The distributions of Maze take an optional `generator: torch.Generator`; without one they draw from torch's
         global generator.
         """
 

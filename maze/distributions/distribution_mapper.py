@@ -36,8 +36,8 @@ class DistributionMapper:
 
     Entries of the configuration are read from top to bottom, and the last one that fits a head decides:
 
-    * ``{action_space: gym.spaces.Box, distribution: <class or import path>}`` for all heads of a space type,
-    * ``{action_head: special_action, distribution: ...}`` for one head.
+    * `{action_space: gym.spaces.Box, distribution: <class or import path>}` for all heads of a space type,
+    * `{action_head: special_action, distribution: ...}` for one head.
 
     >>> mapper = DistributionMapper(spaces.Dict({"action": spaces.Discrete(3)}), {})
     >>> mapper.required_logits_shape("action")
@@ -87,7 +87,7 @@ class DistributionMapper:
     ) -> ProbabilityDistribution:
         """The distribution of one action head.
 
-        :param logits: ``[..., *required_logits_shape(action_head)]``.
+        :param logits: `[..., *required_logits_shape(action_head)]`.
         :param temperature: Below 1 sharpens the distribution, above 1 flattens it.
         :raises ConfigError: The logits have another shape than the distribution needs.
         """
@@ -168,7 +168,7 @@ def _did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def _resolve_space(value: Any, where: str) -> type[Any]:
-    """A space type, also by name: ``gym.spaces.Box``, ``gymnasium.spaces.Box`` and ``Box`` are the same."""
+    """A space type, also by name: `gym.spaces.Box`, `gymnasium.spaces.Box` and `Box` are the same."""
     if isinstance(value, type) and issubclass(value, spaces.Space):
         return value
     if isinstance(value, str):

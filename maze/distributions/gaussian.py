@@ -20,15 +20,15 @@ HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
-    """Independent normal distributions for the components of a ``Box``; the first half of the logits are the means,
+    """Independent normal distributions for the components of a `Box`; the first half of the logits are the means,
     the second half the logarithms of the standard deviations (limited to [-20, 20]).
 
     Samples may lie outside the box: the action on its way to the environment is clipped, the log-probability is that
     of the sample.
 
-    :param logits: ``[..., 2 * action_space.shape[-1]]``, see :meth:`required_logits_shape`.
+    :param logits: `[..., 2 * action_space.shape[-1]]`, see :meth:`required_logits_shape`.
     :param action_space: The space.
-    :param temperature: Multiplies the variances, which is what raising the density to ``1 / temperature`` does.
+    :param temperature: Multiplies the variances, which is what raising the density to `1 / temperature` does.
     """
 
     max_log_std = MAX_LOG_STD

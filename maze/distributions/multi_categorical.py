@@ -17,12 +17,12 @@ Reduction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
-    """Independent categorical distributions for the components of a ``MultiDiscrete`` space.
+    """Independent categorical distributions for the components of a `MultiDiscrete` space.
 
     Log-probabilities are joint, i.e. summed over the components. :meth:`entropy` and :meth:`kl` reduce the joint
-    values of the batch with ``reduce_fun`` (``None``: not at all).
+    values of the batch with `reduce_fun` (`None`: not at all).
 
-    :param logits: ``[..., sum of all components' numbers of choices]``.
+    :param logits: `[..., sum of all components' numbers of choices]`.
     :param action_space: The space, starting at 0.
     :param temperature: Divides the logits.
     """

@@ -26,7 +26,7 @@ _N_QUADRATURE_NODES = 64
 
 @lru_cache(maxsize=1)
 def _quadrature() -> tuple[torch.Tensor, torch.Tensor]:
-    """Nodes and weights with which ``sum(weights * f(nodes))`` is the mean of f under a standard normal."""
+    """Nodes and weights with which `sum(weights * f(nodes))` is the mean of f under a standard normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(_N_QUADRATURE_NODES)
     return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2.0 * math.pi))
 
@@ -68,13 +68,13 @@ def _log_derivative_of_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Normal]):
-    """``tanh`` of independent normal variables, scaled to the bounds of a ``Box``.
+    """`tanh` of independent normal variables, scaled to the bounds of a `Box`.
 
     Log-probabilities are densities of the scaled action. The entropy is an estimate (Gauss-Hermite quadrature, with
     gradients and without randomness); the divergence between two distributions on the same box is exactly that of
     their normal variables, because squashing is invertible.
 
-    :param logits: ``[..., 2 * action_space.shape[-1]]``: means, then logarithms of the standard deviations (limited
+    :param logits: `[..., 2 * action_space.shape[-1]]`: means, then logarithms of the standard deviations (limited
         to [-20, 2]), both before squashing.
     :param action_space: The space; its bounds are finite.
     :param temperature: Multiplies the variances before squashing.

@@ -20,8 +20,8 @@ T = TypeVar("T", bound=Distribution)
 class TorchProbabilityDistribution(ProbabilityDistribution, Generic[T], ABC):
     """Wraps a torch distribution; all components of an action count as one event.
 
-    :param dist: The torch distribution, whose batch shape ends with the action's shape. ``None``: the subclass
-        computes everything itself and builds one in ``_build_dist`` when somebody asks for it.
+    :param dist: The torch distribution, whose batch shape ends with the action's shape. `None`: the subclass
+        computes everything itself and builds one in `_build_dist` when somebody asks for it.
     :param action_space: Space of the actions.
     """
 

@@ -63,7 +63,7 @@ def require_bounds(action_space: spaces.Box, distribution: type[Any]) -> None:
 
 
 def space_bounds(action_space: spaces.Box, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lower and upper bounds of a box, on the device and with the dtype of ``like``.
+    """Lower and upper bounds of a box, on the device and with the dtype of `like`.
 
     :return: Both of the shape `[*action_space.shape]`.
     """
@@ -79,7 +79,7 @@ def box_logits_shape(action_space: spaces.Box) -> tuple[int, ...]:
 
 
 def split_box_logits(logits: torch.Tensor, action_space: spaces.Box) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two halves of the logits, each ``[..., *action_space.shape]``."""
+    """The two halves of the logits, each `[..., *action_space.shape]`."""
     first, second = logits.chunk(2, dim=-1)
     if not action_space.shape:
         return first.squeeze(-1), second.squeeze(-1)
@@ -106,7 +106,7 @@ def require_valid_rows(logits: torch.Tensor, head: str = "action") -> None:
 
 @contextmanager
 def isolated_global_generator(generator: torch.Generator | None) -> Iterator[None]:
-    """Lets code that can only draw from torch's global CPU generator draw from ``generator`` instead.
+    """Lets code that can only draw from torch's global CPU generator draw from `generator` instead.
 
     The global generator continues afterwards as if nothing had happened.
     """
@@ -123,7 +123,7 @@ def isolated_global_generator(generator: torch.Generator | None) -> Iterator[Non
 
 
 def sample_with(distribution: ProbabilityDistribution, generator: torch.Generator | None) -> Any:
-    """Draws from any distribution with the given generator, also where its ``sample`` knows no generators."""
+    """Draws from any distribution with the given generator, also where its `sample` knows no generators."""
     if generator is None:
         return distribution.sample()
     if _takes_generator(type(distribution)):

@@ -19,13 +19,13 @@ _MAZE_RENDER_MODES = ["human", "rgb_array"]
 
 
 class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
-    """A Maze environment with gymnasium's interface: five values from ``step``, two from ``reset``, seeds in ``reset``.
+    """A Maze environment with gymnasium's interface: five values from `step`, two from `reset`, seeds in `reset`.
 
     Spaces, observations and actions are those of the Maze environment: dictionaries, unless it is wrapped into a
-    ``NoDictSpacesWrapper``.
+    `NoDictSpacesWrapper`.
 
     :param env: A flat Maze environment (one sub-step, one agent) with all its wrappers.
-    :param render_mode: How ``render`` draws: "human" or "rgb_array"; for environments that came from gymnasium, the
+    :param render_mode: How `render` draws: "human" or "rgb_array"; for environments that came from gymnasium, the
         modes that these have. None: the mode that such an environment was made with, otherwise no rendering.
     :raises ConfigError: The environment has several actors, or no such render mode.
     """
@@ -108,8 +108,8 @@ def to_gymnasium(env: MazeEnv[Any], render_mode: str | None = None) -> MazeGymna
     """Exports a Maze environment to any framework that takes gymnasium environments.
 
     :param env: A flat Maze environment with all its wrappers; for frameworks without dictionary spaces with a
-        ``NoDictSpacesWrapper`` as the last of them.
-    :param render_mode: How ``render`` draws.
+        `NoDictSpacesWrapper` as the last of them.
+    :param render_mode: How `render` draws.
     """
     return MazeGymnasiumEnv(env, render_mode)
 

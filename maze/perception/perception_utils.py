@@ -53,7 +53,7 @@ def stack_and_flatten_spaces(
     A key that several sub-steps (e.g. agents) have is stacked along a new dimension in front of the item's own
     dimensions, behind all batch dimensions. A key that occurs once is left as it is.
 
-    :param input_tensor_dict: Items ``[..., *shape]`` for each sub-step.
+    :param input_tensor_dict: Items `[..., *shape]` for each sub-step.
     :param observation_spaces_dict: Tells how many dimensions an item has of its own.
     """
     collected: dict[str, list[torch.Tensor]] = {}
@@ -77,9 +77,9 @@ def convert_to_torch(
     """Converts arrays and numbers, anywhere in dictionaries, lists and tuples, to tensors.
 
     :param stats: Any structure; what is neither array, number nor tensor stays as it is.
-    :param device: Where the tensors go; ``None`` leaves tensors where they are.
-    :param cast: Their dtype; ``None`` keeps it.
-    :param in_place: Replace the items of dictionaries and lists instead of building new ones. The string ``try`` does
+    :param device: Where the tensors go; `None` leaves tensors where they are.
+    :param cast: Their dtype; `None` keeps it.
+    :param in_place: Replace the items of dictionaries and lists instead of building new ones. The string `try` does
         so where the structure allows it.
     """
 
@@ -97,7 +97,7 @@ def convert_to_numpy(stats: Any, cast: np.dtype[Any] | None = None, in_place: bo
     """Converts tensors, anywhere in dictionaries, lists and tuples, to arrays.
 
     :param stats: Any structure; what is neither tensor nor array stays as it is.
-    :param cast: Dtype of the arrays; ``None`` keeps it.
+    :param cast: Dtype of the arrays; `None` keeps it.
     :param in_place: See :func:`convert_to_torch`.
     """
 

@@ -12,10 +12,10 @@ from maze.core.errors import ConfigError
 
 
 def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
-    """Initialises linear and convolution layers with weight vectors of length ``std`` and biases of zero.
+    """Initialises linear and convolution layers with weight vectors of length `std` and biases of zero.
 
-    The weights into each unit are a random direction scaled to Euclidean length ``std``, whatever their number. Other
-    modules are left as they are, so that the result fits ``net.apply``:
+    The weights into each unit are a random direction scaled to Euclidean length `std`, whatever their number. Other
+    modules are left as they are, so that the result fits `net.apply`:
 
     >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
     >>> _ = net.apply(make_module_init_normc(0.5))
@@ -42,7 +42,7 @@ def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
 
 
 def compute_sigmoid_bias(probability: float) -> float:
-    """The bias (logit) at which a sigmoid returns ``probability``, such as for multi-binary actions.
+    """The bias (logit) at which a sigmoid returns `probability`, such as for multi-binary actions.
 
     >>> compute_sigmoid_bias(0.5)
     0.0

@@ -1,1 +1,1 @@
-"""RLlib's algorithms on Maze environments, models and action distributions (extra ``rllib``)."""
+"""RLlib's algorithms on Maze environments, models and action distributions (extra `rllib`)."""

@@ -33,7 +33,7 @@ class LogitsLayout:
         return sum(self.sizes)
 
     def join(self, logits: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """One tensor ``[..., size]`` of the logits by head.
+        """One tensor `[..., size]` of the logits by head.
 
         :raises ConfigError: A head is missing, or its logits have another shape.
         """
@@ -71,14 +71,14 @@ class MazeActionDistribution(Distribution):
     Log-probabilities, entropies and divergences are those of the joint action, one for each row. Use
     :func:`action_distribution_class` to make a subclass for an action space.
 
-    :param logits: ``[..., layout.size]``
+    :param logits: `[..., layout.size]`
     :param is_deterministic: Whether :meth:`sample` gives the most likely action.
     """
 
     mapper: DistributionMapper
     layout: LogitsLayout
     only_head: str | None
-    """The head whose actions are given and taken as they are, without a dictionary; ``None``: dictionaries."""
+    """The head whose actions are given and taken as they are, without a dictionary; `None`: dictionaries."""
 
     def __init__(self, logits: torch.Tensor, is_deterministic: bool = False) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ SET_BY_RUNNER: Mapping[str, str] = {
     "model": "the group model (model=rllib for RLlib's own)",
     "log_level": "runner.log_level",
 }
-"""Keys of RLlib that are not taken from ``algorithm.config``, and where the same is configured."""
+"""Keys of RLlib that are not taken from `algorithm.config`, and where the same is configured."""
 
 _ALIASES: Mapping[str, str] = {"lambda": "lambda_"}
 _SETTABLE_PROPERTIES = ("train_batch_size_per_learner",)
@@ -37,7 +37,7 @@ class RLlibAlgorithm:
 
     :param name: RLlib's name for it.
     :param package: Module of its configuration class.
-    :param needs_single_action: Whether it takes a single ``Discrete`` or ``Box`` action only, no dictionary of them.
+    :param needs_single_action: Whether it takes a single `Discrete` or `Box` action only, no dictionary of them.
     """
 
     name: str
@@ -93,7 +93,7 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
 
 
 def register_dropped() -> None:
-    """Has the options of the group ``rllib/algorithm`` that RLlib has dropped compose, for :func:`find_algorithm` to
+    """Has the options of the group `rllib/algorithm` that RLlib has dropped compose, for :func:`find_algorithm` to
     say what there is instead.
     """
     store = ConfigStore.instance()
@@ -113,7 +113,7 @@ def require_ray() -> None:
 
 
 def configured(algorithm: RLlibAlgorithm, values: Mapping[str, Any]) -> Any:
-    """RLlib's configuration with the hyperparameters of ``algorithm.config``.
+    """RLlib's configuration with the hyperparameters of `algorithm.config`.
 
     :param values: Hyperparameters by RLlib's names; those that are left out keep RLlib's defaults.
     :raises ConfigError: RLlib does not know one, or does not accept its value.

@@ -34,7 +34,7 @@ class EnvConfig:
     is_single_observation: bool = False
 
     def to_rllib(self) -> dict[str, Any]:
-        """RLlib's ``env_config``."""
+        """RLlib's `env_config`."""
         return {"maze": self}
 
 
@@ -67,7 +67,7 @@ def decode_episodes(encoded: list[EncodedStats]) -> list[LogStats]:
 class SeedSource:
     """Different seeds for all environments of all workers, from RLlib's overlapping ones.
 
-    RLlib seeds the environments of worker ``w`` with ``seed + w``, ``seed + w + 1`` and so on, so that most of them
+    RLlib seeds the environments of worker `w` with `seed + w`, `seed + w + 1` and so on, so that most of them
     have a twin in the next worker.
 
     :param seed: Seed of the run's environments.
@@ -78,7 +78,7 @@ class SeedSource:
         self._entropy = (int(seed), int(worker_index))
 
     def seed_for(self, given: int) -> int:
-        """A seed of its own for what RLlib calls ``given`` in this worker."""
+        """A seed of its own for what RLlib calls `given` in this worker."""
         state = np.random.SeedSequence((*self._entropy, int(given))).generate_state(1, np.uint32)[0]
         return int(state >> 1)
 
@@ -91,7 +91,7 @@ def with_statistics(env: Any) -> Any:
 class MazeRLlibEnv(MazeGymnasiumEnv):
     """A flat Maze environment for RLlib, which makes one in each of its workers.
 
-    :param context: RLlib's ``EnvContext``: the :class:`EnvConfig` under ``maze``, and the worker's index.
+    :param context: RLlib's `EnvContext`: the :class:`EnvConfig` under `maze`, and the worker's index.
     """
 
     def __init__(self, context: Mapping[str, Any]) -> None:

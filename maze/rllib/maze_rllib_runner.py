@@ -1,4 +1,4 @@
-"""The runner of trainings with RLlib: ``maze-run -cn conf_rllib``."""
+"""The runner of trainings with RLlib: `maze-run -cn conf_rllib`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class MazeRLlibRunner(Runner):
     :param num_workers: Number of Ray workers that step environments; 0: they are stepped in this process.
     :param tune_config: When to stop and to write checkpoints; see
         :class:`~maze.rllib.tune_parameters.TuneParameters`.
-    :param ray_config: Arguments of ``ray.init``; an ``address`` joins a cluster that is there already.
+    :param ray_config: Arguments of `ray.init`; an `address` joins a cluster that is there already.
     :param state_dict_dump_file: File for the weights of the best policy.
-    :param num_learners: Number of learner processes; 0: the learner is in this process, ``None``:
-        ``algorithm.config.num_learners``.
+    :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
+        `algorithm.config.num_learners`.
     :param eval_episodes: Number of episodes the policy is evaluated with after each iteration, taking its most
         probable actions; 0: the best policy is the one with the highest mean return of RLlib's training episodes.
     :param log_level: Level of Ray's and RLlib's messages: DEBUG, INFO, WARN or ERROR.
@@ -56,7 +56,7 @@ class MazeRLlibRunner(Runner):
     iteration_timeout: float = 1800.0
 
     tune_params: dict[str, Any] = field(init=False)
-    """The values of ``tune_config``."""
+    """The values of `tune_config`."""
 
     def __post_init__(self, tune_config: Mapping[str, Any] | None) -> None:
         self.tune_params = dict(tune_config or {})

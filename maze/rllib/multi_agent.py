@@ -23,7 +23,7 @@ _SEPARATOR = ":"
 class NetworkKeys(NamedTuple):
     """A network of a policy.
 
-    :param network_key: Its key in the policy: a step key, or ``(step_key, agent_id)``.
+    :param network_key: Its key in the policy: a step key, or `(step_key, agent_id)`.
     :param step_key: The sub-step it acts in.
     """
 
@@ -47,7 +47,7 @@ def agent_name(actor: ActorID) -> str:
 
 
 class ModuleOfAgent:
-    """RLlib's ``policy_mapping_fn``: agents of a sub-step share its network, unless they have networks of their own.
+    """RLlib's `policy_mapping_fn`: agents of a sub-step share its network, unless they have networks of their own.
 
     :param separate: Step keys whose agents have networks of their own.
     """
@@ -69,7 +69,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
     Where an episode is cut off, RLlib wants a last observation of every agent to continue its value from. Only the next
     actor has one; the others get the one they acted on last, which is an environment step old.
 
-    :param context: RLlib's ``EnvContext``: the :class:`~maze.rllib.environment.EnvConfig` under ``maze``.
+    :param context: RLlib's `EnvContext`: the :class:`~maze.rllib.environment.EnvConfig` under `maze`.
     """
 
     def __init__(self, context: Mapping[str, Any]) -> None:

@@ -252,7 +252,7 @@ class SoftActorCriticModule(MazeRLModule, InferenceOnlyAPI, QNetAPI, TargetNetwo
     def _q(
         self, network: nn.Module, observations: dict[str, torch.Tensor], actions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Values ``[B]`` of the actions, or ``[B, n]`` of all of them."""
+        """Values `[B]` of the actions, or `[B, n]` of all of them."""
         if actions is None:
             values: torch.Tensor = network(observations)[q_values_key(self.head)]
             return values

@@ -33,7 +33,7 @@ class RaySession:
 
     Only what this context has started is shut down when it is left.
 
-    :param ray_config: Arguments of ``ray.init``, such as ``address``, ``num_cpus`` or ``object_store_memory``.
+    :param ray_config: Arguments of `ray.init`, such as `address`, `num_cpus` or `object_store_memory`.
     :param n_workers: Number of worker processes that have to find a place.
     :param log_level: Level of Ray's and RLlib's loggers.
     """

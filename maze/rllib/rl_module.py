@@ -30,7 +30,7 @@ from maze.perception.models.network_outputs import embedding_spaces
 from maze.rllib.action_distribution import action_distribution_class
 
 MODEL_KEY = "maze"
-"""Where RLlib's ``model_config`` holds the :class:`ModuleConfig`."""
+"""Where RLlib's `model_config` holds the :class:`ModuleConfig`."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class ModuleConfig:
     """What a module is built from, in any process.
 
     :param model: Configuration of the model (plain data).
-    :param spaces_dicts: ``action_spaces_dict``, ``observation_spaces_dict`` and ``agent_counts_dict``.
-    :param network_key: Key of the policy network: a step key, or ``(step_key, agent_id)``.
-    :param only_head: The single action head that RLlib sees without a dictionary around it; ``None``: dictionaries.
+    :param spaces_dicts: `action_spaces_dict`, `observation_spaces_dict` and `agent_counts_dict`.
+    :param network_key: Key of the policy network: a step key, or `(step_key, agent_id)`.
+    :param only_head: The single action head that RLlib sees without a dictionary around it; `None`: dictionaries.
     :param options: Hyperparameters that the module needs to know.
     """
 
@@ -109,7 +109,7 @@ class MazeRLModule(TorchRLModule):
     def policy_outputs(
         self, observations: Mapping[str, Any], network: nn.Module | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Joined logits ``[B, n]``, and what else the policy network returns: embeddings shared with the critic."""
+        """Joined logits `[B, n]`, and what else the policy network returns: embeddings shared with the critic."""
         outputs = (network or self.policy_part)(self.float_observations(observations))
         heads = self.layout.shapes
         embeddings = {name: tensor for name, tensor in outputs.items() if name not in heads}
@@ -151,7 +151,7 @@ class PolicyGradientModule(MazeRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     @override(ValueFunctionAPI)
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
-        """Values ``[B]``; embeddings that the critic shares are computed where they are not given."""
+        """Values `[B]`; embeddings that the critic shares are computed where they are not given."""
         inputs = self.float_observations(batch[Columns.OBS])
         if self.shares_embeddings:
             inputs = {**inputs, **(embeddings if embeddings is not None else self.policy_outputs(inputs)[1])}

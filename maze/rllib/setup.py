@@ -48,7 +48,7 @@ class TrainingSetup:
     :param config: Its configuration, with the user's hyperparameters.
     :param model: Configuration of the model, as plain data.
     :param is_default_model: Whether RLlib builds the model.
-    :param spaces_dicts: ``action_spaces_dict``, ``observation_spaces_dict`` and ``agent_counts_dict``.
+    :param spaces_dicts: `action_spaces_dict`, `observation_spaces_dict` and `agent_counts_dict`.
     :param env_factory: Makes one environment with all its wrappers.
     :param seeding: Source of all seeds.
     :param num_workers: Number of workers that step environments.
@@ -81,7 +81,7 @@ class TrainingSetup:
         """Starts Ray and builds the algorithm.
 
         :param resources: Closes what is to be closed when the training is over.
-        :param ray_config: Arguments of ``ray.init``.
+        :param ray_config: Arguments of `ray.init`.
         :param parameters: When to stop.
         :param state_dict_file: File for the best policy.
         :param input_file: Weights to start from.
@@ -267,7 +267,7 @@ class TrainingSetup:
         self.config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
     def _configure_default_model(self, n_observations: int) -> None:
-        """RLlib's own model, from the values of ``model=rllib``."""
+        """RLlib's own model, from the values of `model=rllib`."""
         from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
         if not self._is_flat:

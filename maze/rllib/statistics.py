@@ -56,7 +56,7 @@ class RLlibEvents(ABC):
 class TrainingStatistics:
     """Statistics of one training: episodes of the workers and results of RLlib, written once per iteration.
 
-    :param directory: Where RLlib's complete results go; ``None``: nowhere.
+    :param directory: Where RLlib's complete results go; `None`: nowhere.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
@@ -68,7 +68,7 @@ class TrainingStatistics:
     def write(self, result: Mapping[str, Any], episodes: Iterable[LogStats], seconds: float, iteration: int) -> None:
         """Writes the statistics of an iteration.
 
-        :param result: What RLlib's ``train()`` has returned.
+        :param result: What RLlib's `train()` has returned.
         :param episodes: Statistics of the episodes finished in it.
         :param seconds: How long it took.
         :param iteration: Its number.
@@ -154,7 +154,7 @@ def is_number(value: Any) -> bool:
 
 
 def value_at(result: Mapping[str, Any], path: str) -> float | None:
-    """The number under a path of a result, such as ``env_runners/episode_return_mean``; ``None``: there is none."""
+    """The number under a path of a result, such as `env_runners/episode_return_mean`; `None`: there is none."""
     found: Any = result
     for part in path.split("/"):
         if not isinstance(found, Mapping) or part not in found:
@@ -184,7 +184,7 @@ def write_progress(iteration: int, is_finished: bool, best_score: float, directo
 
 
 def read_progress(directory: str | Path) -> Mapping[str, Any] | None:
-    """What :func:`write_progress` wrote; ``None``: the file is missing or damaged."""
+    """What :func:`write_progress` wrote; `None`: the file is missing or damaged."""
     try:
         content = json.loads((Path(directory) / PROGRESS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

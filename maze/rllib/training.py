@@ -57,9 +57,9 @@ class RLlibTraining:
     """Trains, writes statistics, keeps the best policy, and stops when it is time.
 
     :param algorithm: The algorithm of RLlib, built.
-    :param model: Takes over the weights; ``None``: RLlib trains a model of its own.
+    :param model: Takes over the weights; `None`: RLlib trains a model of its own.
     :param model_selection: Keeps the best policy.
-    :param evaluator: Plays the policy after each iteration; ``None``: the mean return of the training counts.
+    :param evaluator: Plays the policy after each iteration; `None`: the mean return of the training counts.
     :param parameters: When to stop and to write checkpoints.
     :param iteration_timeout: Seconds after which an iteration that does not end is given up; 0: never.
     """

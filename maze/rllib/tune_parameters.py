@@ -1,4 +1,4 @@
-"""When a training with RLlib stops and what it keeps: ``runner.tune_config``."""
+"""When a training with RLlib stops and what it keeps: `runner.tune_config`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHORT_NAMES = {
 class TuneParameters:
     """The part of Ray Tune's vocabulary that one training needs.
 
-    :param stop: The training stops as soon as one of these values of a result is reached: ``training_iteration``,
-        ``timesteps_total``, ``time_total_s``, ``episode_return_mean`` or any path such as
-        ``env_runners/episode_len_mean``. Empty: only an interrupt stops it.
+    :param stop: The training stops as soon as one of these values of a result is reached: `training_iteration`,
+        `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
+        `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
     :param checkpoint_freq: Write a checkpoint of Ray's after every so many iterations; 0: only at the end.
     :param checkpoint_at_end: Write one at the end.
     :param keep_all_checkpoints: Keep the earlier ones too.

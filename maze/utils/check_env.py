@@ -31,7 +31,7 @@ def check_env(
 ) -> CheckReport:
     """Acts at random in an environment and compares what it does with what it promises.
 
-    Checked are actors and their order, spaces and observations, rewards, ``done`` and ``info``, determinism under a
+    Checked are actors and their order, spaces and observations, rewards, `done` and `info`, determinism under a
     seed, pickling and cloning, the round trips of conversions, and action masks.
 
     :param env: The environment with its wrappers, or a class, a function, a configuration or an id that makes one. An
@@ -40,7 +40,7 @@ def check_env(
     :param seed: Seed of environment and actions.
     :param masks: Which action each mask is for, where their sizes do not tell.
     :param is_invalid: Says of a step (environment, reward, info) whether its action was invalid. By default: the info
-        has an entry ``error``, or an event with ``invalid`` in its name was fired.
+        has an entry `error`, or an event with `invalid` in its name was fired.
     :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
     """
     is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))

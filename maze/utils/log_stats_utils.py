@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class SimpleStatsLoggingSetup:
-    """Prints the statistics of an environment when the ``with`` block ends.
+    """Prints the statistics of an environment when the `with` block ends.
 
     The episode in progress is finished and counted. The block has a statistics context of its own.
 
-    :param env: The environment, wrapped in a ``LogStatsWrapper`` with a logging prefix.
-    :param log_dir: Directory for TensorBoard event files; ``None``: console only.
+    :param env: The environment, wrapped in a `LogStatsWrapper` with a logging prefix.
+    :param log_dir: Directory for TensorBoard event files; `None`: console only.
     """
 
     def __init__(self, env: LogStatsEnv, log_dir: str | Path | None = None) -> None:
@@ -69,7 +69,7 @@ def setup_logging(
 
     :param job_config: Shown in TensorBoard's TEXT tab together with the command line; a configuration or its YAML text.
     :param log_dir: Directory of the event files.
-    :param tensorboard_render_figure: Whether to draw the figures of ``define_plot``.
+    :param tensorboard_render_figure: Whether to draw the figures of `define_plot`.
     """
     context = StatsContext.active()
     _remove_earlier_setup(context)

@@ -21,7 +21,7 @@ def depend_on_parent() -> None:
     """In a worker process: it is the parent that decides what a signal means, or a console that takes nothing more.
 
     Signals often reach the whole group. The parent may want to finish an update first, for which it needs its workers.
-    It ends them by ``kill``.
+    It ends them by `kill`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -87,7 +87,7 @@ class Process(multiprocessing.Process):
         raise value.exception from WorkerError(f"Traceback of process {self.pid}:\n{value.traceback}")
 
     def exception(self) -> BaseException | None:
-        """Waits for the function to finish and gives what it raised; ``None`` if it returned."""
+        """Waits for the function to finish and gives what it raised; `None` if it returned."""
         has_returned, value = self._wait()
         return None if has_returned else value.exception
 

@@ -16,10 +16,10 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
-    """The scalars of an event file as a table with the index ``(tag, step)`` and the column ``value``.
+    """The scalars of an event file as a table with the index `(tag, step)` and the column `value`.
 
     A damaged or cut-off file is read as far as possible; the loss is logged as a warning and stands in
-    ``attrs["n_damaged"]`` (places) and ``attrs["n_lost_bytes"]`` of the table.
+    `attrs["n_damaged"]` (places) and `attrs["n_lost_bytes"]` of the table.
 
     :param file_path: The event file, or a directory with event files, which are read in the order of their names.
     """

@@ -10,9 +10,9 @@ from typing import Any
 
 
 class Timeout:
-    """Raises ``TimeoutError`` when the ``with`` block takes too long.
+    """Raises `TimeoutError` when the `with` block takes too long.
 
-    Built on ``SIGALRM``: main thread of a Unix process only. Time limits may be nested; the one that ends first
+    Built on `SIGALRM`: main thread of a Unix process only. Time limits may be nested; the one that ends first
     counts.
 
     :param seconds: The limit; fractions are allowed, 0 means none.

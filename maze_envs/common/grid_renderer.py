@@ -14,7 +14,7 @@ _MARKERS = ("s", "o", "*", "D")
 
 
 class GridRenderer(Renderer):
-    """Draws the entry ``drawing`` of states: positions by the names of things.
+    """Draws the entry `drawing` of states: positions by the names of things.
 
     :param size: Cells of the grid along each side.
     """

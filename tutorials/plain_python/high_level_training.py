@@ -1,4 +1,4 @@
-"""Trains and evaluates a policy with networks of our own, through ``RunContext``."""
+"""Trains and evaluates a policy with networks of our own, through `RunContext`."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ class UnknownObjectiveError(ConfigError):
 class ObjectiveRecorder(LogStatsWriter):
     """Follows the statistics of a run.
 
-    :param name: The statistic, as TensorBoard (``eval_BaseEnvEvents/reward/mean``) or the console
-        (``eval BaseEnvEvents reward mean``) shows it.
+    :param name: The statistic, as TensorBoard (`eval_BaseEnvEvents/reward/mean`) or the console
+        (`eval BaseEnvEvents reward mean`) shows it.
     :param maximize: Whether more is better.
-    :param step: Which log step counts: ``best``, ``last``, or the ``mean`` of all.
+    :param step: Which log step counts: `best`, `last`, or the `mean` of all.
     :raises UsageError: The step is none of those that an objective may be taken from.
     """
 

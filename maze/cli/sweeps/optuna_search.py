@@ -22,7 +22,7 @@ STUDY_NAME = "sweep"
 class OptunaSearch(Search):
     """Asks and tells a study of Optuna in memory, without pruning. Failed trials are left out of account.
 
-    :param sampler: ``tpe``, ``cmaes`` or ``random``.
+    :param sampler: `tpe`, `cmaes` or `random`.
     :raises UsageError: There is no such sampler.
     """
 
@@ -86,7 +86,7 @@ class OptunaSearch(Search):
             self._study.add_trial(self._finished_trial(params, objective))
 
     def write_study(self, directory: Path, results: Sequence[TrialResult]) -> None:
-        """Writes the trials as a study that Optuna's own tools read (its ``JournalStorage``).
+        """Writes the trials as a study that Optuna's own tools read (its `JournalStorage`).
 
         :param results: Results in the order of their trials; those that the file has already are left as they are.
         """

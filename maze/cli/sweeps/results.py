@@ -20,7 +20,7 @@ MAX_CELL, MAX_ERROR = 28, 60
 
 
 def write_results(directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-    """Writes ``results.csv``: one line per trial, best first."""
+    """Writes `results.csv`: one line per trial, best first."""
     keys = _keys(results)
     text = io.StringIO(newline="")
     table = csv.writer(text)

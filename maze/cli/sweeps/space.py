@@ -1,4 +1,4 @@
-"""What a sweep varies: parsed from ``hydra.sweeper.parametrization`` and from the command line."""
+"""What a sweep varies: parsed from `hydra.sweeper.parametrization` and from the command line."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class MissingPackageError(UsageError, ImportError):
 
 
 def required(package: str, purpose: str) -> Any:
-    """Imports a package of the extra ``hpo``.
+    """Imports a package of the extra `hpo`.
 
     :param purpose: What needs it.
     :raises MissingPackageError: It is not installed.

@@ -49,9 +49,9 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
 
     :param objective: Statistic that trials are compared by; None: what a training's best evaluation was chosen by, the
         mean reward unless its configuration says otherwise.
-    :param objective_step: Which log step of the statistic counts: ``best``, ``last``, or the ``mean`` of all.
+    :param objective_step: Which log step of the statistic counts: `best`, `last`, or the `mean` of all.
     :param n_seeds: Number of runs with different seeds per trial.
-    :param seeds: The seeds, in place of ``n_seeds``.
+    :param seeds: The seeds, in place of `n_seeds`.
     :param strict: Whether a failed trial makes the whole command fail at the end.
     """
 

@@ -21,9 +21,9 @@ from maze.core.annotations import override
 
 
 class GridSweep(MazeSweeper):
-    """All combinations of the values that the command line and ``params`` list.
+    """All combinations of the values that the command line and `params` list.
 
-    :param params: Keys mapped to values as on the command line, for instance ``"0.1,0.2"``.
+    :param params: Keys mapped to values as on the command line, for instance `"0.1,0.2"`.
     :param max_batch_size: Number of runs given to a launcher at once, where it knows batches only.
     :param maximize: Whether a larger objective is better.
     """
@@ -59,13 +59,13 @@ class GridSweep(MazeSweeper):
 class SearchSweep(MazeSweeper):
     """A search for good values.
 
-    :param optim: Options of the search: ``budget``, ``num_workers``, ``maximize``, ``seed`` and those of its kind.
+    :param optim: Options of the search: `budget`, `num_workers`, `maximize`, `seed` and those of its kind.
     :param parametrization: What is searched.
     """
 
     name: ClassVar[str]
     options: ClassVar[Mapping[str, Any]]
-    """Options of ``optim`` and their defaults."""
+    """Options of `optim` and their defaults."""
 
     def __init__(
         self, optim: Mapping[str, Any] | None = None, parametrization: Mapping[str, Any] | None = None, **common: Any

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from maze.distributions.distribution_mapper import DistributionMapper
 
 Sampler = Callable[[np.ndarray, bool], np.ndarray]
-"""From logits ``[batch, ...]`` and ``deterministic`` to actions ``[batch, ...]``."""
+"""From logits `[batch, ...]` and `deterministic` to actions `[batch, ...]`."""
 NumpyFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
-"""From observations ``[batch, ...]`` to a network's outputs by key."""
+"""From observations `[batch, ...]` to a network's outputs by key."""
 
 _TINY = np.finfo(np.float64).tiny
 
@@ -37,8 +37,8 @@ _TINY = np.finfo(np.float64).tiny
 class ActionHeads:
     """From a network's outputs to actions.
 
-    Actions of the default distributions are drawn in NumPy from ``rng``; any other distribution is asked itself and
-    draws from ``torch_generator``.
+    Actions of the default distributions are drawn in NumPy from `rng`; any other distribution is asked itself and
+    draws from `torch_generator`.
 
     :param distribution_mapper: Knows the heads.
     :param rng: Generator for drawing in NumPy.

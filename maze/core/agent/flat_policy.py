@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class FlatPolicy(ABC):
     """Chooses the actions of one sub-step; :class:`~maze.core.agent.default_policy.DefaultPolicy` joins several.
 
-    A flat policy that draws random numbers may implement ``seed(seed: int) -> None``; ``DefaultPolicy.seed`` calls it.
+    A flat policy that draws random numbers may implement `seed(seed: int) -> None`; `DefaultPolicy.seed` calls it.
     """
 
     @abstractmethod
@@ -25,4 +25,4 @@ class FlatPolicy(ABC):
     def compute_top_action_candidates(
         self, observation: ObservationType, num_candidates: int | None
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
-        """Ranks at most ``num_candidates`` actions (``None``: all of them), best first, with their probabilities."""
+        """Ranks at most `num_candidates` actions (`None`: all of them), best first, with their probabilities."""

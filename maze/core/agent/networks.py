@@ -13,7 +13,7 @@ from maze.core.errors import CheckpointError, ConfigError
 
 
 def as_float_tensors(observation: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
-    """Network inputs: tensors of torch's default floating type on ``device``, without a copy where they already are.
+    """Network inputs: tensors of torch's default floating type on `device`, without a copy where they already are.
 
     Integer and boolean observations become floating numbers too; a network with an index embedding casts back.
 
@@ -48,7 +48,7 @@ def network_weights(networks: Mapping[Any, nn.Module]) -> dict[Any, dict[str, to
 
 
 def load_network_weights(networks: Mapping[Any, nn.Module], state: Mapping[str, Any], group: str) -> None:
-    """Copies ``state[group]`` into the networks, in place, after all of it was found to fit."""
+    """Copies `state[group]` into the networks, in place, after all of it was found to fit."""
     check_network_weights(networks, state, group)
     for key, network in networks.items():
         network.load_state_dict(state[group][key])
@@ -95,7 +95,7 @@ class TargetNetworks:
 
     @torch.no_grad()
     def update(self, tau: float) -> None:
-        """Moves the targets: ``target <- (1 - tau) * target + tau * source``.
+        """Moves the targets: `target <- (1 - tau) * target + tau * source`.
 
         :param tau: 0: parameters stay, 1: they become those that are followed.
         """

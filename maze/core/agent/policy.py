@@ -26,11 +26,11 @@ class Policy(ABC):
         """Restarts the policy's generators: the same seed and observations give the same actions."""
 
     def needs_state(self) -> bool:
-        """Whether ``compute_action`` wants ``maze_state`` (building it may cost a copy of the simulator's state)."""
+        """Whether `compute_action` wants `maze_state` (building it may cost a copy of the simulator's state)."""
         return False
 
     def needs_env(self) -> bool:
-        """Whether ``compute_action`` wants ``env``, e.g. to look ahead with a clone."""
+        """Whether `compute_action` wants `env`, e.g. to look ahead with a clone."""
         return False
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Policy(ABC):
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
         """Ranks actions, best first. Policies that do not rank give the one action that they take.
 
-        :param num_candidates: How many at most; ``None``: as many as there are.
+        :param num_candidates: How many at most; `None`: as many as there are.
         :return: The actions, and their probabilities or scores.
         """
         return [self.compute_action(observation, maze_state, env, actor_id, deterministic=True)], [1.0]

@@ -27,8 +27,8 @@ Sampler = Callable[[np.random.Generator], Any]
 class RandomPolicy(Policy):
     """Draws all actions uniformly from the action spaces (unbounded ones: as gymnasium does).
 
-    ``Discrete`` heads with an action mask among the observations are drawn from the actions that it allows (positive).
-    The mask of a head is the observation whose name ends with ``mask`` and that has as many entries as the head has
+    `Discrete` heads with an action mask among the observations are drawn from the actions that it allows (positive).
+    The mask of a head is the observation whose name ends with `mask` and that has as many entries as the head has
     choices, where there is only one such head. A mask that allows nothing is taken for none.
 
     :param action_spaces_dict: Action spaces by step key. They are neither seeded nor sampled themselves.
@@ -158,9 +158,9 @@ MASK_SUFFIX = "mask"
 def masked_heads(
     observation_shapes: Mapping[str, tuple[int, ...]], action_space: spaces.Dict, masks: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Masks with the ``Discrete`` action heads that they are for.
+    """Masks with the `Discrete` action heads that they are for.
 
-    An observation whose name ends with ``mask`` is the mask of the one head that has as many choices.
+    An observation whose name ends with `mask` is the mask of the one head that has as many choices.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.

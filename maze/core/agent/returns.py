@@ -1,11 +1,11 @@
 """Advantages and returns as pure functions of time-major arrays.
 
-All functions take NumPy arrays or torch tensors ``[n_steps, n_envs]`` and return what they were given. No gradient
+All functions take NumPy arrays or torch tensors `[n_steps, n_envs]` and return what they were given. No gradient
 flows through them.
 
-``terminated`` and ``truncated`` say how an episode ended in a step. A terminated state has no future, so nothing is
+`terminated` and `truncated` say how an episode ended in a step. A terminated state has no future, so nothing is
 bootstrapped. A truncated episode would have gone on, so it is bootstrapped from the value of its final observation,
-which ``next_values`` holds. Nothing flows backwards over either boundary.
+which `next_values` holds. Nothing flows backwards over either boundary.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def structured_gae(
 ) -> ArrayOrTensor:
     """Generalised advantage estimation on a stream of sub-steps, one row for each sub-step.
 
-    ``gamma`` and ``gae_lambda`` count environment steps: they apply where a sub-step completed one, and sub-steps of
+    `gamma` and `gae_lambda` count environment steps: they apply where a sub-step completed one, and sub-steps of
     the same environment step are not discounted against one another.
 
-    :param step_complete: The sub-step completed an environment step; ``None``: each of them did.
-    :param acts: Where ``gae_lambda`` applies instead, in the streams of single actors (:func:`actor_streams`).
+    :param step_complete: The sub-step completed an environment step; `None`: each of them did.
+    :param acts: Where `gae_lambda` applies instead, in the streams of single actors (:func:`actor_streams`).
     :return: Advantages; the other arguments are those of :func:`gae`.
     """
     given: Any = (rewards, values, next_values, terminated, truncated, step_complete, acts)
@@ -78,9 +78,9 @@ def next_values_from(
 ) -> ArrayOrTensor:
     """The value of the observation after each step.
 
-    :param values: V of the observation before each step, ``[n_steps, n_envs]``.
-    :param last_values: V of the observations after the last step, ``[n_envs]``.
-    :param final_values: V of the final observations of truncated episodes, by ``(step, environment index)``.
+    :param values: V of the observation before each step, `[n_steps, n_envs]`.
+    :param last_values: V of the observations after the last step, `[n_envs]`.
+    :param final_values: V of the final observations of truncated episodes, by `(step, environment index)`.
     """
     if isinstance(values, torch.Tensor):
         next_tensor = torch.cat([values[1:], last_values.unsqueeze(0)]).detach().clone()
@@ -94,7 +94,7 @@ def next_values_from(
 
 
 class ActorStreams(NamedTuple):
-    """What happens to each actor of each environment, ``[n_ticks, n_envs, n_actors]``."""
+    """What happens to each actor of each environment, `[n_ticks, n_envs, n_actors]`."""
 
     values: np.ndarray
     """Its value before its decision; where others act, the discounted value of what follows for it."""
@@ -122,15 +122,15 @@ def actor_streams(
     Nobody knows an actor's value after the end of a rollout or of a truncated episode unless it is the one to act
     next; its latest value stands in.
 
-    :param values: ``[n_ticks, n_envs]``, value of the actor that acted, before it did.
-    :param acts: bool ``[n_ticks, n_envs, n_actors]``, who acted.
-    :param ends: Who was to act next, and its value: after the rollout by ``(n_ticks, environment index)``, at the end
+    :param values: `[n_ticks, n_envs]`, value of the actor that acted, before it did.
+    :param acts: bool `[n_ticks, n_envs, n_actors]`, who acted.
+    :param ends: Who was to act next, and its value: after the rollout by `(n_ticks, environment index)`, at the end
         of truncated episodes by the tick they ended with.
-    :param terminated: ``[n_ticks, n_envs]``, the episode ended by itself.
-    :param truncated: ``[n_ticks, n_envs]``, the episode was cut off.
-    :param step_complete: ``[n_ticks, n_envs]``, the tick completed an environment step.
+    :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
+    :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
+    :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     :param gamma: Discount for each environment step.
-    :param log_rhos: ``[n_ticks, n_envs]``, logarithm of each decision's importance weight; ``None``: all are 1.
+    :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
     """
     n_ticks = len(acts)
     own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
@@ -160,7 +160,7 @@ def actor_streams(
 def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
     """Where actors have been told their rewards, which is when a step is completed: not in one that is under way still.
 
-    :param step_complete: ``[n_ticks, n_envs]``, the tick completed an environment step.
+    :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
     """
     known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
     return known

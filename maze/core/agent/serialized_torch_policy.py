@@ -20,10 +20,10 @@ class SerializedTorchPolicy(TorchPolicy):
 
     Networks are in evaluation mode.
 
-    :param model: The model configuration of the training (``model`` in its ``hydra_config.yaml``).
-    :param state_dict_file: Weights, of the policy or of an actor-critic: ``state_dict.pt``.
-    :param spaces_dict_file: Spaces of the environment: ``spaces_config.pkl``.
-    :param device: ``cpu`` or ``cuda`` (where there is no CUDA device: ``cpu``, with a notice).
+    :param model: The model configuration of the training (`model` in its `hydra_config.yaml`).
+    :param state_dict_file: Weights, of the policy or of an actor-critic: `state_dict.pt`.
+    :param spaces_dict_file: Spaces of the environment: `spaces_config.pkl`.
+    :param device: `cpu` or `cuda` (where there is no CUDA device: `cpu`, with a notice).
     :raises ConfigError: The model configuration has no policy.
     :raises CheckpointError: The weights cannot be read, or do not fit.
     """
@@ -58,6 +58,6 @@ class SerializedTorchPolicy(TorchPolicy):
 
 
 def _policy_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a state that holds networks; a trainer's whole state has it under ``model``."""
+    """The part of a state that holds networks; a trainer's whole state has it under `model`."""
     inner = state.get("model")
     return dict(inner) if "policies" not in state and isinstance(inner, Mapping) else dict(state)

@@ -19,10 +19,10 @@ class StateActionCritic(ABC):
     ) -> dict[str | int, list[torch.Tensor | dict[str, torch.Tensor]]]:
         """Values of state-action pairs, by all networks of each critic.
 
-        :param observations: Observations ``[..., *shape]`` by step key.
-        :param actions: Actions ``[..., *shape]`` by step key and action head.
+        :param observations: Observations `[..., *shape]` by step key.
+        :param actions: Actions `[..., *shape]` by step key and action head.
         :param gather_output: Where a critic returns the values of all actions of a head at once: pick those of
-            ``actions`` (``[...]``) instead of returning all of them (``[..., n_actions]``).
-        :return: For each critic a list with an entry for each of its networks: a tensor ``[...]`` of joint actions, or
+            `actions` (`[...]`) instead of returning all of them (`[..., n_actions]`).
+        :return: For each critic a list with an entry for each of its networks: a tensor `[...]` of joint actions, or
             by action head where all heads are discrete.
         """

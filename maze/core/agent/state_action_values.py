@@ -13,7 +13,7 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 
 
 def are_all_discrete(action_space: spaces.Dict) -> bool:
-    """Whether all heads are ``Discrete``, so that a network can return the values of all actions at once."""
+    """Whether all heads are `Discrete`, so that a network can return the values of all actions at once."""
     return all(isinstance(space, spaces.Discrete) for space in action_space.spaces.values())
 
 
@@ -38,9 +38,9 @@ def encode_action(space: spaces.Space[Any], action: torch.Tensor, dtype: torch.d
     tensor([0., 1., 1., 0., 0.])
 
     :param space: Space of one action head.
-    :param action: ``[..., *space.shape]`` with any leading batch dimensions.
+    :param action: `[..., *space.shape]` with any leading batch dimensions.
     :param dtype: Floating type of the features.
-    :return: ``[..., encoded_size(space)]``
+    :return: `[..., encoded_size(space)]`
     """
     n_dims = len(space.shape or ())
     if isinstance(space, spaces.Discrete):
@@ -77,9 +77,9 @@ def merged_action_space(action_spaces_dict: Mapping[Any, spaces.Dict]) -> spaces
 
 
 def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities, 0 where an action is masked so that ``p * log p`` is 0 as well, and probabilities.
+    """Log-probabilities, 0 where an action is masked so that `p * log p` is 0 as well, and probabilities.
 
-    :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
+    :param logits: `[..., n_actions]`; masked actions have the dtype's minimum, or minus infinity.
     """
     masked = logits <= torch.finfo(logits.dtype).min
     log_probs = torch.log_softmax(logits, dim=-1)
@@ -89,10 +89,10 @@ def masked_log_probs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def expected_soft_value(
     q_values: torch.Tensor, logits: torch.Tensor, alpha: torch.Tensor | float, where: str = "critic"
 ) -> torch.Tensor:
-    """Expectation of ``Q - alpha * log p`` over a categorical policy.
+    """Expectation of `Q - alpha * log p` over a categorical policy.
 
-    :param q_values: ``[..., n_actions]``
-    :param logits: ``[..., n_actions]``; masked actions have the dtype's minimum, or minus infinity.
+    :param q_values: `[..., n_actions]`
+    :param logits: `[..., n_actions]`; masked actions have the dtype's minimum, or minus infinity.
     :param alpha: Entropy coefficient.
     :param where: Names critic and action head in messages.
     :raises EnvironmentContractError: A row has no valid action.

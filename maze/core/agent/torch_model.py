@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_device(device: str) -> str:
-    """The device to use: ``cuda`` becomes ``cpu``, with a notice, on a machine without a CUDA device.
+    """The device to use: `cuda` becomes `cpu`, with a notice, on a machine without a CUDA device.
 
     :raises ConfigError: The device is unknown to torch or cannot be used here.
     """
@@ -48,9 +48,9 @@ def unique_parameters(networks: Iterable[nn.Module]) -> list[torch.Tensor]:
 
 
 class TorchModel(ABC):
-    """Holds torch networks without being an ``nn.Module`` itself.
+    """Holds torch networks without being an `nn.Module` itself.
 
-    :param device: Device of the networks, e.g. ``cpu`` or ``cuda``.
+    :param device: Device of the networks, e.g. `cpu` or `cuda`.
     """
 
     def __init__(self, device: str) -> None:
@@ -87,7 +87,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Weights of all networks; loads with ``torch.load(..., weights_only=True)``."""
+        """Weights of all networks; loads with `torch.load(..., weights_only=True)`."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class TorchPolicy(TorchModel, Policy):
     """Maps an actor to a network, and the network's logits to actions.
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each
-        ``(step_key, agent_id)``. A network maps a dictionary of observations to a dictionary of logits by action head;
+        `(step_key, agent_id)`. A network maps a dictionary of observations to a dictionary of logits by action head;
         whatever else it returns is an embedding shared with the critic.
     :param distribution_mapper: Knows the distribution of each action head.
     :param device: Device of the networks.
@@ -72,7 +72,7 @@ class TorchPolicy(TorchModel, Policy):
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
 
     def rng_state(self) -> dict[str, Any]:
-        """State of the policy's generators, of integers and tensors only (loads with ``weights_only=True``)."""
+        """State of the policy's generators, of integers and tensors only (loads with `weights_only=True`)."""
         bits = self._rng.bit_generator.state
         return {
             "numpy": {
@@ -124,13 +124,13 @@ class TorchPolicy(TorchModel, Policy):
     ) -> dict[str, np.ndarray]:
         """Acts for a batch of environments: no gradients, NumPy in and out.
 
-        The network runs in the mode (``train`` or ``eval``) that it is in.
+        The network runs in the mode (`train` or `eval`) that it is in.
 
-        :param observation: Arrays ``[n_envs, ...]``.
+        :param observation: Arrays `[n_envs, ...]`.
         :param actor_id: Who acts in all of them.
         :param deterministic: Take the most likely actions instead of drawing them.
-        :param out: Arrays ``[n_envs, ...]`` that the actions are written into and that are returned.
-        :param logits_out: Arrays ``[n_envs, ...]`` that the logits are written into, by action head.
+        :param out: Arrays `[n_envs, ...]` that the actions are written into and that are returned.
+        :param logits_out: Arrays `[n_envs, ...]` that the logits are written into, by action head.
         :raises NonFiniteError: A logit is NaN or infinite.
         :raises EnvironmentContractError: All actions of a row are masked.
         """
@@ -216,7 +216,7 @@ class TorchPolicy(TorchModel, Policy):
     # -- networks -----------------------------------------------------------------------------------------------------
 
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
-        """The network that acts for ``actor_id`` (``None``: the only one there is)."""
+        """The network that acts for `actor_id` (`None`: the only one there is)."""
         return self.networks[self._network_key(actor_id)]
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
@@ -294,9 +294,9 @@ def top_candidates(
 
     The heads are independent, so the k best joint actions are made of the k best actions of each head.
 
-    :param logits: ``[1, n]`` for each head.
-    :param num_candidates: How many at most; ``None``: all combinations.
-    :raises ConfigError: A head is not discrete, or ``num_candidates`` is less than 1.
+    :param logits: `[1, n]` for each head.
+    :param num_candidates: How many at most; `None`: all combinations.
+    :raises ConfigError: A head is not discrete, or `num_candidates` is less than 1.
     """
     if num_candidates is not None and num_candidates < 1:
         raise ConfigError(f"`num_candidates` must be at least 1 or None, got {num_candidates}.")

@@ -22,7 +22,7 @@ class PolicySubStepOutput:
     prob_dist: DictProbabilityDistribution
     """Joint distribution of the action heads."""
     embedding_logits: dict[str, torch.Tensor] | None
-    """Outputs of the network that are not action heads: embeddings shared with the critic. ``None``: there are none."""
+    """Outputs of the network that are not action heads: embeddings shared with the critic. `None`: there are none."""
     actor_id: ActorID | None
     """Who acted."""
 

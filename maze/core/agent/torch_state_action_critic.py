@@ -5,10 +5,10 @@ counts in targets, which keeps them from growing by their own errors (Fujimoto e
 
 A network maps a dictionary to a dictionary:
 
-* all action heads of the sub-step are ``Discrete``: observations to ``<head>_q_values`` ``[..., n_actions]`` for each
+* all action heads of the sub-step are `Discrete`: observations to `<head>_q_values` `[..., n_actions]` for each
   head, the values of all actions at once;
 * otherwise: observations and encoded actions (see :mod:`maze.core.agent.state_action_values`), under their own keys, to
-  ``q_value`` ``[..., 1]``, the value of the joint action.
+  `q_value` `[..., 1]`, the value of the joint action.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     :param networks: One network for each step key (a shared critic has one).
     :param num_policies: Number of policies that act, i.e. of sub-steps.
     :param device: Device of the networks.
-    :param only_discrete_spaces: By the networks' keys: whether all action heads are ``Discrete``.
+    :param only_discrete_spaces: By the networks' keys: whether all action heads are `Discrete`.
     :param action_spaces_dict: Action spaces by step key.
-    :param twin_networks: The second network of each pair; by default copies of ``networks`` with new weights.
+    :param twin_networks: The second network of each pair; by default copies of `networks` with new weights.
     :raises ConfigError: The twin networks are not those of the networks.
     """
 
@@ -95,10 +95,10 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     ) -> list[torch.Tensor]:
         """Values of joint actions by both networks of a critic.
 
-        :param observation: Observations ``[..., *shape]``.
-        :param action: Actions ``[..., *shape]`` by head; gradients pass through those of ``Box`` heads.
+        :param observation: Observations `[..., *shape]`.
+        :param action: Actions `[..., *shape]` by head; gradients pass through those of `Box` heads.
         :param critic_id: Key of the critic.
-        :return: Two tensors ``[...]``.
+        :return: Two tensors `[...]`.
         """
         return self._joint_values(self._pair(self.networks, critic_id), observation, action, critic_id)
 
@@ -107,7 +107,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     ) -> list[TensorDict]:
         """Values of all actions of all (discrete) heads by both networks of a critic.
 
-        :return: Two dictionaries from action heads to tensors ``[..., n_actions]``.
+        :return: Two dictionaries from action heads to tensors `[..., n_actions]`.
         """
         return self._values_of_all_actions(self._pair(self.networks, critic_id), observation, critic_id)
 
@@ -122,7 +122,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     ) -> NextQValues:
         """Soft values of the next states by the target networks, without gradients.
 
-        Where all heads are discrete it is the expectation of ``min(Q1, Q2) - alpha * log p`` over the policy, for each
+        Where all heads are discrete it is the expectation of `min(Q1, Q2) - alpha * log p` over the policy, for each
         head (Christodoulou 2019, eq. 10), and otherwise the sampled joint action's. The logits are the masked ones that
         the action was drawn from: an action that is not allowed has probability zero and no part in the expectation.
         Whether a value counts at all (it does unless the episode terminated) is up to the trainer.
@@ -132,7 +132,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         :param next_actions_logits: Their logits, by step key and action head.
         :param next_actions_log_probs: Their log-probabilities, by step key and action head.
         :param alpha: Entropy coefficient by step key.
-        :return: For each critic a tensor ``[...]``, or tensors by action head where all heads are discrete.
+        :return: For each critic a tensor `[...]`, or tensors by action head where all heads are discrete.
         """
 
     @property
@@ -306,7 +306,7 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     ) -> torch.Tensor:
         """Soft value of a drawn joint action.
 
-        :param entropy_cost: Sum of ``alpha * log_prob`` over heads and sub-steps.
+        :param entropy_cost: Sum of `alpha * log_prob` over heads and sub-steps.
         """
         pair = self._pair(self.target_networks, key)
         first, second = self._joint_values(pair, observation, action, key)

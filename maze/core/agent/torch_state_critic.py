@@ -1,6 +1,6 @@
 """State critics made of torch networks.
 
-Values have the shape of the batch; networks may return them as ``[...]`` or ``[..., 1]`` under the key ``value``.
+Values have the shape of the batch; networks may return them as `[...]` or `[..., 1]` under the key `value`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TorchStateCritic(TorchModel, StateCritic):
         """Value of the observations of one sub-step.
 
         :param critic_id: Key of the network.
-        :return: The network's outputs, ``value`` among them; a shared or delta critic returns the values themselves.
+        :return: The network's outputs, `value` among them; a shared or delta critic returns the values themselves.
         """
         tensors = as_float_tensors(observation, self._device)
         return {"value": self._value(self._network(critic_id), tensors, self._batch_shape(tensors), critic_id)}
@@ -89,7 +89,7 @@ class TorchStateCritic(TorchModel, StateCritic):
     ) -> torch.Tensor:
         """Values, without gradients, of observations after which no complete environment step is recorded.
 
-        :param observation: Observations ``[..., *shape]`` of the actor that would act next.
+        :param observation: Observations `[..., *shape]` of the actor that would act next.
         :param actor_id: Who would act.
         :param known_substeps: Latest known observations of all sub-steps, in order. A critic that looks at all of
             them takes those that are not there yet from here.
@@ -122,12 +122,12 @@ class TorchStateCritic(TorchModel, StateCritic):
 
         :param gamma: Discount for each environment step.
         :param gae_lambda: 0: one-step targets, 1: discounted returns.
-        :param rewards: For each sub-step ``[n_steps, n_envs]``.
-        :param values: For each of :meth:`predict_values`' outputs, without gradients, ``[n_steps, n_envs]``.
-        :param dones: The episode terminated in this environment step, ``[n_steps, n_envs]``.
-        :param truncated: The episode was cut off after this environment step; ``None``: never.
-        :param next_values: Like ``values``, but of the observations after each step, see
-            :func:`maze.core.agent.returns.next_values_from`. ``None``: the next row's, and for the last step (whose
+        :param rewards: For each sub-step `[n_steps, n_envs]`.
+        :param values: For each of :meth:`predict_values`' outputs, without gradients, `[n_steps, n_envs]`.
+        :param dones: The episode terminated in this environment step, `[n_steps, n_envs]`.
+        :param truncated: The episode was cut off after this environment step; `None`: never.
+        :param next_values: Like `values`, but of the observations after each step, see
+            :func:`maze.core.agent.returns.next_values_from`. `None`: the next row's, and for the last step (whose
             successor is not known then) its own.
         :return: Targets for each sub-step.
         """
@@ -146,7 +146,7 @@ class TorchStateCritic(TorchModel, StateCritic):
     ) -> torch.Tensor:
         """Targets of one stream of values: generalised advantages plus the values they are advantages over.
 
-        :param deltas: Predicted differences of a later sub-step's value from ``values``. They leave its target as it
+        :param deltas: Predicted differences of a later sub-step's value from `values`. They leave its target as it
             is: all sub-steps of a step lead to the same next one.
 
         The other arguments are those of :meth:`compute_structured_return`, for one stream.
@@ -248,7 +248,7 @@ class _JointReturnCritic(TorchStateCritic):
 class TorchSharedStateCritic(_JointReturnCritic):
     """One value for an environment step, shared by all of its sub-steps and agents.
 
-    The network sees the observations of all sub-steps of the step in one dictionary. Without ``stack_observations`` it
+    The network sees the observations of all sub-steps of the step in one dictionary. Without `stack_observations` it
     can also be asked about some of the sub-steps only; the observations of the others are zero then.
 
     :param networks: The one value network, under any key.

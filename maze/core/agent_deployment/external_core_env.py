@@ -31,7 +31,7 @@ class DeploymentError(MazeError):
 class EpisodeOverError(DeploymentError):
     """A wrapper (a time limit, say) ended the episode, so that there is no action for its last state.
 
-    The episode is finished and counted. The next ``act`` takes the first state of another one.
+    The episode is finished and counted. The next `act` takes the first state of another one.
     """
 
 
@@ -68,13 +68,13 @@ class EpisodeAborted(BaseException):
 class ExternalCoreEnv(CoreEnv):
     """Takes the place of the simulation under a stack of wrappers.
 
-    ``step`` hands the action out and blocks until the real system has reported the state that came of it, ``reset``
+    `step` hands the action out and blocks until the real system has reported the state that came of it, `reset`
     blocks until the first state of the next episode was reported.
 
     :param context: Context of the environment, which wrappers and event topics hold on to.
     :param state_queue: Brings a :class:`StateUpdate` for each state; None aborts the episode.
     :param maze_action_queue: Takes the actions, and :class:`Signal` in between.
-    :param rollout_done_event: When set, nothing more is reported; ``reset`` no longer waits.
+    :param rollout_done_event: When set, nothing more is reported; `reset` no longer waits.
     :param renderer: Renderer of the simulation.
     :param kpi_calculator: KPI calculator of the simulation.
     :param agent_counts_dict: Number of agents of each sub-step.

@@ -24,8 +24,8 @@ END_TIMEOUT = 5.0
 class Session:
     """Runs policy and environment in a thread, which only ever runs while this one waits for it.
 
-    Wrappers call the ``step`` of what they wrap and want its result, but the result is only known after the action went
-    out to the real system. So the wrappers wait, in the middle of their ``step``, in a thread of their own.
+    Wrappers call the `step` of what they wrap and want its result, but the result is only known after the action went
+    out to the real system. So the wrappers wait, in the middle of their `step`, in a thread of their own.
 
     The thread holds no reference to the deployment, and the process does not wait for it.
 
@@ -72,7 +72,7 @@ class Session:
 
         :param update: The state; None aborts the episode.
         :param actor_id: Who acts next.
-        :return: An action of the simulation, or ``Signal.EPISODE_AWAITED``.
+        :return: An action of the simulation, or `Signal.EPISODE_AWAITED`.
         :raises DeploymentError: The deployment was begun in another process.
         """
         if os.getpid() != self._pid:

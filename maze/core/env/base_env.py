@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BaseEnv(ABC):
-    """Environment with Maze's step protocol: ``reset`` gives the observation, ``step`` four values."""
+    """Environment with Maze's step protocol: `reset` gives the observation, `step` four values."""
 
     @abstractmethod
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
@@ -16,7 +16,7 @@ class BaseEnv(ABC):
 
         :param action: What the current actor does.
         :return: Observation of the actor that acts next, reward, whether the episode is over, and further information.
-            ``info["TimeLimit.truncated"]`` is True when the episode was cut off and did not terminate.
+            `info["TimeLimit.truncated"]` is True when the episode was cut off and did not terminate.
         """
 
     @abstractmethod
@@ -28,7 +28,7 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def seed(self, seed: Any) -> None:
-        """Seeds the random generators; the next ``reset`` starts the seeded sequence of episodes."""
+        """Seeds the random generators; the next `reset` starts the seeded sequence of episodes."""
 
     @abstractmethod
     def close(self) -> None:
@@ -36,11 +36,11 @@ class BaseEnv(ABC):
 
 
 TRUNCATION_KEY = "TimeLimit.truncated"
-"""Key of ``info`` that is True where an episode was cut off and did not terminate."""
+"""Key of `info` that is True where an episode was cut off and did not terminate."""
 
 
 def is_truncated(done: bool, info: Mapping[Any, Any]) -> bool:
-    """Whether the step that gave ``done`` and ``info`` cut the episode off.
+    """Whether the step that gave `done` and `info` cut the episode off.
 
     An episode that is over and not truncated has terminated: its last state has no future, and nothing may be
     bootstrapped from it.
@@ -49,5 +49,5 @@ def is_truncated(done: bool, info: Mapping[Any, Any]) -> bool:
 
 
 def is_terminated(done: bool, info: Mapping[Any, Any]) -> bool:
-    """Whether the step that gave ``done`` and ``info`` ended the episode by itself."""
+    """Whether the step that gave `done` and `info` ended the episode by itself."""
     return bool(done) and not info.get(TRUNCATION_KEY, False)

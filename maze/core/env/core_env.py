@@ -107,7 +107,7 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
     def agent_counts_dict(self) -> dict[StepKeyType, int]: ...
 
     def clone_from(self, env: CoreEnv) -> None:
-        """Takes over the state of ``env``, a simulation of the same type and configuration.
+        """Takes over the state of `env`, a simulation of the same type and configuration.
 
         :raises NotImplementedError: The simulation does not say how it is cloned.
         """

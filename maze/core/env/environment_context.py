@@ -14,7 +14,7 @@ from maze.core.events.event_service import EventService
 class EnvironmentContext:
     """Step counter, episode identity, event service and callbacks of one environment.
 
-    The core environment creates it; everything that wraps the core environment reaches it as ``env.context``.
+    The core environment creates it; everything that wraps the core environment reaches it as `env.context`.
     """
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class EnvironmentContext:
         return self._episode_id
 
     def set_seed(self, seed: Any) -> None:
-        """Makes the identities of the coming episodes a function of ``seed`` and their number.
+        """Makes the identities of the coming episodes a function of `seed` and their number.
 
-        :param seed: Anything with a faithful ``str``; None makes them random.
+        :param seed: Anything with a faithful `str`; None makes them random.
         """
         if self._episode_count:
             # The current episode keeps its identity: its records are completed by the reset that comes next.
@@ -83,7 +83,7 @@ class EnvironmentContext:
         self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:
-        """Has ``callback`` called after every (sub-)step from now on."""
+        """Has `callback` called after every (sub-)step from now on."""
         self._post_step_callbacks.append(callback)
 
     def run_post_step_callbacks(self) -> None:

@@ -25,7 +25,7 @@ def origin_of(error: BaseException) -> tuple[str, str] | None:
     """Finds the class and the method in which an error arose, such as a reward aggregator's `summarize_reward`.
 
     :param error: An error that was caught.
-    :return: Their names; ``None`` if no class of an environment had a part in it.
+    :return: Their names; `None` if no class of an environment had a part in it.
     """
     origin = None
     traceback = error.__traceback__

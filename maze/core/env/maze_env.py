@@ -74,7 +74,7 @@ class MazeEnv(
 
     @property
     def core_env(self) -> CoreEnvType:
-        """The simulation; the same as ``env``. May be exchanged for another one that shares its context."""
+        """The simulation; the same as `env`. May be exchanged for another one that shares its context."""
         return self.env
 
     @core_env.setter
@@ -88,7 +88,7 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
-        """Carries out an action; values of bounded ``Box`` heads are clipped first, whatever drew them."""
+        """Carries out an action; values of bounded `Box` heads are clipped first, whatever drew them."""
         return self._step_path.step(action)
 
     @override(StructuredEnv)

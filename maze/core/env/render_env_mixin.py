@@ -12,5 +12,5 @@ class RenderEnvMixin(ABC):
     def render(self, mode: str = "human") -> None:
         """Draws the current state.
 
-        :param mode: ``human`` for a window.
+        :param mode: `human` for a window.
         """

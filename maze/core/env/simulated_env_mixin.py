@@ -11,7 +11,7 @@ class SimulatedEnvMixin(ABC):
 
     @abstractmethod
     def clone_from(self, env: Any) -> None:
-        """Takes over the state of ``env``; afterwards both go on independently.
+        """Takes over the state of `env`; afterwards both go on independently.
 
         :param env: Environment of the same type and configuration, wrapped in the same way.
         """

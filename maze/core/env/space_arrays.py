@@ -87,7 +87,7 @@ def action_column(
 ) -> np.ndarray:
     """One key of the actions of a sub-step, as a copy.
 
-    :param actions: Arrays ``[n_envs, ...]`` by action key.
+    :param actions: Arrays `[n_envs, ...]` by action key.
     :param step_key: The sub-step, for error messages.
     :param key: The action key.
     :param shape: Its expected shape, environments included.

@@ -91,7 +91,7 @@ _minimum, _maximum = np.minimum, np.maximum  # once per environment step: lookin
 
 
 class ActionBounds:
-    """The bounded ``Box`` heads of an action space, and actions clipped to them.
+    """The bounded `Box` heads of an action space, and actions clipped to them.
 
     Distributions without bounds draw actions beyond those of a space. Their log-probabilities are those of the draw;
     what the environment carries out, and what a replay buffer holds, is the clipped action.
@@ -137,7 +137,7 @@ class ActionBounds:
         """Clipped values of one head.
 
         :param head: The head, bounded or not.
-        :param values: ``[..., *shape]``
+        :param values: `[..., *shape]`
         """
         bounds = self._by_head.get(head)
         return values if bounds is None else _minimum(_maximum(values, bounds[0]), bounds[1])

@@ -25,7 +25,7 @@ class ActorID(NamedTuple):
 
 
 class StructuredEnv(BaseEnv):
-    """Environment that says before each ``step`` which actor it wants an action from.
+    """Environment that says before each `step` which actor it wants an action from.
 
     Covers flat environments (always the same actor), multi-step, multi-agent and hierarchical ones.
     """

@@ -37,7 +37,7 @@ class EventCollection:
     def query_events(self, event_spec: Callable[..., Any] | Iterable[Callable[..., Any]]) -> list[EventRecord]:
         """The records of one event, or of several in the order in which they were fired.
 
-        :param event_spec: The event's interface method, such as ``BaseEnvEvents.reward``, or several of them.
+        :param event_spec: The event's interface method, such as `BaseEnvEvents.reward`, or several of them.
         """
         positions = self._index()
         if callable(event_spec):

@@ -11,7 +11,7 @@ from maze.core.errors import did_you_mean
 class EventRecord:
     """One call of an event method: which interface, which method, with which arguments.
 
-    The arguments are attributes of the record as well: ``event.value`` is ``event.attributes["value"]``.
+    The arguments are attributes of the record as well: `event.value` is `event.attributes["value"]`.
 
     :param interface_class: The event interface (topic) the event belongs to.
     :param interface_method: The method of that interface; it identifies the event.

@@ -57,7 +57,7 @@ class EventService:
         Asking again for the same interface (an environment may do so at every reset) gives the same topic.
 
         :param interface_class: The event interface.
-        :param scope: Is told of every event of this interface; ``None``: the events are only recorded.
+        :param scope: Is told of every event of this interface; `None`: the events are only recorded.
         """
         self.topics.setdefault(interface_class, len(self.topics))
         if scope is not None:

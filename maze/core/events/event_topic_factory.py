@@ -22,7 +22,7 @@ _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: 
 
 
 def event_topic_factory(interface_class: type[T], fn_notify_event: Notify) -> T:
-    """An instance of the interface whose methods call ``fn_notify_event`` with an :class:`EventRecord`.
+    """An instance of the interface whose methods call `fn_notify_event` with an :class:`EventRecord`.
 
     :param interface_class: The event interface: a class with one method per event.
     :param fn_notify_event: Receives the record of every fired event.
@@ -58,7 +58,7 @@ def _topic_class(interface_class: Any) -> type[Any]:
 
 
 def _compile_event(interface_class: type[Any], name: str, method: Callable[..., Any]) -> Callable[..., None]:
-    """Generates ``def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))``."""
+    """Generates `def event(self, a, b): self._notify(EventRecord(interface, method, {"a": a, "b": b}))`."""
     signature = list(inspect.signature(method).parameters.values())
     if not signature:
         raise TypeError(f"Event {interface_class.__qualname__}.{name} has no `self`: declare it as a method.")

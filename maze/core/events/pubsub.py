@@ -43,7 +43,7 @@ class Subscriber(ABC):
 class Pubsub(EventScope):
     """Message broker of a core environment.
 
-    :param event_collector: The event service that records all events, usually ``self.context.event_service``.
+    :param event_collector: The event service that records all events, usually `self.context.event_service`.
     """
 
     def __init__(self, event_collector: EventService) -> None:

@@ -33,7 +33,7 @@ class EpisodeEventLog:
         return found + self.episode_events.query_events(event_spec)
 
     def timed_events(self) -> Sequence[tuple[int | None, EventRecord]]:
-        """All events with their environment time; ``None`` for those about the episode as a whole."""
+        """All events with their environment time; `None` for those about the episode as a whole."""
         timed: list[tuple[int | None, EventRecord]] = [
             (step.env_time, record) for step in self.step_event_logs for record in step.events
         ]

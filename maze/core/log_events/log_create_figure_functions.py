@@ -1,4 +1,4 @@
-"""Figures of logged distributions, for ``define_plot``. Matplotlib is imported when the first one is drawn."""
+"""Figures of logged distributions, for `define_plot`. Matplotlib is imported when the first one is drawn."""
 
 from __future__ import annotations
 

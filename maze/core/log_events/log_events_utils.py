@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class SimpleEventLoggingSetup:
-    """Writes all events of an environment, with their attributes, while the ``with`` block runs.
+    """Writes all events of an environment, with their attributes, while the `with` block runs.
 
     The last episode is written when the block ends, finished or not.
 

@@ -10,7 +10,7 @@ from maze.core.log_events.episode_event_log import EpisodeEventLog
 class LogEventsWriter(ABC):
     """Receives the event log of each finished episode.
 
-    An ``OSError`` switches the writer off with one warning; it never ends a rollout or a training.
+    An `OSError` switches the writer off with one warning; it never ends a rollout or a training.
     """
 
     @abstractmethod

@@ -22,11 +22,11 @@ class _ActiveContextView(type):
 
 
 class LogEventsWriterRegistry(metaclass=_ActiveContextView):
-    """The event log writers of the active statistics context, ``writers``, to read and to set."""
+    """The event log writers of the active statistics context, `writers`, to read and to set."""
 
     @classmethod
     def register_writer(cls, writer: LogEventsWriter) -> None:
-        """Has ``writer`` receive the event logs of the episodes that begin from now on."""
+        """Has `writer` receive the event logs of the episodes that begin from now on."""
         StatsContext.active().event_writers.append(writer)
 
     @classmethod

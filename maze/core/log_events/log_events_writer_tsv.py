@@ -17,7 +17,7 @@ class EventRow:
     """One row of an event table.
 
     :param episode_id: The episode.
-    :param env_time: The environment step; ``None`` for events about the episode as a whole.
+    :param env_time: The environment step; `None` for events about the episode as a whole.
     :param attributes: The event's attributes, one column each.
     """
 
@@ -36,7 +36,7 @@ class EventRow:
 
 
 class LogEventsWriterTSV(LogEventsWriter):
-    """Writes one file per event, ``<Interface>.<event>.tsv``, with a row for each time the event was fired.
+    """Writes one file per event, `<Interface>.<event>.tsv`, with a row for each time the event was fired.
 
     Columns are the episode, the environment step and the event's attributes. Files are appended to, and any tool that
     reads tab-separated values with a header opens them.

@@ -2,11 +2,11 @@
 
 An event method carries any number of definitions per level. Level by level they form a hierarchy: the events of one
 environment step are reduced to step statistics, those of all steps to episode statistics, those of all episodes to
-epoch statistics. ``input_name`` selects what a definition reduces: on the step level an attribute of the event, above
-it the ``output_name`` of the level below.
+epoch statistics. `input_name` selects what a definition reduces: on the step level an attribute of the event, above
+it the `output_name` of the level below.
 
 Definitions of one level that would have the same name are told apart by what differs between them: two that give no
-``output_name`` are named after their inputs, or else after their functions. What the level above defines for the name
+`output_name` are named after their inputs, or else after their functions. What the level above defines for the name
 that they share is calculated for each of them.
 
 Definitions are stored on the function; :mod:`maze.core.log_stats.stats_plan` compiles them once per event. Rows appear
@@ -79,9 +79,9 @@ def define_step_stats(
 ) -> Callable[[EventMethod], EventMethod]:
     """Adds a statistic over the events of one environment step.
 
-    :param reduce_function: Reduces the list of values (``len``, ``sum``, ``np.mean``, ...) to one; ``None`` passes the
+    :param reduce_function: Reduces the list of values (`len`, `sum`, `np.mean`, ...) to one; `None` passes the
         values on as they are.
-    :param input_name: The event attribute to reduce. ``None``: the only attribute that is not grouped by, or else the
+    :param input_name: The event attribute to reduce. `None`: the only attribute that is not grouped by, or else the
         dictionary of all attributes.
     :param output_name: Name of the result.
     :param group_by: Calculate this statistic separately for each value of this attribute, instead of the grouping that
@@ -100,11 +100,11 @@ def define_episode_stats(
 ) -> Callable[[EventMethod], EventMethod]:
     """Adds a statistic over the step statistics of one episode.
 
-    A step in which the event did not occur counts as 0 where the step statistic is a ``len`` or ``sum``. An episode in
+    A step in which the event did not occur counts as 0 where the step statistic is a `len` or `sum`. An episode in
     which it never occurred has no statistics of it.
 
-    :param reduce_function: Reduces the list of step statistics to one value; ``None`` passes them on as they are.
-    :param input_name: The ``output_name`` of the step statistic to reduce.
+    :param reduce_function: Reduces the list of step statistics to one value; `None` passes them on as they are.
+    :param input_name: The `output_name` of the step statistic to reduce.
     :param output_name: Name of the result.
     :param group_by: Keep only this one of the attributes that the step statistics are grouped by.
     :param cumulative: Reduce all values since the beginning and not only those of the current episode.
@@ -122,12 +122,12 @@ def define_epoch_stats(
     """Adds a statistic over the episode statistics of one epoch.
 
     An episode in which the event did not occur counts as well where zeros stand for the steps without it, or where the
-    episode statistic is a ``len`` or ``sum``: with what the episode statistic makes of as many zeros as the episode had
+    episode statistic is a `len` or `sum`: with what the episode statistic makes of as many zeros as the episode had
     steps (0 for means, extremes and sums). So an epoch's statistics depend on its episodes only, not on which
     environments played them. An event has a row from its first occurrence on.
 
-    :param reduce_function: Reduces the list of episode statistics to one value; ``None`` passes them on as they are.
-    :param input_name: The ``output_name`` of the episode statistic to reduce.
+    :param reduce_function: Reduces the list of episode statistics to one value; `None` passes them on as they are.
+    :param input_name: The `output_name` of the episode statistic to reduce.
     :param output_name: Name of the result, shown in the log.
     :param group_by: Keep only this one of the attributes that the episode statistics are grouped by.
     :param cumulative: Reduce all values since the beginning (total counts) and not only those of the current epoch.
@@ -151,7 +151,7 @@ def define_plot(
     """Draws a figure from an epoch statistic of the event, shown in TensorBoard.
 
     :param create_figure_function: Receives the statistic's value and returns a matplotlib figure.
-    :param input_name: The ``output_name`` of the epoch statistic to draw.
+    :param input_name: The `output_name` of the epoch statistic to draw.
     """
 
     def decorate(event: EventMethod) -> EventMethod:

@@ -1,6 +1,6 @@
 """TensorBoard event files: writing records, and reading what is left of damaged ones.
 
-Written by the calling thread, so that a full disk is an ``OSError`` where the writing happens and not a traceback out
+Written by the calling thread, so that a full disk is an `OSError` where the writing happens and not a traceback out
 of a background thread.
 """
 
@@ -37,7 +37,7 @@ class EventFileWriter:
     def add_summary(self, summary: Any, step: int) -> None:
         """Appends a summary.
 
-        :param summary: A ``tensorboard.compat.proto.summary_pb2.Summary``.
+        :param summary: A `tensorboard.compat.proto.summary_pb2.Summary`.
         :param step: Number of the log step.
         """
         from tensorboard.compat.proto.event_pb2 import Event
@@ -80,7 +80,7 @@ class EventFileWriter:
 class EventFileContent:
     """The readable records of an event file.
 
-    :param events: The events, ``tensorboard.compat.proto.event_pb2.Event``.
+    :param events: The events, `tensorboard.compat.proto.event_pb2.Event`.
     :param n_damaged: Number of places at which records could not be read.
     :param n_lost_bytes: Bytes of the file that hold no readable record.
     """

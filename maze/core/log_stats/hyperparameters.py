@@ -1,6 +1,6 @@
 """Hyper-parameters and results of a training, for TensorBoard's HPARAMS tab.
 
-A run only states its own values. TensorBoard derives the columns from all runs below its ``logdir``, those that differ
+A run only states its own values. TensorBoard derives the columns from all runs below its `logdir`, those that differ
 first; a run that declared columns itself would hide those of other runs.
 """
 

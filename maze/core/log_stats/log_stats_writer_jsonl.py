@@ -14,7 +14,7 @@ from maze.core.log_stats.stats_format import event_names, sample_values, scalar_
 
 
 class LogStatsWriterJSONL(LogStatsWriter):
-    """Appends one line ``{"step": 1, "path": "train/BaseEnvEvents/reward/mean", "value": 21.5}`` per statistic.
+    """Appends one line `{"step": 1, "path": "train/BaseEnvEvents/reward/mean", "value": 21.5}` per statistic.
 
     Distributions are written as lists; numbers that JSON does not know (NaN, infinities) as text.
 

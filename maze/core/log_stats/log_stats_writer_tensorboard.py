@@ -22,10 +22,10 @@ _N_BINS = 64
 
 
 class LogStatsWriterTensorboard(LogStatsWriter):
-    """Writes numbers as scalars, distributions as histograms and ``define_plot`` figures as images.
+    """Writes numbers as scalars, distributions as histograms and `define_plot` figures as images.
 
-    Tags are ``<prefix>_<Interface>/<event>/<statistic>``, so that TensorBoard shows a section per prefix and interface,
-    ``train_BaseEnvEvents`` for example.
+    Tags are `<prefix>_<Interface>/<event>/<statistic>`, so that TensorBoard shows a section per prefix and interface,
+    `train_BaseEnvEvents` for example.
 
     :param log_dir: Directory of the event file.
     :param tensorboard_render_figure: Whether to draw figures, which takes a moment for each.
@@ -56,7 +56,7 @@ class LogStatsWriterTensorboard(LogStatsWriter):
             self._file.add_summary(Summary(value=values), step)
 
     def add_summary(self, summary: Any, step: int) -> None:
-        """Adds a TensorBoard ``Summary`` as it is."""
+        """Adds a TensorBoard `Summary` as it is."""
         self._file.add_summary(summary, step)
 
     def write_text(self, tag: str, text: str, step: int = 0) -> None:
@@ -130,7 +130,7 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
 
 
 def _draw(create_figure: Callable[..., Any], value: Any, group: Any) -> Callable[[str], Any] | None:
-    """The figure as an image, waiting for its tag; ``None`` if the function draws nothing for this group."""
+    """The figure as an image, waiting for its tag; `None` if the function draws nothing for this group."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     if isinstance(value, np.ndarray):

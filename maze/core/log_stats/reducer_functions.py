@@ -12,7 +12,7 @@ def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
     """Keeps all values, so that writers can show their distribution.
 
     Nested lists, as they arrive from the levels below, are flattened. Where values come with the number of categories
-    (an event's attributes ``value`` and ``action_dim``, say), the result is the pair of all values and that number.
+    (an event's attributes `value` and `action_dim`, say), the result is the pair of all values and that number.
 
     :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
     """

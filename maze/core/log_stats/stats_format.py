@@ -11,7 +11,7 @@ from maze.core.log_stats.log_stats import LogStatsKey
 
 
 def event_names(event: Callable[..., Any]) -> tuple[str, str]:
-    """The names of an event's interface and method, as in ``("BaseEnvEvents", "reward")``."""
+    """The names of an event's interface and method, as in `("BaseEnvEvents", "reward")`."""
     *outer, method = event.__qualname__.split(".")
     return (outer[-1] if outer else ""), method
 
@@ -25,7 +25,7 @@ def statistic_name(key: LogStatsKey) -> str:
 def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
     """The values of a distribution (a histogram, possibly with its number of categories) as one array.
 
-    ``None`` where the value is no distribution but a single number or something else.
+    `None` where the value is no distribution but a single number or something else.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
         value = value[0]
@@ -41,7 +41,7 @@ def sample_values(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def scalar_value(value: Any) -> float | None:
-    """The value as a number; ``None`` if it is none."""
+    """The value as a number; `None` if it is none."""
     if isinstance(value, (bool, int, float, np.number)):
         return float(value)
     item = getattr(value, "item", None)

@@ -42,7 +42,7 @@ class CompiledStat:
 
     :param position: Index among the event's statistics of this level; rows are ordered by it.
     :param counts_absence: A period of the level below without the event counts as well.
-    :param of_absence: What makes its value from the zeros of its own periods; ``None``: the value is 0.
+    :param of_absence: What makes its value from the zeros of its own periods; `None`: the value is 0.
     """
 
     position: int
@@ -69,7 +69,7 @@ class LevelPlan:
     :param variants: One per grouping in use; nearly always a single one.
     :param grouping: Attributes that the event is grouped by.
     :param routes: For the output name of the level below: the variants that take it, each with the component of the
-        incoming group to keep (``None``: the whole group).
+        incoming group to keep (`None`: the whole group).
     """
 
     variants: tuple[Variant, ...]
@@ -106,7 +106,7 @@ def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
 def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str, Any], input_name: str | None) -> Any:
     """What a fired event contributes to a statistic: one attribute, or all that it is not grouped by.
 
-    :param input_name: The attribute's name; ``None``: the only one that the event is not grouped by.
+    :param input_name: The attribute's name; `None`: the only one that the event is not grouped by.
     :raises ConfigError: The event has no such attribute.
     """
     if input_name is not None:
@@ -125,7 +125,7 @@ def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str,
 def group_of(
     event: Callable[..., Any], plan: LevelPlan, variant: Variant, attributes: dict[str, Any]
 ) -> tuple[Any, ...] | None:
-    """The group that a fired event belongs to; ``None`` without grouping.
+    """The group that a fired event belongs to; `None` without grouping.
 
     :raises ConfigError: The event has not all of the attributes that it is grouped by.
     """

@@ -27,7 +27,7 @@ _FOLDS: dict[Any, _Fold] = {
 class StatsSlot:
     """Inputs by name and the statistics to calculate from them.
 
-    The input lists live as long as the slot, so that a hot loop may hold on to their ``append``.
+    The input lists live as long as the slot, so that a hot loop may hold on to their `append`.
 
     :param keys: The key of each of the variant's statistics.
     """

@@ -35,8 +35,8 @@ class EventStatsRenderer:
     ) -> None:
         """Draws an event's values over the steps, into the current figure.
 
-        :param df: The event's table with columns ``episode_id``, ``env_time`` and one for each attribute, as
-            ``LogEventsWriterTSV`` writes it.
+        :param df: The event's table with columns `episode_id`, `env_time` and one for each attribute, as
+            `LogEventsWriterTSV` writes it.
         :param event_name: Interface and event, for the title.
         :param metric_name: The attribute to draw.
         :param aggregation_func: Joins several values of one step: a function, or its name in pandas. None: they are

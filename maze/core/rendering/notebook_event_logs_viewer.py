@@ -18,9 +18,9 @@ _POST_PROCESSING = [("sum up over the steps", "cumsum"), ("none", None), ("large
 class NotebookEventLogsViewer:
     """Draws events of recorded episodes as lines over the steps; event, attribute and grouping are chosen in menus.
 
-    Of several episodes the mean and the range are shown. Needs the extra ``maze-rl[notebook]``.
+    Of several episodes the mean and the range are shown. Needs the extra `maze-rl[notebook]`.
 
-    :param event_logs_dir_path: Directory of the event logs (``event_logs`` in the output directory of a rollout).
+    :param event_logs_dir_path: Directory of the event logs (`event_logs` in the output directory of a rollout).
     :raises CheckpointError: The directory holds no event logs.
     """
 
@@ -40,7 +40,7 @@ class NotebookEventLogsViewer:
         self.aggregation = widgets.Dropdown(options=_AGGREGATIONS, description="per step")
         self.post_processing = widgets.Dropdown(options=_POST_PROCESSING, description="then")
         self.picture = widgets.Image(format="png")
-        """Shows the figure; ``picture.value`` is the PNG."""
+        """Shows the figure; `picture.value` is the PNG."""
         self.message = widgets.HTML()
         self._is_updating = False
 

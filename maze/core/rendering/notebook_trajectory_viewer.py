@@ -20,9 +20,9 @@ _NO_PICTURE = (
 class NotebookTrajectoryViewer:
     """Shows the steps of an episode with a slider, and the arguments that the renderer offers.
 
-    Needs the extra ``maze-rl[notebook]``.
+    Needs the extra `maze-rl[notebook]`.
 
-    :param episode_record: The episode, as ``load_trajectory`` gives it; its renderer draws the steps.
+    :param episode_record: The episode, as `load_trajectory` gives it; its renderer draws the steps.
     :raises ConfigError: The episode has no steps.
     """
 
@@ -34,7 +34,7 @@ class NotebookTrajectoryViewer:
         self._summaries = step_summaries(episode_record)
         widgets = require_ipywidgets()
         self.picture = widgets.Image(format="png")
-        """Shows the step; ``picture.value`` is the PNG."""
+        """Shows the step; `picture.value` is the PNG."""
         self.text = widgets.HTML()
         """Tells reward, action and events of the step."""
 

@@ -35,7 +35,7 @@ class RecordedFramesRenderer(Renderer):
         """Keeps a frame, compressed without loss.
 
         :param env_time: Environment steps completed when it was taken.
-        :param pixels: Colours, uint8, ``[height, width, 3]``.
+        :param pixels: Colours, uint8, `[height, width, 3]`.
         """
         from PIL import Image
 
@@ -52,7 +52,7 @@ class RecordedFramesRenderer(Renderer):
         return self.frames[max(earlier)] if earlier else None
 
     def pixels(self, env_time: int | None) -> np.ndarray | None:
-        """The frame of a time as colours, ``[height, width, 3]``."""
+        """The frame of a time as colours, `[height, width, 3]`."""
         from PIL import Image
 
         picture = self.picture(env_time)
@@ -107,7 +107,7 @@ def figure_png(figure: Any, dpi: int = 100) -> bytes:
 
 
 def figure_pixels(figure: Any) -> np.ndarray:
-    """A matplotlib figure as colours, ``[height, width, 3]`` of uint8."""
+    """A matplotlib figure as colours, `[height, width, 3]` of uint8."""
     figure.canvas.draw()
     return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
 

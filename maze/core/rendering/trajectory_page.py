@@ -38,7 +38,7 @@ def write_trajectory_page(
 
     Everything is inside the file, so it can be kept, mailed and opened anywhere.
 
-    :param trajectory: The episode, or the file it is stored in (loaded safely, see ``load_trajectory``).
+    :param trajectory: The episode, or the file it is stored in (loaded safely, see `load_trajectory`).
     :param path: The page to write.
     :param renderer: Draws the steps. None: the renderer stored with the trajectory.
     :param renderer_kwargs: Further arguments of the renderer.
@@ -82,7 +82,7 @@ def write_trajectory_page(
 
 
 def _fill(template: str, **values: str) -> str:
-    """Puts values in place of ``$NAME``. In one pass: what looks like a placeholder within a value stays as it is."""
+    """Puts values in place of `$NAME`. In one pass: what looks like a placeholder within a value stays as it is."""
     return re.sub(r"\$([A-Z_]+)\b", lambda found: values[found[1]], template)
 
 
@@ -99,7 +99,7 @@ def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryR
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl``."""
+    """`python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl`."""
     parser = argparse.ArgumentParser(description="Writes an HTML page that browses a recorded episode.")
     parser.add_argument("trajectory", type=Path, help="a file in trajectory_data/")
     parser.add_argument("--output", type=Path, help="the page (default: beside the trajectory, with the suffix .html)")

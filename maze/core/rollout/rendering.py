@@ -33,7 +33,7 @@ class StepRenderer:
     """Draws an environment's current state with its renderer: in a window or, where there is no display, into files.
 
     :param env: Environment that is going to be drawn; it is not yet reset.
-    :param picture_dir: Where pictures go without a display: ``<episode id>/<number>.png``, one for each (sub-)step.
+    :param picture_dir: Where pictures go without a display: `<episode id>/<number>.png`, one for each (sub-)step.
     """
 
     def __init__(self, env: StructuredEnv, picture_dir: Path = PICTURE_DIR) -> None:

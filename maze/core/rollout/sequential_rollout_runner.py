@@ -11,7 +11,7 @@ from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 class SequentialRolloutRunner(RolloutRunner):
     """Runs all episodes in this process, which makes rendering and debugging possible.
 
-    :param render: Show the environment after each step; without a display, write pictures into ``rendering``.
+    :param render: Show the environment after each step; without a display, write pictures into `rendering`.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def config_to_yaml(config: Any, sort_keys: bool = False) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Plain data for anything: objects become mappings with ``_target_`` and those arguments that they kept.
+    """Plain data for anything: objects become mappings with `_target_` and those arguments that they kept.
 
     A description shows what was used. The object can be built from it where it kept all its arguments and its class
     can be imported.

@@ -69,7 +69,7 @@ class EnvFactory:
         Maze or gymnasium environment without arguments. Of an environment that is given as such, every call makes a
         copy.
     :param wrappers: Wrappers to apply, the first one innermost.
-    :param timeout: Seconds that a step or reset may take; ``None``: any time.
+    :param timeout: Seconds that a step or reset may take; `None`: any time.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EnvFactory:
 def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an environment without those that the default configuration has for another one.
 
-    Where only ``env._target_`` was changed the rest of the default ``env`` configuration is still there.
+    Where only `env._target_` was changed the rest of the default `env` configuration is still there.
     """
     if env.get(TARGET_KEY) == _GYM_ENV:
         return dict(env)
@@ -140,12 +140,12 @@ def _shown(value: Any) -> str:
 
 
 def read_hydra_config(config_module: str, config_name: str | None = None, **hydra_overrides: Any) -> DictConfig:
-    """Composes a configuration as ``maze-run`` does.
+    """Composes a configuration as `maze-run` does.
 
-    :param config_module: Python package that holds the configuration files, such as ``maze.conf``.
+    :param config_module: Python package that holds the configuration files, such as `maze.conf`.
     :param config_name: Root file without its ending; by default the only one, or the first of config, conf,
         conf_rollout and conf_train.
-    :param hydra_overrides: Overrides, such as ``env="gym_env"`` or ``**{"env.name": "CartPole-v1"}``.
+    :param hydra_overrides: Overrides, such as `env="gym_env"` or `**{"env.name": "CartPole-v1"}`.
     :raises ConfigError: The configuration cannot be composed.
     """
     from hydra import compose, initialize_config_module

@@ -14,7 +14,7 @@ from maze.core.utils.targets import locate
 BaseType = TypeVar("BaseType")
 
 ConfigType = Union[None, Mapping[str, Any], Any]
-"""An object, or a mapping with ``_target_`` (dotted path of a class or function) and its arguments, or None."""
+"""An object, or a mapping with `_target_` (dotted path of a class or function) and its arguments, or None."""
 
 CollectionOfConfigType = Union[list[ConfigType], Mapping[Union[str, type], ConfigType]]
 """Several of them, as a list or by name."""
@@ -38,10 +38,10 @@ class Factory(Generic[BaseType]):
     def instantiate(self, config: BaseType | ConfigType, *, config_path: str = "", **kwargs: Any) -> BaseType:
         """Builds an object, or checks the one that is given.
 
-        Mappings with ``_target_`` among the arguments are built as well, unless the target's signature says that the
-        argument takes a configuration (``ConfigType``, ``Mapping``, ``dict``).
+        Mappings with `_target_` among the arguments are built as well, unless the target's signature says that the
+        argument takes a configuration (`ConfigType`, `Mapping`, `dict`).
 
-        :param config: Mapping with ``_target_`` and arguments, or the object itself.
+        :param config: Mapping with `_target_` and arguments, or the object itself.
         :param config_path: Key of the configuration, for messages.
         :param kwargs: Further arguments; those of the configuration come first where both name one.
         :raises ConfigError: The value describes nothing of the wanted type, or its arguments do not fit.
@@ -132,7 +132,7 @@ class Factory(Generic[BaseType]):
         return cast(Callable[..., Any], found)
 
     def type_or_function(self, name: str, config_path: str = "") -> Any:
-        """What ``_target_: name`` stands for. Factories that know short names extend this."""
+        """What `_target_: name` stands for. Factories that know short names extend this."""
         return locate(name, config_path)
 
 

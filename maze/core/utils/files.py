@@ -54,7 +54,7 @@ _ZIP_END, _ZIP_END_SIZE = b"PK\5\6", 22
 def write_sealed(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
     """Writes a pickle or a zip archive with its checksum, whole or not at all.
 
-    The checksum stands behind a pickle's end, where ``pickle.load`` does not look, or is the comment of an archive.
+    The checksum stands behind a pickle's end, where `pickle.load` does not look, or is the comment of an archive.
 
     :param path: The file; its directory must exist.
     :param content: A pickle, or an archive without a comment.
@@ -95,7 +95,7 @@ def is_sealed(content: bytes | bytearray) -> bool:
 
 
 def seal_json(text: bytes) -> bytes:
-    """Adds the checksum of a JSON object's text to it, as its last entry, ``crc32``."""
+    """Adds the checksum of a JSON object's text to it, as its last entry, `crc32`."""
     return text[:-1] + b', "crc32": "%08x"}' % zlib.crc32(text)
 
 

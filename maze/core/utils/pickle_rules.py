@@ -177,7 +177,7 @@ def _ordered_dict(*arguments: Any) -> OrderedDict[Any, Any]:
 
 
 def _note_metadata(made: Any, state: Any) -> None:
-    """``torch.nn.Module.state_dict`` gives its dictionary one attribute."""
+    """`torch.nn.Module.state_dict` gives its dictionary one attribute."""
     if type(state) is not dict or set(state) - {"_metadata"} or not isinstance(state.get("_metadata", {}), dict):
         raise refuse("it sets attributes of a dictionary")
     vars(made).update(state)

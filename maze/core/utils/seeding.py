@@ -39,7 +39,7 @@ def set_seeds_globally(seed: int, set_cudnn_determinism: bool, info_txt: str) ->
 class MazeSeeding:
     """Draws the seeds of all environments and agents of a run from two.
 
-    :param env_seed: Seed of the environments' seeds; None draws one, which can be read from ``env_global_seed``.
+    :param env_seed: Seed of the environments' seeds; None draws one, which can be read from `env_global_seed`.
     :param agent_seed: Seed of the agents' seeds; None draws one.
     :param cudnn_determinism_flag: Whether the run asks cuDNN for deterministic algorithms.
     """

@@ -34,7 +34,7 @@ def is_file_name(path: str) -> bool:
 
 
 def locate(path: str, where: str = "") -> Any:
-    """The object at a dotted path, such as ``package.module.Class``.
+    """The object at a dotted path, such as `package.module.Class`.
 
     :param path: Module path and name(s) in it.
     :param where: Key of the configuration, for messages.

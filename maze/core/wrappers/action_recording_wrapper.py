@@ -17,7 +17,7 @@ from maze.core.wrappers.wrapper import Wrapper
 class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Writes the seed and the actions of each episode into a file, from which the episode can be run again.
 
-    ``ReplayRecordedActionsPolicy`` takes the actions once more. That gives the same episode in an environment whose
+    `ReplayRecordedActionsPolicy` takes the actions once more. That gives the same episode in an environment whose
     randomness comes from its seed alone. An episode is written when the next one begins.
 
     :param env: The environment, with all wrappers that the agent acts through.

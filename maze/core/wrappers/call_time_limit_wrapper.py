@@ -13,7 +13,7 @@ from maze.utils.timeout import Timeout
 
 
 class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
-    """Raises a ``TimeoutError`` in a step or reset that takes too long; its traceback shows where it was.
+    """Raises a `TimeoutError` in a step or reset that takes too long; its traceback shows where it was.
 
     Native code is interrupted when it returns to Python, not before. Works in the main thread of a process on Unix, as
     in worker processes; elsewhere there is no limit.
@@ -44,10 +44,10 @@ class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
 
 
 def checked_time_limit(name: str, seconds: Any) -> float | None:
-    """Returns a time limit in seconds; ``None`` where there is none.
+    """Returns a time limit in seconds; `None` where there is none.
 
     :param name: Where it comes from, for the error message.
-    :param seconds: A positive number, or ``None``.
+    :param seconds: A positive number, or `None`.
     :raises ConfigError: It is something else.
     """
     if seconds is None:

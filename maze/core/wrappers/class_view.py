@@ -1,4 +1,4 @@
-"""The class that an environment stack shows to ``isinstance``."""
+"""The class that an environment stack shows to `isinstance`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _ClassViewMeta(ABCMeta):
 
 @lru_cache(maxsize=1024)
 def class_view(outer: type, inner: type) -> type:
-    """A class that is a subclass of everything ``outer`` and ``inner`` are subclasses of.
+    """A class that is a subclass of everything `outer` and `inner` are subclasses of.
 
     :param outer: The wrapper's real class; comes first.
     :param inner: The class that the wrapped environment shows, itself a view where that is a wrapper too.

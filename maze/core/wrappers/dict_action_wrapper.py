@@ -13,7 +13,7 @@ from maze.core.wrappers.wrapper import ActionWrapper
 
 
 class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
-    """Turns a single action space into ``{"action": ...}`` and a Tuple into ``{"action_0": ..., ...}``.
+    """Turns a single action space into `{"action": ...}` and a Tuple into `{"action_0": ..., ...}`.
 
     A Dict stays as it is. Works around gymnasium environments, whose five-value steps are passed through.
 

@@ -12,7 +12,7 @@ from maze.core.wrappers.wrapper import ObservationWrapper
 
 
 class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
-    """Turns a single observation space into ``{"observation": ...}`` and a Tuple into ``{"observation_0": ..., ...}``.
+    """Turns a single observation space into `{"observation": ...}` and a Tuple into `{"observation_0": ..., ...}`.
 
     A Dict stays as it is. Works around gymnasium environments, whose five-value steps are passed through.
 

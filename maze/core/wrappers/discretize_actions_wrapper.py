@@ -39,8 +39,8 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     (Dict('action': Discrete(5)), {'action': array([-0.5], dtype=float32)})
 
     :param env: The environment to wrap.
-    :param discretization_config: By name of the action: ``num_actions`` (at least two; ``num_bins`` means the same),
-        ``low`` and ``high`` (smallest and largest value, by default those of the space), each a number or a list with
+    :param discretization_config: By name of the action: `num_actions` (at least two; `num_bins` means the same),
+        `low` and `high` (smallest and largest value, by default those of the space), each a number or a list with
         one for each entry.
     :raises ConfigError: The configuration names an unknown action, or one that cannot be discretized.
     """

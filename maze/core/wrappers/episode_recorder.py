@@ -52,7 +52,7 @@ class EpisodeRecorder:
         self._step_keys: list[Any] = []
 
     def bind(self, env: Any) -> None:
-        """Prepares for stepping ``env``; called again when the environment was exchanged or copied."""
+        """Prepares for stepping `env`; called again when the environment was exchanged or copied."""
         self.env = env
         self.context = env.context
         self._env_step = env.step

@@ -47,9 +47,9 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
 class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """Observations as a flat dictionary of arrays.
 
-    Keys of nested containers are joined by ``_``. A sequence becomes an array ``[n, features]`` and a mask
-    ``<key>_mask`` of what is there, a graph has an adjacency ``<key>_adjacency`` besides; what exceeds ``n`` is cut
-    off. A ``OneOf`` becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters,
+    Keys of nested containers are joined by `_`. A sequence becomes an array `[n, features]` and a mask
+    `<key>_mask` of what is there, a graph has an adjacency `<key>_adjacency` besides; what exceeds `n` is cut
+    off. A `OneOf` becomes a vector. Texts are left out, unless they are encoded as the numbers of their characters,
     and so are spaces of other kinds.
 
     :param env: The environment.
@@ -109,7 +109,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
 
 
 class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by ``_``.
+    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by `_`.
 
     :param env: The environment.
     """
@@ -134,7 +134,7 @@ class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs)
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Shows the mask of valid actions, which the environment tells in ``info`` or by a method, as an observation.
+    """Shows the mask of valid actions, which the environment tells in `info` or by a method, as an observation.
 
     :param env: Environment for which :func:`tells_action_mask` holds.
     """
@@ -168,7 +168,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
 def tells_action_mask(env: Any) -> bool:
     """Whether an environment with one discrete action tells which choices are valid, but does not show it.
 
-    It does in ``info["action_mask"]`` or by a method ``action_masks``; to see the former it is reset once.
+    It does in `info["action_mask"]` or by a method `action_masks`; to see the former it is reset once.
     """
     if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
         return False

@@ -17,10 +17,10 @@ from maze.core.errors import ConfigError, did_you_mean
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """Makes the registered environment ``name``; a retired version gives the current one and a warning.
+    """Makes the registered environment `name`; a retired version gives the current one and a warning.
 
-    :param name: Id such as ``CartPole-v1``, or ``module:id`` for one that a module registers when it is imported.
-    :param kwargs: Passed to ``gymnasium.make``, ``render_mode`` for instance.
+    :param name: Id such as `CartPole-v1`, or `module:id` for one that a module registers when it is imported.
+    :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
     :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
     if ":" not in name and newest_version(name) is None and name not in registry:
@@ -66,7 +66,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
     """Applies gymnasium's wrappers, or those of others, the first one innermost.
 
     :param env: The environment.
-    :param wrappers: For each the path of a class or function, a name in ``gymnasium.wrappers``, or one of both mapped
+    :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
         to its arguments.
     :raises ConfigError: An entry is no wrapper with its arguments, or cannot wrap the environment.
     """

@@ -36,7 +36,7 @@ class Leaf:
 
 
 class DiscreteAction(Leaf):
-    """The agent counts from zero, gymnasium from ``start`` on, and it wants an integer."""
+    """The agent counts from zero, gymnasium from `start` on, and it wants an integer."""
 
     def __init__(self, space: spaces.Discrete) -> None:
         super().__init__(zero_based(space))
@@ -60,7 +60,7 @@ def zero_based(space: spaces.Discrete) -> spaces.Discrete:
 
 
 class MultiDiscreteAction(Leaf):
-    """The agent counts from zero, gymnasium from ``start`` on."""
+    """The agent counts from zero, gymnasium from `start` on."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
         super().__init__(spaces.MultiDiscrete(space.nvec, dtype=space.dtype))
@@ -93,7 +93,7 @@ class DoubleBoxAction(Leaf):
 def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
     """Conversions of an action space.
 
-    :return: How the entries are packed for gymnasium (``dict``, ``tuple``, None: there is one only), and the entries.
+    :return: How the entries are packed for gymnasium (`dict`, `tuple`, None: there is one only), and the entries.
     """
     kind, entries = _entries(space, "action")
     return kind, {key: _action_leaf(entry) for key, entry in entries.items()}

@@ -36,8 +36,8 @@ _ONLY_ACTOR = ActorID(step_key=0, agent_id=0)
 class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     """A gymnasium environment as a Maze environment with dictionary spaces.
 
-    A single space becomes ``{"observation": ...}`` and ``{"action": ...}``, a Tuple ``observation_0``, ``action_0`` and
-    so on, a Dict keeps its keys; those of nested containers are joined by ``_``. Sequences and graphs become arrays
+    A single space becomes `{"observation": ...}` and `{"action": ...}`, a Tuple `observation_0`, `action_0` and
+    so on, a Dict keeps its keys; those of nested containers are joined by `_`. Sequences and graphs become arrays
     with masks, texts are left out (see :class:`~maze.core.wrappers.gym_adapters.ArrayObservations`). Discrete actions
     are counted from zero. Boxes of float64 become float32.
 
@@ -50,7 +50,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     (1.0, False)
 
     :param env: Id of a registered environment, or an environment (current or older API).
-    :param kwargs: Passed to ``gymnasium.make`` where ``env`` is an id.
+    :param kwargs: Passed to `gymnasium.make` where `env` is an id.
     :raises ConfigError: Arguments are given for an environment that is made already.
     """
 
@@ -86,15 +86,15 @@ def make_gym_maze_env(
 ) -> GymMazeEnv:
     """Makes a gymnasium environment, of whichever package, as a Maze environment.
 
-    :param name: Id such as ``CartPole-v1``, or ``module:id``. Installed packages that register environments are
+    :param name: Id such as `CartPole-v1`, or `module:id`. Installed packages that register environments are
         imported where an id is not known yet.
     :param kwargs: Arguments of the environment.
     :param gym_wrappers: gymnasium's wrappers, the first one innermost: names or paths, or mapped to their arguments.
     :param drop: Observations that are left out.
     :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
-    :param action_mask: Whether the mask of valid actions that the environment tells in ``info["action_mask"]``, or by
-        a method ``action_masks``, becomes the observation ``action_mask``; ``None``: where there is one.
-    :param further_kwargs: Further arguments of the environment, such as ``render_mode``; ``import``: modules to import
+    :param action_mask: Whether the mask of valid actions that the environment tells in `info["action_mask"]`, or by
+        a method `action_masks`, becomes the observation `action_mask`; `None`: where there is one.
+    :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
     """
     import_modules(further_kwargs.pop("import", None) or ())
@@ -107,7 +107,7 @@ def make_gym_maze_env(
 class GymCoreEnv(CoreEnv):
     """A gymnasium environment as a core environment; its observations are the states.
 
-    :param env: Environment with the current API (``reset`` gives two values, ``step`` five) or the older one (one and
+    :param env: Environment with the current API (`reset` gives two values, `step` five) or the older one (one and
         four).
     """
 
@@ -188,7 +188,7 @@ class GymCoreEnv(CoreEnv):
     def set_render_mode(self, render_mode: str) -> None:
         """Makes the environment again with another render mode, which gymnasium fixes when it makes one.
 
-        The running episode is lost: call this before ``reset``.
+        The running episode is lost: call this before `reset`.
 
         :raises ConfigError: The environment was given, and cannot be made again.
         """

@@ -196,7 +196,7 @@ class MazeEnvTap:
 
     @classmethod
     def install(cls, env: Any) -> MazeEnvTap:
-        """The tap of the Maze environment at the bottom of ``env``; there is one, however often it is asked for."""
+        """The tap of the Maze environment at the bottom of `env`; there is one, however often it is asked for."""
         maze_env = base_maze_env(env)
         path: Any = maze_env._step_path
         if not isinstance(path, cls):

@@ -20,7 +20,7 @@ from maze.core.wrappers.wrapper import ObservationsAndActions
 _ENTRY_KEYS = ("observation", "keep_original", "tag", "delta", "stack_steps")
 
 History = dict[tuple[Any, str], np.ndarray]
-"""The latest observations ``[stack_steps, ...]``, oldest first, by actor and name of the stacked observation."""
+"""The latest observations `[stack_steps, ...]`, oldest first, by actor and name of the stacked observation."""
 
 
 class _Stack(NamedTuple):
@@ -41,9 +41,9 @@ class ObservationStackWrapper(SubstepObservationWrapper):
     of its own.
 
     :param env: The environment to wrap.
-    :param stack_config: One mapping for each observation to stack: ``observation`` (name), ``stack_steps`` (how many),
-        ``tag`` (the stack is called ``<name>-<tag>``; by default it takes the observation's name), ``keep_original``
-        (whether the observation stays beside it, default false; needs a tag), ``delta`` (default false; all but the
+    :param stack_config: One mapping for each observation to stack: `observation` (name), `stack_steps` (how many),
+        `tag` (the stack is called `<name>-<tag>`; by default it takes the observation's name), `keep_original`
+        (whether the observation stays beside it, default false; needs a tag), `delta` (default false; all but the
         latest observation are replaced by the difference to their successor, integers become float32).
     :raises ConfigError: The configuration names an unknown observation, or one that cannot be stacked.
     """

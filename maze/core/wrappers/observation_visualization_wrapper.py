@@ -75,7 +75,7 @@ class ObservationVisualizationEvents(ABC):
 class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
     """Has the observations of each epoch drawn and shown among TensorBoard's images.
 
-    The function is called as ``plot_function(value=[observation, ...], groups=("step_key_0", "name"))`` once for each
+    The function is called as `plot_function(value=[observation, ...], groups=("step_key_0", "name"))` once for each
     sub-step and observation key and returns a matplotlib figure, or None to show nothing.
 
     Meant for inspection: all observations of an epoch are kept until its statistics are written.

@@ -22,7 +22,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
     when it is over, or when it is left by a reset or by closing the environment.
 
     :param env: Environment to record.
-    :param output_dir: Directory of the files; None: episodes are only kept in ``episode_record``.
+    :param output_dir: Directory of the files; None: episodes are only kept in `episode_record`.
     """
 
     keeps_observations_and_actions = True

@@ -39,7 +39,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
     ['left', 'right']
 
     :param env: The environment to wrap.
-    :param split_config: By name of the action, by name of its parts: ``indices`` in the vector. The parts have all of
+    :param split_config: By name of the action, by name of its parts: `indices` in the vector. The parts have all of
         the vector's indices, each once.
     :raises ConfigError: The configuration names an unknown action, one that cannot be split, or a name twice.
     """

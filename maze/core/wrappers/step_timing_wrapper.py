@@ -80,7 +80,7 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
     """Fires :class:`StepTimingEvents` for the environment and every wrapper that it is put around.
 
     Each layer's time is without that of the layers below it. Environments take part that are put around one another by
-    ``Wrapper``; the Maze environment with its conversions is one layer. Measuring costs a few microseconds for each
+    `Wrapper`; the Maze environment with its conversions is one layer. Measuring costs a few microseconds for each
     layer, so use it to look and take it away again.
 
     :param env: The environment with all wrappers that are to be measured.

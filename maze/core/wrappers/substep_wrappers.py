@@ -23,14 +23,14 @@ Action = dict[str, Any]
 
 
 def is_mask(name: str) -> bool:
-    """Whether an observation is an action mask, by its name: ``mask`` or ``..._mask``, pre-processed or not."""
+    """Whether an observation is an action mask, by its name: `mask` or `..._mask`, pre-processed or not."""
     return _MASK_NAME.fullmatch(name) is not None
 
 
 class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
     """Base of wrappers whose conversion depends on the sub-step that an observation belongs to.
 
-    Subclasses set ``_observation_spaces``, the converted spaces by sub-step key.
+    Subclasses set `_observation_spaces`, the converted spaces by sub-step key.
 
     :param env: The environment to wrap.
     """
@@ -88,7 +88,7 @@ class SubstepObservationWrapper(ObservationWrapper[MazeEnv[Any]], ABC):
 class SubstepActionWrapper(ActionWrapper[MazeEnv[Any]], ABC):
     """Base of wrappers that replace entries of the action spaces.
 
-    Subclasses set ``_action_spaces``, the spaces of the agent's actions by sub-step key.
+    Subclasses set `_action_spaces`, the spaces of the agent's actions by sub-step key.
 
     :param env: The environment to wrap.
     """

@@ -15,7 +15,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     """Cuts episodes off after a number of environment steps.
 
     An episode that ends by itself in its last permitted step has terminated and is not truncated. Sub-steps do not
-    count; where the environment does not know its time, calls of ``step`` do.
+    count; where the environment does not know its time, calls of `step` do.
 
     :param env: The environment to wrap, a Maze or a gymnasium one.
     :param max_episode_steps: Environment steps of an episode; None or 0: no limit.

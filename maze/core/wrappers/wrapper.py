@@ -33,8 +33,8 @@ _NOT_WRAPPING = (
 class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     """Wraps an environment of any kind without hiding what it is.
 
-    Attributes that the wrapper does not have are looked up in the wrapped environment, and ``isinstance`` answers for
-    every environment and wrapper of the stack. The wrapped environment is ``env``.
+    Attributes that the wrapper does not have are looked up in the wrapped environment, and `isinstance` answers for
+    every environment and wrapper of the stack. The wrapped environment is `env`.
 
     :param env: The environment to wrap.
     """
@@ -70,7 +70,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def _bind(self) -> None:
         """Prepares the hot path: a wrapper holds the methods of its environment, bound once.
 
-        Called whenever ``env`` is assigned, and after unpickling and copying.
+        Called whenever `env` is assigned, and after unpickling and copying.
         """
         env: Any = self.env
         self._env_step = env.step
@@ -82,7 +82,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         return self._env_step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Resets the environment. Arguments are passed on; gymnasium environments take ``seed`` and ``options``."""
+        """Resets the environment. Arguments are passed on; gymnasium environments take `seed` and `options`."""
         return self._env_reset(*args, **kwargs)
 
     def step_with_callbacks(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
 
     @classmethod
     def wrap(cls, env: T, **kwargs: Any) -> T | Self:
-        """Wraps ``env``; equal to calling the class, but typed as both.
+        """Wraps `env`; equal to calling the class, but typed as both.
 
         :param env: Environment to wrap.
         :param kwargs: Further arguments of the constructor.
@@ -128,7 +128,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def clone_from(self, env: Any) -> None:
         """Takes over the state of an environment wrapped in the same way.
 
-        A wrapper names the attributes that are its state in ``_CLONED``; one that has more than that takes it over
+        A wrapper names the attributes that are its state in `_CLONED`; one that has more than that takes it over
         itself, and calls this.
 
         :raises EnvironmentContractError: The other environment is wrapped in another way.
@@ -151,7 +151,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
-        """The class that ``isinstance`` sees; ``type(wrapper)`` is the real one."""
+        """The class that `isinstance` sees; `type(wrapper)` is the real one."""
         env = self.__dict__.get("_wrapped_env")
         return type(self) if env is None else class_view(type(self), env.__class__)
 
@@ -203,7 +203,7 @@ def _map_values(function: Any, values: dict[StepKeyType, Any] | None) -> dict[St
 
 
 def follows_gymnasium(env: Any) -> bool:
-    """Whether ``env`` follows gymnasium's protocol: ``reset`` gives two values, ``step`` five."""
+    """Whether `env` follows gymnasium's protocol: `reset` gives two values, `step` five."""
     return isinstance(env, gymnasium.Env)
 
 

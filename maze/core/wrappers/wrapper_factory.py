@@ -29,7 +29,7 @@ class WrapperFactory(Factory[Wrapper[Any]]):
 
         :param env: The environment.
         :param wrapper_config: Wrappers in the order in which they are applied, the first one innermost: a mapping from
-            name or class to arguments, or a list of mappings with ``_target_`` or of such mappings with one entry.
+            name or class to arguments, or a list of mappings with `_target_` or of such mappings with one entry.
         """
         factory = cls()
         for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers")):

@@ -32,11 +32,11 @@ class PerceptionBlock(ABC, nn.Module):
 
     A block whose `forward` is made of a few well-known operations says so by a method `describe_forward` (see
     :mod:`maze.perception.program.network_program`), and acts without the overhead of tensors. A class that replaces
-    ``forward`` or ``normalized_forward`` is described only where it defines that method too.
+    `forward` or `normalized_forward` is described only where it defines that method too.
 
     :param in_keys: Keys of the input tensors.
     :param out_keys: Keys of the output tensors.
-    :param in_shapes: Shapes of the input tensors, in the order of ``in_keys``.
+    :param in_shapes: Shapes of the input tensors, in the order of `in_keys`.
     :raises ConfigError: A key is named twice, there is no output, or not one shape for each input.
     """
 
@@ -64,13 +64,13 @@ class PerceptionBlock(ABC, nn.Module):
     def forward(self, block_input: TensorDict) -> TensorDict:
         """Computes the output tensors.
 
-        :param block_input: Holds at least ``in_keys``; each tensor has its shape of ``in_shapes`` behind any number of
+        :param block_input: Holds at least `in_keys`; each tensor has its shape of `in_shapes` behind any number of
             leading batch dimensions.
-        :return: A tensor for each of ``out_keys``, with the same leading batch dimensions.
+        :return: A tensor for each of `out_keys`, with the same leading batch dimensions.
         """
 
     def out_shapes(self) -> list[Sequence[int]]:
-        """Shapes of the outputs without batch, in the order of ``out_keys``; inferred once by a forward pass."""
+        """Shapes of the outputs without batch, in the order of `out_keys`; inferred once by a forward pass."""
         if self._out_shapes is None:
             self._out_shapes = self._infer_out_shapes()
         return list(self._out_shapes)
@@ -85,7 +85,7 @@ class PerceptionBlock(ABC, nn.Module):
         return f"{type(self).__name__} ({', '.join(self.out_keys)})"
 
     def gather_inputs(self, block_input: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The input tensors in the order of ``in_keys``.
+        """The input tensors in the order of `in_keys`.
 
         :raises ConfigError: One is missing.
         :return: Each `[batch, ...]` as the shape it was declared with says.
@@ -105,7 +105,7 @@ class PerceptionBlock(ABC, nn.Module):
         )
 
     def __repr__(self) -> str:
-        """The text in pictures of models: class, settings (``extra_repr``) and output shapes, line by line."""
+        """The text in pictures of models: class, settings (`extra_repr`) and output shapes, line by line."""
         lines = [type(self).__name__, *filter(None, [self.extra_repr()]), f"Out Shapes: {self.out_shapes()}"]
         return "\n".join(lines)
 

@@ -48,7 +48,7 @@ class GraphNode:
 
     @property
     def fill(self) -> str:
-        """Colour of the box, as ``#rrggbb``."""
+        """Colour of the box, as `#rrggbb`."""
         if not self.is_block:
             return _TENSOR_FILL
         mixed = (light + (deep - light) * self.depth for light, deep in zip(_LIGHT_BLUE, _DEEP_BLUE, strict=True))
@@ -122,8 +122,8 @@ def show_picture(graph: ModelGraph, backend: str | None, block_execution: bool) 
 def render(graph: ModelGraph, suffix: str, backend: str | None) -> bytes:
     """The picture as the content of a file.
 
-    :param suffix: ``pdf``, ``png`` or ``svg``.
-    :param backend: ``graphviz``, ``matplotlib``, or None for the best one there is.
+    :param suffix: `pdf`, `png` or `svg`.
+    :param backend: `graphviz`, `matplotlib`, or None for the best one there is.
     :raises ConfigError: There is no such backend, or it is not installed.
     """
     if backend not in (None, *_BACKENDS):

@@ -17,9 +17,9 @@ from maze.perception.program.network_program import Places, ProgramReader
 class InferenceBlock(PerceptionBlock):
     """A directed acyclic graph of blocks, linked by the keys of their tensors.
 
-    Only the blocks that the ``out_keys`` depend on become part of this module; each is evaluated once per forward
-    pass, in an order that is settled at construction. A tensor named by ``in_keys`` is taken from the input, so that
-    ``in_keys`` can also cut a larger graph in the middle (shared embeddings).
+    Only the blocks that the `out_keys` depend on become part of this module; each is evaluated once per forward
+    pass, in an order that is settled at construction. A tensor named by `in_keys` is taken from the input, so that
+    `in_keys` can also cut a larger graph in the middle (shared embeddings).
 
     :param perception_blocks: The blocks by name, in any order.
     """
@@ -154,7 +154,7 @@ class InferenceBlock(PerceptionBlock):
 
 
 def _computable(blocks: Mapping[str, PerceptionBlock], in_keys: Sequence[str]) -> Iterator[str]:
-    """Names of the blocks whose inputs all derive from ``in_keys``."""
+    """Names of the blocks whose inputs all derive from `in_keys`."""
     available = set(in_keys)
     waiting = dict(blocks)
     while ready := [name for name, block in waiting.items() if available.issuperset(block.in_keys)]:
@@ -164,7 +164,7 @@ def _computable(blocks: Mapping[str, PerceptionBlock], in_keys: Sequence[str]) -
 
 
 def _module_names(blocks: Mapping[str, PerceptionBlock]) -> dict[str, PerceptionBlock]:
-    """The blocks by names that PyTorch accepts for modules: no dots, no attribute of a module (``type``)."""
+    """The blocks by names that PyTorch accepts for modules: no dots, no attribute of a module (`type`)."""
     reserved = set(dir(nn.ModuleDict()))
     taken = reserved | set(blocks)
     names: dict[str, PerceptionBlock] = {}
@@ -182,11 +182,11 @@ def _module_names(blocks: Mapping[str, PerceptionBlock]) -> dict[str, Perception
 class InferenceGraph:
     """A picture of an :class:`InferenceBlock`: blocks in blue, tensors in red, each with its shape.
 
-    The deeper the blue, the larger the block's share of all parameters. Drawn by Graphviz where ``pygraphviz`` is
-    installed (``pip install 'maze-rl[graph]'``), and otherwise by a layout of our own and Matplotlib.
+    The deeper the blue, the larger the block's share of all parameters. Drawn by Graphviz where `pygraphviz` is
+    installed (`pip install 'maze-rl[graph]'`), and otherwise by a layout of our own and Matplotlib.
 
     :param inference_block: The block to draw.
-    :param backend: ``graphviz``, ``matplotlib``, or ``None`` for the best one there is.
+    :param backend: `graphviz`, `matplotlib`, or `None` for the best one there is.
     """
 
     def __init__(
@@ -196,11 +196,11 @@ class InferenceGraph:
         self.backend = backend
 
     def save(self, name: str, save_path: str | Path, formats: Sequence[str] = ("pdf", "png")) -> None:
-        """Writes ``<save_path>/<name>.<format>`` for each format.
+        """Writes `<save_path>/<name>.<format>` for each format.
 
         :param name: Stem of the files, and title of the picture.
         :param save_path: Directory; created where it does not exist.
-        :param formats: Any of ``pdf``, ``png`` and ``svg``.
+        :param formats: Any of `pdf`, `png` and `svg`.
         """
         from maze.perception.blocks.graph_drawing import model_graph, write_picture
 

@@ -49,8 +49,8 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         """Computes the output tensors of inputs with exactly one batch dimension.
 
-        :param block_input: Holds exactly ``in_keys``, each tensor with its number of ``in_num_dims`` dimensions.
-        :return: A tensor for each of ``out_keys``, with its number of ``out_num_dims`` dimensions.
+        :param block_input: Holds exactly `in_keys`, each tensor with its number of `in_num_dims` dimensions.
+        :return: A tensor for each of `out_keys`, with its number of `out_num_dims` dimensions.
         """
 
     @override(PerceptionBlock)

@@ -33,12 +33,12 @@ def masked_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of each query to the valid keys. A query without any valid key gets zeros, where PyTorch gives NaN.
 
-    :param attention: A module with ``batch_first=True``.
-    :param query: ``(batch, queries, features)``.
-    :param key: ``(batch, keys, features)``.
-    :param value: ``(batch, keys, features)``.
-    :param valid: Positive where a key counts: ``(batch, keys)``, or ``(batch, queries, keys)``; None: all do.
-    :param need_weights: Whether to return the weights as well, averaged over the heads: ``(batch, queries, keys)``.
+    :param attention: A module with `batch_first=True`.
+    :param query: `(batch, queries, features)`.
+    :param key: `(batch, keys, features)`.
+    :param value: `(batch, keys, features)`.
+    :param valid: Positive where a key counts: `(batch, keys)`, or `(batch, queries, keys)`; None: all do.
+    :param need_weights: Whether to return the weights as well, averaged over the heads: `(batch, queries, keys)`.
     """
     if valid is None:
         output, weights = attention(query, key, value, need_weights=need_weights)
@@ -72,12 +72,12 @@ def check_pooling_function(block_name: str, argument: str, name: str) -> None:
 
 
 def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Pools ``features`` over ``dims``; what is not valid does not count, and nothing valid gives zero.
+    """Pools `features` over `dims`; what is not valid does not count, and nothing valid gives zero.
 
     :param features: The tensor to pool.
-    :param name: One of ``POOLING_FUNCTIONS``.
+    :param name: One of `POOLING_FUNCTIONS`.
     :param dims: The axes to pool over, which the result no longer has.
-    :param valid: Boolean, broadcastable to ``features``.
+    :param valid: Boolean, broadcastable to `features`.
     :return: The shape of `features` without the axes `dims`.
     """
     axes = tuple(dims)
@@ -120,7 +120,7 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
 
 
 def index_from_start(block_name: str, argument: str, index: int, size: int) -> int:
-    """The non-negative form of an index into an axis with ``size`` entries.
+    """The non-negative form of an index into an axis with `size` entries.
 
     :raises ConfigError: The axis has no such entry.
     """

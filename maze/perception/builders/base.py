@@ -25,13 +25,13 @@ PRESET_KEYS = ("hidden", "recurrence")
 class BaseModelBuilder(ABC):
     """Builds the perception part of a network from an observation space.
 
-    :param modality_config: Block of each modality, and of the stages ``hidden`` and ``recurrence``: a mapping with
-        ``block_type`` and ``block_params``, or only the block type. Empty or ``None``: there is no such stage.
+    :param modality_config: Block of each modality, and of the stages `hidden` and `recurrence`: a mapping with
+        `block_type` and `block_params`, or only the block type. Empty or `None`: there is no such stage.
     :param observation_modality_mapping: Modality of each observation.
     :param shared_embedding_keys: Tensors that the critic takes from the policy instead of computing them again: a list
-        for all sub-steps, or one for each step key. ``None``: policy and critic share nothing.
+        for all sub-steps, or one for each step key. `None`: policy and critic share nothing.
     :param joint_observations: Further observations that the block of an observation takes after it, such as the mask of
-        a set (``items: [items_mask]``) or the adjacency of a graph. They need no modality of their own.
+        a set (`items: [items_mask]`) or the adjacency of a graph. They need no modality of their own.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BaseModelBuilder(ABC):
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
     def init_shared_embedding_keys(self, step_keys: Iterable[StepKeyType]) -> None:
-        """Settles ``shared_embedding_keys`` for each sub-step of an environment.
+        """Settles `shared_embedding_keys` for each sub-step of an environment.
 
         :raises ConfigError: There are keys for an unknown sub-step, or they are no list.
         """
@@ -65,7 +65,7 @@ class BaseModelBuilder(ABC):
 
     @classmethod
     def to_recurrent_gym_space(cls, observation_space: spaces.Dict, rnn_steps: int) -> spaces.Dict:
-        """The space of observations of which the last ``rnn_steps`` are stacked in a new first dimension.
+        """The space of observations of which the last `rnn_steps` are stacked in a new first dimension.
 
         >>> space = spaces.Dict({"observation": spaces.Box(-1.0, 1.0, (4,))})
         >>> BaseModelBuilder.to_recurrent_gym_space(space, 5)["observation"].shape
@@ -110,7 +110,7 @@ class BaseModelBuilder(ABC):
     def modality_of(self, observation_key: str) -> str:
         """The modality that an observation, or the one that it was pre-processed from, is mapped to.
 
-        Pre-processors append their tags: ``image-rgb2gray-resize_img`` comes from ``image``.
+        Pre-processors append their tags: `image-rgb2gray-resize_img` comes from `image`.
 
         :raises ConfigError: It has none.
         """
@@ -201,7 +201,7 @@ class BaseModelBuilder(ABC):
 
 
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:
-    """``block_type`` and ``block_params`` by modality, without those that are empty."""
+    """`block_type` and `block_params` by modality, without those that are empty."""
     where = f"{WHERE}.modality_config"
     modality_config = plain_container(modality_config, where)
     if not isinstance(modality_config, Mapping):

@@ -17,11 +17,11 @@ from maze.perception.builders.base import WHERE, BaseModelBuilder
 
 
 class ConcatModelBuilder(BaseModelBuilder):
-    """Processes each observation by its modality's block, concatenates the results, then ``hidden`` and ``recurrence``.
+    """Processes each observation by its modality's block, concatenates the results, then `hidden` and `recurrence`.
 
-    The tensors are called ``<observation>_<block>`` (such as ``observation_DenseBlock``), ``concat``, ``hidden`` and
-    ``recurrence``. What a modality's block returns is flattened first where it is no vector. With a recurrence all
-    observations carry the time steps in their first dimension (see ``ObservationStackWrapper``), which stays.
+    The tensors are called `<observation>_<block>` (such as `observation_DenseBlock`), `concat`, `hidden` and
+    `recurrence`. What a modality's block returns is flattened first where it is no vector. With a recurrence all
+    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays.
 
     :param modality_config: See :class:`BaseModelBuilder`.
     :param observation_modality_mapping: See :class:`BaseModelBuilder`.

@@ -45,20 +45,20 @@ class AutoModelComposer(TemplateModelComposer):
     * Discrete and MultiDiscrete observations become unit vectors, or learned embeddings from 65 values on;
     * images (layout recognised) are scaled and convolved;
     * vectors go through a dense layer;
-    * two-dimensional boxes ``[n, features]`` are sets: attention among their items and pooling; where there is an
-      observation ``<name>_mask`` of shape ``[n]``, it says which items exist;
-    * with an observation ``<name>_adjacency`` of shape ``[n, n]`` they are graphs;
-    * ``<head>_mask``, and ``action_mask`` where a sub-step has one action head, mask actions, and are no features.
+    * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
+      observation `<name>_mask` of shape `[n]`, it says which items exist;
+    * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
+    * `<head>_mask`, and `action_mask` where a sub-step has one action head, mask actions, and are no features.
 
-    The template is written to ``model.yaml`` by :meth:`save_models`.
+    The template is written to `model.yaml` by :meth:`save_models`.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param distribution_mapper_config: Distributions that differ from the defaults.
-    :param policy: A policy composer, or its configuration; ``None``: there is no policy.
-    :param critic: A critic composer, or its configuration; ``None``: there is no critic. The networks of the built-in
-        ``flatten_concat`` critics are replaced by those of the template.
+    :param policy: A policy composer, or its configuration; `None`: there is no policy.
+    :param critic: A critic composer, or its configuration; `None`: there is no critic. The networks of the built-in
+        `flatten_concat` critics are replaced by those of the template.
     :param hidden_units: Width of the dense layers: of each vector, and behind the joined observations.
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows; observations have the time steps in their first dimension then.
@@ -115,7 +115,7 @@ class AutoModelComposer(TemplateModelComposer):
         (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
 
     def as_yaml(self) -> str:
-        """The template as a configuration of the group ``model``; composers given as objects are left out."""
+        """The template as a configuration of the group `model`; composers given as objects are left out."""
         from omegaconf import OmegaConf
 
         target = f"{TemplateModelComposer.__module__}.{TemplateModelComposer.__qualname__}"
@@ -273,7 +273,7 @@ def _modality(
 
 
 def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
-    """Number of categories and the first of them, for each entry of an observation; ``None``: it has none."""
+    """Number of categories and the first of them, for each entry of an observation; `None`: it has none."""
     sizes: list[np.ndarray] = []
     starts: list[np.ndarray] = []
     for space in found:
@@ -297,7 +297,7 @@ def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[l
 
 
 def image_layout(space: spaces.Box, shape: Sequence[int]) -> str | None:
-    """``HW``, ``HWC`` or ``CHW`` where an observation is an image, otherwise ``None``.
+    """`HW`, `HWC` or `CHW` where an observation is an image, otherwise `None`.
 
     Three dimensions are an image where the first or the last is small enough to be channels, two where they hold bytes.
 

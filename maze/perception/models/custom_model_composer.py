@@ -26,17 +26,17 @@ _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 
 
 class CustomModelComposer(BaseModelComposer):
-    """Builds the networks that ``policy.networks`` and ``critic.networks`` name.
+    """Builds the networks that `policy.networks` and `critic.networks` name.
 
     What a policy network returns besides its action heads is an embedding shared with the critic: the critic's network
-    for the same sub-step finds its shape in ``obs_shapes``, and the tensor, with gradients, next to the observations.
+    for the same sub-step finds its shape in `obs_shapes`, and the tensor, with gradients, next to the observations.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param distribution_mapper_config: Distributions that differ from the defaults.
-    :param policy: A policy composer, or its configuration; ``None``: there is no policy.
-    :param critic: A critic composer, or its configuration; ``None``: there is no critic.
+    :param policy: A policy composer, or its configuration; `None`: there is no policy.
+    :param critic: A critic composer, or its configuration; `None`: there is no critic.
     """
 
     def __init__(

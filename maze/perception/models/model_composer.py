@@ -69,12 +69,12 @@ class BaseModelComposer(ABC):
     @property
     @abstractmethod
     def policy(self) -> TorchPolicy | None:
-        """The policy (always the same object); ``None``: the configuration has none."""
+        """The policy (always the same object); `None`: the configuration has none."""
 
     @property
     @abstractmethod
     def critic(self) -> Critic | None:
-        """The critic (always the same object); ``None``: the configuration has none."""
+        """The critic (always the same object); `None`: the configuration has none."""
 
     @property
     def distribution_mapper(self) -> DistributionMapper:
@@ -82,7 +82,7 @@ class BaseModelComposer(ABC):
         return self._distribution_mapper
 
     def save_models(self, save_path: str | Path = ".") -> None:
-        """Draws the inference graph of every network that has one, e.g. ``policy_0.pdf``.
+        """Draws the inference graph of every network that has one, e.g. `policy_0.pdf`.
 
         :param save_path: Directory to write to.
         """
@@ -103,7 +103,7 @@ class BaseModelComposer(ABC):
     def _compose_policy(self, config: Any, **networks: Any) -> BasePolicyComposer:
         """Builds the policy composer of a configuration.
 
-        :param networks: ``networks``, where the configuration need not name them.
+        :param networks: `networks`, where the configuration need not name them.
         """
         return build(
             BasePolicyComposer,  # type: ignore[type-abstract]  # the configuration names a concrete one
@@ -122,7 +122,7 @@ class BaseModelComposer(ABC):
         """Builds the critic composer of a configuration.
 
         :param observation_spaces_dict: What the critic gets to see.
-        :param networks: ``networks``, where the configuration need not name them.
+        :param networks: `networks`, where the configuration need not name them.
         """
         arguments: dict[str, Any] = {"observation_spaces_dict": observation_spaces_dict, **networks}
         composer_type = critic_composer_type(config)
@@ -139,7 +139,7 @@ class BaseModelComposer(ABC):
 
 
 def critic_composer_type(config: Any) -> type[CriticComposerInterface] | None:
-    """The class that a critic's configuration names; ``None``: there is none to tell."""
+    """The class that a critic's configuration names; `None`: there is none to tell."""
     target = config.get("_target_") if isinstance(config, Mapping) else None
     if target is None:
         return None if config is None or isinstance(config, Mapping) else type(config)

@@ -40,15 +40,15 @@ _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 class TemplateModelComposer(BaseModelComposer):
     """Builds the networks of all sub-steps from their spaces, by the template of a model builder.
 
-    A part (``policy``, ``critic``) whose configuration names ``networks`` gets those instead.
+    A part (`policy`, `critic`) whose configuration names `networks` gets those instead.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
     :param agent_counts_dict: Number of agents by step key; -1: it changes.
     :param distribution_mapper_config: Distributions that differ from the defaults.
     :param model_builder: A model builder, or its configuration.
-    :param policy: A policy composer, or its configuration; ``None``: there is no policy.
-    :param critic: A critic composer, or its configuration; ``None``: there is no critic.
+    :param policy: A policy composer, or its configuration; `None`: there is no policy.
+    :param critic: A critic composer, or its configuration; `None`: there is no critic.
     :param action_masks: For action heads, the observation that tells which actions are valid (positive) and which are
         not (zero). Such an observation is no feature of the networks unless it is mapped to a modality, too.
     """
@@ -127,11 +127,11 @@ class TemplateModelComposer(BaseModelComposer):
         shared_embedding_keys: list[str] | None = None,
         perception_net: InferenceBlock | None = None,
     ) -> InferenceBlock:
-        """A network that returns ``value``.
+        """A network that returns `value`.
 
-        :param observation_space: Its observations; not needed with ``perception_net``.
+        :param observation_space: Its observations; not needed with `perception_net`.
         :param shared_embedding_keys: Tensors that the network takes as inputs instead of computing them.
-        :param perception_net: Perception network to use, together with its weights; ``None``: a new one.
+        :param perception_net: Perception network to use, together with its weights; `None`: a new one.
         """
         perception_net = perception_net or self._new_perception_net(observation_space)
         latent = perception_net.out_keys[0]
@@ -149,12 +149,12 @@ class TemplateModelComposer(BaseModelComposer):
     ) -> InferenceBlock:
         """A network of state-action values, see :mod:`maze.core.agent.torch_state_action_critic`.
 
-        Where actions are inputs they join the latent representation, and another ``hidden`` stage processes both.
+        Where actions are inputs they join the latent representation, and another `hidden` stage processes both.
 
-        :param observation_space: Its observations; not needed with ``perception_net``.
+        :param observation_space: Its observations; not needed with `perception_net`.
         :param action_space: Action heads that it judges.
         :param only_discrete_spaces: Return the values of all actions of each head instead of taking actions as inputs.
-        :param perception_net: Perception network to use, together with its weights; ``None``: a new one.
+        :param perception_net: Perception network to use, together with its weights; `None`: a new one.
         :raises ConfigError: The model has no stage `hidden`.
         """
         perception_net = perception_net or self._new_perception_net(observation_space)

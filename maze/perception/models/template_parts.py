@@ -124,7 +124,7 @@ def check_latent(perception_net: InferenceBlock) -> None:
 
 
 def resolve_shared_keys(perception_net: InferenceBlock, shared_embedding_keys: Sequence[str]) -> list[str]:
-    """Checks the keys of shared embeddings; ``latent`` stands for the last tensor of the perception network.
+    """Checks the keys of shared embeddings; `latent` stands for the last tensor of the perception network.
 
     :raises ConfigError: Names the key that no block produces.
     """

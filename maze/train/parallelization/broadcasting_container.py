@@ -56,7 +56,7 @@ class BroadcastingContainer:
 
 
 class BroadcastingManager(BaseManager):
-    """Serves a :class:`BroadcastingContainer` to other processes (``manager.BroadcastingContainer()``)."""
+    """Serves a :class:`BroadcastingContainer` to other processes (`manager.BroadcastingContainer()`)."""
 
 
 BroadcastingManager.register("BroadcastingContainer", BroadcastingContainer)

@@ -53,7 +53,7 @@ class Placement(ABC):
 
         :param env_factory: Makes one environment.
         :param n_envs: Number of environments.
-        :param logging_prefix: Where their statistics are logged (`train`, `eval`); ``None``: nowhere.
+        :param logging_prefix: Where their statistics are logged (`train`, `eval`); `None`: nowhere.
         """
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Placement(ABC):
         :param n_rollout_steps: Number of environment steps of a rollout.
         :param n_actors: Number of actors.
         :param batch_size: Number of rollouts in a batch.
-        :param queue_out_of_sync_factor: Times ``batch_size``, the number of finished rollouts that may wait.
+        :param queue_out_of_sync_factor: Times `batch_size`, the number of finished rollouts that may wait.
         :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
         :param agent_instance_seeds: A seed for the policy of each actor.
         """
@@ -84,7 +84,7 @@ class Placement(ABC):
         """Makes what collects rollouts into a replay buffer; the learner waits for it, so that all placements collect
         the same.
 
-        :param arguments: Those of ``BaseDistributedWorkersWithBuffer``.
+        :param arguments: Those of `BaseDistributedWorkersWithBuffer`.
         """
         return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
 
@@ -127,7 +127,7 @@ class InProcess(Placement):
 class Processes(Placement):
     """Steps the environments in worker processes: worth it where a step costs far more than sending an action.
 
-    :param start_method: How processes are started: `forkserver`, `spawn` or `fork`; ``None``: `forkserver` where there
+    :param start_method: How processes are started: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there
         is one.
     """
 

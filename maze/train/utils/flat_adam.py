@@ -16,7 +16,7 @@ class FlatAdam:
     small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
     views of another, so that a step, a norm or clearing all gradients is a single operation.
 
-    The step itself is torch's fused Adam: making a ``torch.optim.Adam`` imports torch's compiler, which would add
+    The step itself is torch's fused Adam: making a `torch.optim.Adam` imports torch's compiler, which would add
     1.5 seconds to the start of every training.
 
     :param networks: Networks by name, in order; parameters shared between them count for the first one.
@@ -110,7 +110,7 @@ class FlatAdam:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts by position of the network; loads with ``weights_only=True``."""
+        """Moments and step counts by position of the network; loads with `weights_only=True`."""
         return {
             str(index): {
                 "mean": self._means[name].clone(),

@@ -14,7 +14,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 class TrainingInterrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM ended a training after its running update; its state is saved.
 
-    A ``KeyboardInterrupt``, so that ``except Exception`` does not take it for a failure of the training.
+    A `KeyboardInterrupt`, so that `except Exception` does not take it for a failure of the training.
 
     :param signum: The signal that was received.
     :param message: What was saved, and where.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.learning import Losses, Name
 
 Row = tuple[str, Any]
-"""Event, and what a number belongs to; ``None``: the event has no group."""
+"""Event, and what a number belongs to; `None`: the event has no group."""
 
 
 @dataclass

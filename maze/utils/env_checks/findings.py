@@ -10,7 +10,7 @@ class Finding:
     """One fault."""
 
     check: str
-    """Kind of fault, such as ``observation-space``."""
+    """Kind of fault, such as `observation-space`."""
     place: str
     """Environment, sub-step and key."""
     found: str

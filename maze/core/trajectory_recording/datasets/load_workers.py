@@ -74,7 +74,7 @@ def load_in_processes(
 ) -> Iterator[Any]:
     """Has the sources loaded by several processes; the results come in the order of the sources.
 
-    :param run: What a worker runs: ``DataLoadWorker.run``.
+    :param run: What a worker runs: `DataLoadWorker.run`.
     :param sources: Files or trajectories, dealt out in turn.
     """
     context = multiprocessing.get_context("fork" if _can_fork() else "spawn")

@@ -114,7 +114,7 @@ class IdentityWithNextObservationTrajectoryProcessor(TrajectoryProcessor):
     def convert_trajectory_with_env(
         trajectory: TrajectoryRecord[Any], conversion_env: MazeEnv[Any] | None
     ) -> list[StructuredSpacesRecord]:
-        """The steps with what followed them; ``None`` did where an episode before the last one was cut off."""
+        """The steps with what followed them; `None` did where an episode before the last one was cut off."""
         steps = [
             replace(step, substep_records=[replace(substep) for substep in step.substep_records])
             for step in TrajectoryProcessor.convert_trajectory_with_env(trajectory, conversion_env)

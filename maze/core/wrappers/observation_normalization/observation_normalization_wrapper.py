@@ -42,20 +42,20 @@ _PLACE = "ObservationNormalizationWrapper"
 class ObservationNormalizationWrapper(SubstepObservationWrapper):
     """Normalizes observations, each with a strategy and statistics of its own.
 
-    An observation that several sub-steps share is normalized alike in all of them. Action masks (``..._mask``) and
+    An observation that several sub-steps share is normalized alike in all of them. Action masks (`..._mask`) and
     observations without a Box space pass unchanged. Statistics come from the configuration, from
     :meth:`set_normalization_statistics`, from an estimation
     (:func:`~maze.core.wrappers.observation_normalization.observation_normalization_utils.obtain_normalization_statistics`)
-    or from the file ``statistics_dump``, if it exists when the wrapper is made.
+    or from the file `statistics_dump`, if it exists when the wrapper is made.
 
     :param env: The environment to wrap.
     :param default_strategy: Strategy of all observations without one of their own: path, registered name or class.
-    :param default_strategy_config: Its arguments, ``clip_range`` and ``axis``.
+    :param default_strategy_config: Its arguments, `clip_range` and `axis`.
     :param default_statistics: Statistics of all observations without a configuration of their own; None: estimated.
     :param statistics_dump: File that estimated statistics are written to and read from.
     :param sampling_policy: Acts while statistics are estimated; a policy or the configuration of one.
     :param exclude: Names of observations that stay as they are.
-    :param manual_config: By name of the observation its ``strategy``, ``strategy_config`` and ``statistics``.
+    :param manual_config: By name of the observation its `strategy`, `strategy_config` and `statistics`.
     :raises ConfigError: The configuration names an unknown observation, or the environment has such a wrapper already.
     """
 

@@ -31,13 +31,13 @@ class _Stage(NamedTuple):
 class PreProcessingWrapper(SubstepObservationWrapper):
     """Converts observations with pre-processors, one after the other, and their spaces with them.
 
-    Each entry of the mapping adds the observation ``<name>-<tag>``, which later entries may convert further. It applies
+    Each entry of the mapping adds the observation `<name>-<tag>`, which later entries may convert further. It applies
     to all sub-steps that have the observation.
 
     :param env: The environment to wrap.
-    :param pre_processor_mapping: One mapping for each pre-processor, in their order: ``observation`` (name),
-        ``_target_`` (class, for instance ``maze.preprocessors.FlattenPreProcessor``), ``keep_original`` (by default the
-        converted observation takes the original's place) and ``config`` (arguments of the class).
+    :param pre_processor_mapping: One mapping for each pre-processor, in their order: `observation` (name),
+        `_target_` (class, for instance `maze.preprocessors.FlattenPreProcessor`), `keep_original` (by default the
+        converted observation takes the original's place) and `config` (arguments of the class).
     :raises ConfigError: The mapping names an unknown observation, or a pre-processor that does not fit it.
     """
 

@@ -17,9 +17,9 @@ from maze.perception.program.network_program import Places, ProgramReader
 
 
 class DenseBlock(ShapeNormalizationBlock):
-    """Stack of linear layers, each followed by ``non_lin``.
+    """Stack of linear layers, each followed by `non_lin`.
 
-    Input ``(batch, features)``, output ``(batch, hidden_units[-1])``.
+    Input `(batch, features)`, output `(batch, hidden_units[-1])`.
 
     :param hidden_units: Width of each layer.
     :param non_lin: The activation after each layer.

@@ -39,9 +39,9 @@ class GraphAttentionLayer(nn.Module):
 
     def forward(self, features: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
         """
-        :param features: ``(batch, nodes, n_in)``.
-        :param neighbours: Whether a node attends to another, boolean ``(batch, nodes, nodes)``.
-        :return: ``(batch, nodes, n_out)`` averaged, or ``(batch, nodes, n_heads * n_out)`` concatenated.
+        :param features: `(batch, nodes, n_in)`.
+        :param neighbours: Whether a node attends to another, boolean `(batch, nodes, nodes)`.
+        :return: `(batch, nodes, n_out)` averaged, or `(batch, nodes, n_heads * n_out)` concatenated.
         """
         nodes = self.linear(features).unflatten(-1, (self.n_heads, self.n_out)).transpose(-3, -2)
         # The score of a pair is the sum of what its two nodes contribute: no tensor of all pairs of features is built.
@@ -56,9 +56,9 @@ class GraphAttentionLayer(nn.Module):
 class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
     """Stack of multi-head graph attentions, each followed by its activation.
 
-    Inputs node features ``(batch, nodes, features)`` and adjacency matrix ``(batch, nodes, nodes)``, which tells by
-    entries other than zero what node ``i`` attends to; each node also attends to itself. Output ``(batch, nodes,
-    hidden_features[-1])`` where the heads of the last layer are averaged, otherwise ``n_heads`` times as many features.
+    Inputs node features `(batch, nodes, features)` and adjacency matrix `(batch, nodes, nodes)`, which tells by
+    entries other than zero what node `i` attends to; each node also attends to itself. Output `(batch, nodes,
+    hidden_features[-1])` where the heads of the last layer are averaged, otherwise `n_heads` times as many features.
 
     :param in_keys: Keys of the node features and of the adjacency matrix.
     :param hidden_features: Number of features of each head, for each layer.

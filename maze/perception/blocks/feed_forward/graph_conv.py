@@ -48,11 +48,11 @@ def check_graph_shapes(block: PerceptionBlock) -> None:
 
 
 class GraphAdjacencyMethods:
-    """Preparation of dense adjacency matrices ``(batch, nodes, nodes)``; row ``i`` holds what node ``i`` receives."""
+    """Preparation of dense adjacency matrices `(batch, nodes, nodes)`; row `i` holds what node `i` receives."""
 
     @staticmethod
     def add_self_connections(adjacency: torch.Tensor, importance: float | torch.Tensor) -> torch.Tensor:
-        """Adds ``importance`` to the diagonal.
+        """Adds `importance` to the diagonal.
 
         :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
         """
@@ -73,7 +73,7 @@ class GraphAdjacencyMethods:
 
     @staticmethod
     def neighbourhood(adjacency: torch.Tensor) -> torch.Tensor:
-        """Boolean: whether node ``i`` attends to node ``j``; each node attends to itself.
+        """Boolean: whether node `i` attends to node `j`; each node attends to itself.
 
         :param adjacency: `[..., nodes, nodes]`; the result has the same shape.
         """
@@ -91,9 +91,9 @@ class GraphConvLayer(nn.Module):
 
     def forward(self, features: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
         """
-        :param features: ``(batch, nodes, n_in)``.
-        :param adjacency: Weights of the neighbours, ``(batch, nodes, nodes)``.
-        :return: ``(batch, nodes, n_out)``.
+        :param features: `(batch, nodes, n_in)`.
+        :param adjacency: Weights of the neighbours, `(batch, nodes, nodes)`.
+        :return: `(batch, nodes, n_out)`.
         """
         result = torch.bmm(adjacency, self.linear(features))
         return result if self.bias is None else result + self.bias
@@ -102,8 +102,8 @@ class GraphConvLayer(nn.Module):
 class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
     """Stack of graph convolutions (Kipf and Welling 2017), each followed by its activation.
 
-    Inputs node features ``(batch, nodes, features)`` and adjacency matrix ``(batch, nodes, nodes)``, output
-    ``(batch, nodes, hidden_features[-1])``.
+    Inputs node features `(batch, nodes, features)` and adjacency matrix `(batch, nodes, nodes)`, output
+    `(batch, nodes, hidden_features[-1])`.
 
     :param in_keys: Keys of the node features and of the adjacency matrix.
     :param hidden_features: Number of features of each layer.

@@ -14,11 +14,11 @@ from maze.perception.blocks.tensor_functions import masked_attention, sequence_d
 class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     """PyTorch's multi-head attention as a block.
 
-    Inputs query ``(batch, queries, features)``, key ``(batch, keys, kdim)``, value ``(batch, keys, vdim)`` and
-    optionally a mask, positive where a key counts: ``(batch, queries, keys)``, or ``(batch, keys)`` with
-    ``use_key_padding_mask``. Output ``(batch, queries, features)``; an optional second output holds the attention
-    weights averaged over the heads, ``(batch, queries, keys)``. A query without any valid key gets zeros. Flat
-    inputs ``(batch, features)`` are sequences of one element, and so is the output of a flat query.
+    Inputs query `(batch, queries, features)`, key `(batch, keys, kdim)`, value `(batch, keys, vdim)` and
+    optionally a mask, positive where a key counts: `(batch, queries, keys)`, or `(batch, keys)` with
+    `use_key_padding_mask`. Output `(batch, queries, features)`; an optional second output holds the attention
+    weights averaged over the heads, `(batch, queries, keys)`. A query without any valid key gets zeros. Flat
+    inputs `(batch, features)` are sequences of one element, and so is the output of a flat query.
 
     :param in_keys: Keys of query, key, value and, optionally, mask.
     :param out_keys: Key of the output and, optionally, of the attention weights.
@@ -28,8 +28,8 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     :param bias: Whether the projections have a bias.
     :param add_bias_kv: Whether a learned key and value are appended.
     :param add_zero_attn: Whether a key and value of zeros are appended.
-    :param kdim: Number of features of the key; None: as ``in_shapes`` says.
-    :param vdim: Number of features of the value; None: as ``in_shapes`` says.
+    :param kdim: Number of features of the key; None: as `in_shapes` says.
+    :param vdim: Number of features of the value; None: as `in_shapes` says.
     :param use_key_padding_mask: Whether the mask holds for all queries alike.
     :raises ConfigError: The inputs are not three or four, or the heads do not divide the features.
     """

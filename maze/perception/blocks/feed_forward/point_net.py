@@ -37,8 +37,8 @@ class PointwiseLayers(nn.Module):
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
         """
-        :param points: ``(..., widths[0])``.
-        :return: ``(..., widths[-1])``.
+        :param points: `(..., widths[0])`.
+        :return: `(..., widths[-1])`.
         """
         features: torch.Tensor = self.net(points.flatten(end_dim=-2))
         return features.reshape(points.shape[:-1] + features.shape[-1:])
@@ -58,8 +58,8 @@ class AlignmentNet(nn.Module):
 
     def forward(self, points: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
         """
-        :param points: ``(batch, points, n_features)``.
-        :param valid: Which points count, boolean ``(batch, points, 1)``; None: all.
+        :param points: `(batch, points, n_features)`.
+        :param valid: Which points count, boolean `(batch, points, 1)`; None: all.
         :return: The aligned points.
         """
         pooled = pool(self.points(points), "max", [-2], valid)
@@ -71,12 +71,12 @@ class AlignmentNet(nn.Module):
 class PointNetFeatureBlock(ShapeNormalizationBlock):
     """Embeds sets of points of any size into a vector that does not depend on their order (PointNet).
 
-    Input ``(batch, points, features)`` and optionally a mask ``(batch, points)``, positive where a point counts; output
-    ``(batch, embedding_dim)``.
+    Input `(batch, points, features)` and optionally a mask `(batch, points)`, positive where a point counts; output
+    `(batch, embedding_dim)`.
 
     :param in_keys: Key of the points and, optionally, of the mask.
     :param embedding_dim: Number of features of the output.
-    :param pooling_func_name: How points are joined: ``max``, ``mean``, ``sum`` or ``min``.
+    :param pooling_func_name: How points are joined: `max`, `mean`, `sum` or `min`.
     :param use_feature_transform: Whether intermediate features are aligned by a predicted matrix, as the points are.
     :param use_batch_norm: Whether layers that are applied to each point are followed by batch normalisation.
     :param non_lin: The activation between layers.

@@ -22,9 +22,9 @@ _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
 class StridedConvolutionBlock(ShapeNormalizationBlock):
-    """Stack of convolutions, each followed by ``non_lin``.
+    """Stack of convolutions, each followed by `non_lin`.
 
-    Input ``(batch, channels, *spatial)``, output ``(batch, hidden_channels[-1], *spatial)`` with the spatial sizes that
+    Input `(batch, channels, *spatial)`, output `(batch, hidden_channels[-1], *spatial)` with the spatial sizes that
     kernels, strides, dilations and paddings give.
 
     :param hidden_channels: Number of channels of each layer.
@@ -34,7 +34,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
     :param hidden_strides: Stride of each layer; None: 1.
     :param hidden_dilations: Distance of the kernel's elements in each layer; None: 1.
     :param hidden_padding: Padding on both sides in each layer; None: 0.
-    :param padding_mode: ``zeros``, ``reflect``, ``replicate`` or ``circular``; None: ``zeros``.
+    :param padding_mode: `zeros`, `reflect`, `replicate` or `circular`; None: `zeros`.
     :raises ConfigError: There is no such convolution, or no such padding.
     """
 

@@ -16,10 +16,10 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
 class VGGConvolutionBlock(ShapeNormalizationBlock):
-    """Stages of two 3x3 convolutions, each followed by ``non_lin``, and one 2x2 max-pooling.
+    """Stages of two 3x3 convolutions, each followed by `non_lin`, and one 2x2 max-pooling.
 
-    Input ``(batch, channels, height, width)``, output ``(batch, hidden_channels[-1], height / 2**n, width / 2**n)``
-    with ``n`` stages, rounded down.
+    Input `(batch, channels, height, width)`, output `(batch, hidden_channels[-1], height / 2**n, width / 2**n)`
+    with `n` stages, rounded down.
 
     :param hidden_channels: Number of channels of each stage.
     :param non_lin: The activation after each convolution.

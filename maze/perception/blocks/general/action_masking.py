@@ -19,13 +19,13 @@ class ActionMaskingBlock(PerceptionBlock):
     """Replaces the logits of invalid actions by the smallest finite number of their data type.
 
     The first input holds the logits, the second the mask: positive where an action is valid, zero where it is not.
-    With several actors (``MultiDiscrete``: one for each of its actions) the logits of all of them lie one after the
+    With several actors (`MultiDiscrete`: one for each of its actions) the logits of all of them lie one after the
     other in the last dimension, or the actors have the dimension before it. The mask has the shape of the logits, or
     that of one actor's actions, and then holds for all actors.
 
     An actor without any valid action is an error: it would otherwise be offered all of them with equal probability.
     The check costs one reduction of the mask per forward pass (on a GPU also a synchronisation), and is no part of
-    exported or compiled graphs, which cannot branch on values. ``MultiBinary`` needs ``require_valid_action=False``,
+    exported or compiled graphs, which cannot branch on values. `MultiBinary` needs `require_valid_action=False`,
     because all bits at zero is an action.
 
     :param in_keys: Keys of the logits and of the mask.

@@ -19,14 +19,14 @@ from maze.perception.program.network_program import Array, Places, ProgramReader
 class CategoryEncodingBlock(PerceptionBlock):
     """Encodes each category of an observation as a unit vector, or by a learned embedding.
 
-    Input ``(..., *entries)`` with whole numbers, output ``(..., width)``: the encodings of all entries side by side,
-    each as wide as there are categories, or ``embedding_dim`` wide. A number outside its range is encoded as zeros.
-    Where there are fewer ``num_categories`` than entries they describe the last dimensions, and the others, such as
+    Input `(..., *entries)` with whole numbers, output `(..., width)`: the encodings of all entries side by side,
+    each as wide as there are categories, or `embedding_dim` wide. A number outside its range is encoded as zeros.
+    Where there are fewer `num_categories` than entries they describe the last dimensions, and the others, such as
     time steps, stay.
 
     :param in_keys: Key of the categories.
     :param num_categories: Number of categories, one for all entries of the input or one for each of them.
-    :param embedding_dim: Width of learned embeddings; ``None``: unit vectors.
+    :param embedding_dim: Width of learned embeddings; `None`: unit vectors.
     :param start: Number of the first category, one for all entries or one for each of them.
     :raises ConfigError: The number of categories is not positive.
     """

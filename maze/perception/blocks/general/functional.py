@@ -18,8 +18,8 @@ class FunctionalBlock(PerceptionBlock):
 
     A block that is to be pickled needs a function of a module, not a lambda.
 
-    :param func: Takes the input tensor, or with several ``in_keys`` the list of tensors. A function whose arguments
-        have the names of the ``in_keys`` is called by these; another one that cannot be called with one argument gets
+    :param func: Takes the input tensor, or with several `in_keys` the list of tensors. A function whose arguments
+        have the names of the `in_keys` is called by these; another one that cannot be called with one argument gets
         one argument per tensor. Returns one tensor per output key.
     :raises ConfigError: It is no function.
     """

@@ -10,7 +10,7 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 class GlobalAveragePoolingBlock(ShapeNormalizationBlock):
     """Averages each channel over the image.
 
-    Input ``(batch, channels, height, width)``, output ``(batch, channels)``.
+    Input `(batch, channels, height, width)`, output `(batch, channels)`.
     """
 
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes) -> None:

@@ -14,10 +14,10 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
     """Pools features over one or more dimensions, without those that are masked.
 
     The optional second input is the mask, positive where features count. It has the shape of the features, or that of
-    their first dimensions: a mask ``(n,)`` for features ``(n, f)``. Where nothing counts the result is zero.
+    their first dimensions: a mask `(n,)` for features `(n, f)`. Where nothing counts the result is zero.
 
     :param in_keys: Key of the features, or keys of the features and of the mask.
-    :param pooling_func: ``mean``, ``sum``, ``max`` or ``min``.
+    :param pooling_func: `mean`, `sum`, `max` or `min`.
     :param pooling_dim: The axis or axes to pool over, which the output does not have any more; negative, or counted
         with one batch dimension at 0.
     :raises ConfigError: The inputs are not one or two, or the mask does not fit the features.

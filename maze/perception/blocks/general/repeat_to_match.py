@@ -14,7 +14,7 @@ class RepeatToMatchBlock(PerceptionBlock):
     """Repeats its first input along one axis as often as the second input is long there.
 
     An input with one dimension less than the second gets the axis first; otherwise its size there must be 1. Features
-    ``(f,)`` next to ``(n, g)`` become ``(n, f)`` with ``repeat_at_idx=1``, ready to be concatenated.
+    `(f,)` next to `(n, g)` become `(n, f)` with `repeat_at_idx=1`, ready to be concatenated.
 
     :param in_keys: Key of the input to repeat, and key of the input to match.
     :param repeat_at_idx: The axis in the output; negative, or counted with one batch dimension at 0.

@@ -14,9 +14,9 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 class SelfAttentionConvBlock(ShapeNormalizationBlock):
     """Self-attention between all pixels of a feature map (Zhang et al. 2018, section 3).
 
-    Input and output ``(batch, channels, height, width)``. An optional second input is a mask, positive where a pixel
-    counts: ``(batch, height, width)``. An optional second output holds the attention weights ``(batch, pixels,
-    pixels)``. With ``add_input_to_output`` the output is ``input + gamma * attention`` with a learned ``gamma`` that
+    Input and output `(batch, channels, height, width)`. An optional second input is a mask, positive where a pixel
+    counts: `(batch, height, width)`. An optional second output holds the attention weights `(batch, pixels,
+    pixels)`. With `add_input_to_output` the output is `input + gamma * attention` with a learned `gamma` that
     starts at 0: the block starts as the identity.
 
     :param in_keys: Key of the feature map and, optionally, of the mask.

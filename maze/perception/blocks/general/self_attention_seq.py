@@ -14,9 +14,9 @@ from maze.perception.blocks.tensor_functions import masked_attention, sequence_d
 class SelfAttentionSeqBlock(ShapeNormalizationBlock):
     """Multi-head self-attention over a sequence or set (Vaswani et al. 2017, section 3.2).
 
-    Input ``(batch, elements, features)`` and optionally a mask, positive where an element counts: ``(batch,
-    elements)``. Output ``(batch, elements, features)``; an optional second output holds the attention weights averaged
-    over the heads, ``(batch, elements, elements)``. A flat input ``(batch, features)`` is a sequence of one element,
+    Input `(batch, elements, features)` and optionally a mask, positive where an element counts: `(batch,
+    elements)`. Output `(batch, elements, features)`; an optional second output holds the attention weights averaged
+    over the heads, `(batch, elements, elements)`. A flat input `(batch, features)` is a sequence of one element,
     and so is its output.
 
     :param in_keys: Key of the sequence and, optionally, of the mask.

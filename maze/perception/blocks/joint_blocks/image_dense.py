@@ -17,15 +17,15 @@ LAYOUTS = ("HW", "HWC", "CHW")
 class ImageDenseBlock(PerceptionBlock):
     """Scales an image and brings its channels to the front, then a :class:`StridedConvolutionDenseBlock`.
 
-    Input ``(..., height, width)``, ``(..., height, width, channels)`` or ``(..., channels, height, width)``, output
-    ``(..., hidden_units[-1])``.
+    Input `(..., height, width)`, `(..., height, width, channels)` or `(..., channels, height, width)`, output
+    `(..., hidden_units[-1])`.
 
-    :param layout: ``HW``, ``HWC`` or ``CHW``.
+    :param layout: `HW`, `HWC` or `CHW`.
     :param scale: What the values are multiplied with, for instance 1 / 255.
     :param hidden_channels: Number of channels of each convolution.
     :param hidden_kernels: Size of each kernel.
-    :param hidden_strides: Stride of each convolution; ``None``: 1.
-    :param hidden_padding: Padding of each convolution; ``None``: none.
+    :param hidden_strides: Stride of each convolution; `None`: 1.
+    :param hidden_padding: Padding of each convolution; `None`: none.
     :param hidden_units: Width of each dense layer.
     :param non_lin: Activation after each layer.
     :raises ConfigError: There is no such layout, or the input is no image.

@@ -11,7 +11,7 @@ from maze.perception.blocks.recurrent.lstm import LSTMBlock
 class LSTMLastStepBlock(PerceptionBlock):
     """The last time step of an :class:`LSTMBlock`, where the arguments are described.
 
-    Input ``(..., time, features)``, output ``(..., hidden_size)``.
+    Input `(..., time, features)`, output `(..., hidden_size)`.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     """Describes a set of items by one vector, whatever their number.
 
     Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
-    items are returned side by side. Inputs: items ``(batch, n, features)`` and optionally a mask ``(batch, n)``,
-    positive where there is an item. Output ``(batch, 2 * hidden_units[-1])``, or with ``keep_places`` also the items
-    themselves in their order, ``n * features`` more: for actions that name the place of an item. Items that are masked
+    items are returned side by side. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`,
+    positive where there is an item. Output `(batch, 2 * hidden_units[-1])`, or with `keep_places` also the items
+    themselves in their order, `n * features` more: for actions that name the place of an item. Items that are masked
     count as zeros.
 
     :param in_keys: Keys of the items and, optionally, of the mask.

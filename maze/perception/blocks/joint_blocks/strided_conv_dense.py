@@ -12,7 +12,7 @@ from maze.perception.blocks.joint_blocks.flatten_dense import ConvolutionDense
 class StridedConvolutionDenseBlock(ConvolutionDense):
     """A :class:`StridedConvolutionBlock`, flattened, followed by a :class:`DenseBlock`; arguments are described there.
 
-    Input ``(..., channels, *spatial)``, output ``(..., hidden_units[-1])``.
+    Input `(..., channels, *spatial)`, output `(..., hidden_units[-1])`.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from maze.perception.blocks.joint_blocks.flatten_dense import ConvolutionDense
 class VGGConvolutionDenseBlock(ConvolutionDense):
     """A :class:`VGGConvolutionBlock`, flattened, followed by a :class:`DenseBlock`; arguments are described there.
 
-    Input ``(..., channels, height, width)``, output ``(..., hidden_units[-1])``.
+    Input `(..., channels, height, width)`, output `(..., hidden_units[-1])`.
     """
 
     def __init__(

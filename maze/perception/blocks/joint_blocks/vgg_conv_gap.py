@@ -13,7 +13,7 @@ from maze.perception.blocks.general.gap import GlobalAveragePoolingBlock
 class VGGConvolutionGAPBlock(PerceptionBlock):
     """A :class:`VGGConvolutionBlock` followed by a :class:`GlobalAveragePoolingBlock`; arguments are described there.
 
-    Input ``(..., channels, height, width)``, output ``(..., hidden_channels[-1])``.
+    Input `(..., channels, height, width)`, output `(..., hidden_channels[-1])`.
     """
 
     def __init__(

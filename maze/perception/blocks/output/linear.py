@@ -16,7 +16,7 @@ from maze.perception.program.network_program import Places, ProgramReader
 class LinearOutputBlock(ShapeNormalizationBlock):
     """A single linear layer without activation.
 
-    Input ``(batch, features)``, output ``(batch, output_units)``.
+    Input `(batch, features)`, output `(batch, output_units)`.
 
     :param output_units: Number of logits or values.
     """
@@ -32,7 +32,7 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
 
     def set_bias(self, bias: float | np.ndarray) -> None:
-        """Sets the bias, such as to start with rare actions (see ``weight_init.compute_sigmoid_bias``).
+        """Sets the bias, such as to start with rare actions (see `weight_init.compute_sigmoid_bias`).
 
         Several values have the shape `[output_units]`.
 

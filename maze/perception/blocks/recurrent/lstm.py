@@ -11,9 +11,9 @@ from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 
 class LSTMBlock(ShapeNormalizationBlock):
-    """Stack of LSTM layers, and one linear layer with ``non_lin`` applied at each time step.
+    """Stack of LSTM layers, and one linear layer with `non_lin` applied at each time step.
 
-    Input ``(batch, time, features)``, output ``(batch, time, hidden_size)``. The state starts at zero.
+    Input `(batch, time, features)`, output `(batch, time, hidden_size)`. The state starts at zero.
 
     :param hidden_size: Number of features of the state, and of the output.
     :param num_layers: Number of LSTM layers.

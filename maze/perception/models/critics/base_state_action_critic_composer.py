@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class BaseStateActionCriticComposer(CriticComposerInterface):
     """Builds a state-action critic. Its networks get two arguments:
 
-    * ``obs_shapes``: shapes of the observations and, unless all action heads are ``Discrete``, of the encoded actions;
-    * ``q_value_shapes``: shapes of what the network returns, by key: ``<head>_q_values`` for each head where all are
-      ``Discrete``, and otherwise ``q_value``.
+    * `obs_shapes`: shapes of the observations and, unless all action heads are `Discrete`, of the encoded actions;
+    * `q_value_shapes`: shapes of what the network returns, by key: `<head>_q_values` for each head where all are
+      `Discrete`, and otherwise `q_value`.
 
     :param observation_spaces_dict: Observation spaces by step key.
     :param action_spaces_dict: Action spaces by step key.
@@ -51,7 +51,7 @@ class BaseStateActionCriticComposer(CriticComposerInterface):
     def _build_pair(
         self, config: Any, where: str, obs_shapes: Mapping[str, Sequence[int]], action_space: spaces.Dict
     ) -> tuple[nn.Module, nn.Module | None]:
-        """The two networks of a critic; ``None`` where a network was given, of which the critic makes the second."""
+        """The two networks of a critic; `None` where a network was given, of which the critic makes the second."""
         in_shapes, q_value_shapes = q_network_shapes(obs_shapes, action_space, where)
         arguments = {"obs_shapes": in_shapes, "q_value_shapes": q_value_shapes}
         first = build(nn.Module, config, where, **copy.deepcopy(arguments))

@@ -42,7 +42,7 @@ class BaseStateCriticComposer(CriticComposerInterface):
         """The critic (always the same object)."""
 
     def _networks_by_step_key(self, networks: Any) -> dict[Any, nn.Module]:
-        """One network for each sub-step, with its ``obs_shapes`` as argument."""
+        """One network for each sub-step, with its `obs_shapes` as argument."""
         configs = networks_by_key(networks, self._observation_spaces_dict, NETWORKS)
         return {
             key: build(

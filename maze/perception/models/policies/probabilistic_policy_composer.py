@@ -24,7 +24,7 @@ _WHERE = "model.policy.networks"
 
 
 class ProbabilisticPolicyComposer(BasePolicyComposer):
-    """Builds one network for each sub-step, with ``obs_shapes`` and ``action_logits_shapes`` as arguments.
+    """Builds one network for each sub-step, with `obs_shapes` and `action_logits_shapes` as arguments.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.

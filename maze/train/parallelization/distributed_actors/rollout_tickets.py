@@ -38,7 +38,7 @@ class RolloutTickets:
         return len(self._issued[actor])
 
     def next_of(self, waiting: Iterable[int]) -> int | None:
-        """The actor whose oldest finished rollout to take next; ``None``: wait for others.
+        """The actor whose oldest finished rollout to take next; `None`: wait for others.
 
         :param waiting: Actors with finished rollouts, those first that finished first.
         """

@@ -18,7 +18,7 @@ _ALIGNMENT = 64
 class SharedPolicyWeights:
     """The latest versions of a policy's weights, each in a slot of its own.
 
-    A version's slot is written again ``n_slots`` versions later. Whoever reads must be done by then; no lock is taken.
+    A version's slot is written again `n_slots` versions later. Whoever reads must be done by then; no lock is taken.
 
     :param state_dict: Weights of the policy, which say what there is to store.
     :param n_slots: Number of versions kept.

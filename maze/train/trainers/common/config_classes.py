@@ -40,7 +40,7 @@ class AlgorithmConfig(ABC):
     An algorithm is this class and a trainer; both may be in anybody's package, and nothing has to be registered:
     `algorithm._target_` names the configuration's class, which names the rest. The author writes
 
-    * the hyperparameters as fields with defaults and docstrings, checked in ``__post_init__``;
+    * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
     * `trainer` and, unless there is none, `critic`;
     * a trainer, which says how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
@@ -53,7 +53,7 @@ class AlgorithmConfig(ABC):
     `AlgorithmConfig` or `Config`, in small letters."""
 
     critic: ClassVar[CriticKind | None] = None
-    """The kind of critic that is learned besides the policy; ``None``: none."""
+    """The kind of critic that is learned besides the policy; `None`: none."""
 
     trainer: ClassVar[str | type[Trainer]] = ""
     """The trainer's class. Its path as text keeps the configuration cheap to import."""
@@ -91,7 +91,7 @@ class AlgorithmConfig(ABC):
 
     @classmethod
     def from_config(cls: type[ConfigType], config: ConfigType | Mapping[str, Any]) -> ConfigType:
-        """The configuration itself, or one built from a mapping such as the ``algorithm`` part of a composed config.
+        """The configuration itself, or one built from a mapping such as the `algorithm` part of a composed config.
 
         :param config: Field names and values; fields that are left out keep their defaults.
         :raises ConfigError: It is no mapping, or has an unknown field.
@@ -111,19 +111,19 @@ class AlgorithmConfig(ABC):
         return cls(**values)
 
     def require_integer(self, name: str, minimum: int) -> None:
-        """Raises a ``ConfigError`` unless the field is an integer of at least ``minimum``."""
+        """Raises a `ConfigError` unless the field is an integer of at least `minimum`."""
         whole_number(f"algorithm.{name}", getattr(self, name), minimum)
 
     def require_number(
         self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
     ) -> None:
-        """Raises a ``ConfigError`` unless the field is a finite number in the given range.
+        """Raises a `ConfigError` unless the field is a finite number in the given range.
 
         :param name: Name of the field.
         :param minimum: Smallest number allowed.
         :param maximum: Largest number allowed.
-        :param above: Whether the number has to be larger than ``minimum``.
-        :param below: Whether the number has to be smaller than ``maximum``.
+        :param above: Whether the number has to be larger than `minimum`.
+        :param below: Whether the number has to be smaller than `maximum`.
         """
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -137,14 +137,14 @@ class AlgorithmConfig(ABC):
             raise ConfigError(f"algorithm.{name}: expected a number {lower}{upper}, got {value!r}.")
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
-        """Raises a ``ConfigError`` unless the field is one of ``choices``."""
+        """Raises a `ConfigError` unless the field is one of `choices`."""
         value = getattr(self, name)
         if value not in choices:
             raise ConfigError(f"algorithm.{name}: expected one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
 def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:
-    """The class of an algorithm's configuration; ``None`` where a mapping does not say (`_target_`).
+    """The class of an algorithm's configuration; `None` where a mapping does not say (`_target_`).
 
     :param algorithm: The `algorithm` part of a configuration, or an object.
     """
@@ -161,7 +161,7 @@ class ModelConfig:
     policies: dict[Any, Any]
     """How policies are built."""
     critics: dict[Any, Any] | None
-    """How critics are built; ``None`` for algorithms without."""
+    """How critics are built; `None` for algorithms without."""
     distribution_mapper: dict[Any, Any]
     """Which probability distributions belong to which action spaces."""
 

@@ -33,7 +33,7 @@ class Losses:
     """What a gradient step makes small, and the numbers to report about it.
 
     An algorithm derives a dataclass of its own. Each further field is named like the event that reports it, and holds a
-    scalar, or :data:`Terms` for an event with a group (``define_stats_grouping``). Nothing of it needs detaching.
+    scalar, or :data:`Terms` for an event with a group (`define_stats_grouping`). Nothing of it needs detaching.
     """
 
     total: Tensor
@@ -48,7 +48,7 @@ class Losses:
             self.total = torch.add(self.total, value, alpha=weight)
 
     def terms(self) -> Iterator[tuple[str, Key | None, Tensor]]:
-        """Event, group (``None``: the event has none) and value of all numbers but the total.
+        """Event, group (`None`: the event has none) and value of all numbers but the total.
 
         Values are scalars `[]`.
         """
@@ -145,7 +145,7 @@ def gradient_step(
     :param losses: The losses.
     :param optimizer: Has the parameters.
     :param max_grad_norm: The gradient of all networks together is scaled down to this norm; 0 leaves it alone.
-    :param inputs: Parameters that get gradients; ``None``: all that the total depends on.
+    :param inputs: Parameters that get gradients; `None`: all that the total depends on.
     :param frozen: Networks that stay as they are; their gradients count for the norm.
     :return: Norm of the gradient of each network before it was scaled, to be reported together with the losses.
     :raises NonFiniteError: The total or a gradient is not finite; names the first loss, or the network. No parameter
@@ -196,7 +196,7 @@ def _belonging(event: str, key: Key | None) -> str:
 def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
     """A source of random numbers for what an algorithm draws.
 
-    :param seed: Its seed; ``None`` draws one from torch's global generator.
+    :param seed: Its seed; `None` draws one from torch's global generator.
     :param device: Where it draws.
     """
     generator = torch.Generator(device=device)
@@ -256,7 +256,7 @@ class InitialPolicy:
         """KL(current || initial) of the joint actions, one value per observation, with the current policy's gradient.
 
         :param current: Action distributions of the policy that is trained.
-        :param observation: What it was asked about, tensors ``[B, ...]``, action masks included.
+        :param observation: What it was asked about, tensors `[B, ...]`, action masks included.
         :param actor_id: Who acted.
         """
         with torch.no_grad():
@@ -265,7 +265,7 @@ class InitialPolicy:
 
 
 def decayed_coef(coef: float, decay: float, n_learning_epochs: int) -> float:
-    """Weight of the divergence: ``coef`` in the first epoch in which the policy learns, times ``decay`` in each after.
+    """Weight of the divergence: `coef` in the first epoch in which the policy learns, times `decay` in each after.
 
     :param n_learning_epochs: Number of completed epochs in which the policy learned.
     """

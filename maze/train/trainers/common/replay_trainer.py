@@ -59,14 +59,14 @@ class ReplayConfig(Protocol):
 class ReplayTrainer(EpochTrainer, ABC):
     """Collects transitions into a replay buffer and learns from batches of it.
 
-    An update collects ``rollouts_per_iteration * n_rollout_steps`` environment steps and learns from
-    ``num_batches_per_iter`` batches. An algorithm says what it learns from a batch (:meth:`_learn_from`), and lists
+    An update collects `rollouts_per_iteration * n_rollout_steps` environment steps and learns from
+    `num_batches_per_iter` batches. An algorithm says what it learns from a batch (:meth:`_learn_from`), and lists
     its optimizers and generators as its :meth:`_parts`, besides those of this class. The buffer, which the workers
     fill, is part of the training's state; what it holds to begin with is up to who makes the trainer.
 
-    Where the class of events has them, it reports ``time_learner_rollout``, ``time_dequeuing_actors`` and
-    ``time_sampling_from_buffer`` (seconds, and perhaps percent), ``estimated_queue_sizes`` (before, after),
-    ``buffer_size`` and ``buffer_avg_pick_per_transition``.
+    Where the class of events has them, it reports `time_learner_rollout`, `time_dequeuing_actors` and
+    `time_sampling_from_buffer` (seconds, and perhaps percent), `estimated_queue_sizes` (before, after),
+    `buffer_size` and `buffer_avg_pick_per_transition`.
 
     :param algorithm_config: Hyperparameters, among them those of :class:`ReplayConfig`.
     :param model: What is trained and saved.
@@ -102,7 +102,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         """Builds the trainer of a run.
 
         :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
-        :param fill: Fills the replay buffer to begin with; ``None``: the initial sampling policy does.
+        :param fill: Fills the replay buffer to begin with; `None`: the initial sampling policy does.
         """
         config: ReplayConfig = run.algorithm
         model = run.model()

@@ -24,7 +24,7 @@ class StoredTraining(NamedTuple):
 
 
 def stored_training(cfg: Mapping[str, Any]) -> StoredTraining | None:
-    """The training that is to be resumed; ``None``: a new one begins.
+    """The training that is to be resumed; `None`: a new one begins.
 
     :param cfg: The whole configuration.
     :raises ConfigError: There is no state of a training where it should be, or it cannot be read.
@@ -64,7 +64,7 @@ def resumed_seeds(training: StoredTraining, seeding: Mapping[str, Any]) -> dict[
     """The seeds of the training that is resumed.
 
     :param training: That training.
-    :param seeding: What is configured: the same seeds, or ``None`` for each.
+    :param seeding: What is configured: the same seeds, or `None` for each.
     :raises ConfigError: Other seeds were given than the training began with.
     """
     stored = training.state.get("seeds") or {}

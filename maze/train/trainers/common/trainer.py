@@ -51,7 +51,7 @@ class Trainer(ABC):
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
         """Trains the model.
 
-        :param n_epochs: Number of epochs; ``None`` takes the number of the configuration.
+        :param n_epochs: Number of epochs; `None` takes the number of the configuration.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ class ValueTransform(ABC):
 
 
 class ReduceScaleValueTransform(ValueTransform):
-    """Compresses large values like a square root: ``sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x``.
+    """Compresses large values like a square root: `sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x`.
 
     Pohlen et al. 2018, "Observe and Look Further", proposition A.2.
 
@@ -60,9 +60,9 @@ class ReduceScaleValueTransform(ValueTransform):
 def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
     """The expected value of categorical distributions over the integers of a range.
 
-    :param logits: ``[..., high - low + 1]``.
-    :param support_range: The smallest and the largest integer, ``(low, high)``.
-    :return: ``[...]``.
+    :param logits: `[..., high - low + 1]`.
+    :param support_range: The smallest and the largest integer, `(low, high)`.
+    :return: `[...]`.
     :raises ValueError: There is not one logit for each value of the support.
     """
     low, high = _checked_range(support_range)
@@ -75,9 +75,9 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
 def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
     """Distributes each scalar's probability over its two neighbouring integers, so that the expectation is the scalar.
 
-    :param scalar: ``[...]``; values outside the range are clipped to it.
-    :param support_range: The smallest and the largest integer, ``(low, high)``.
-    :return: ``[..., high - low + 1]``.
+    :param scalar: `[...]`; values outside the range are clipped to it.
+    :param support_range: The smallest and the largest integer, `(low, high)`.
+    :return: `[..., high - low + 1]`.
     """
     low, high = _checked_range(support_range)
     position = scalar.clamp(low, high) - low

@@ -40,15 +40,15 @@ def factors_of(head: str, space: spaces.Space[Any]) -> list[Factor]:
 
 
 def is_allowed(logits: Tensor) -> Tensor:
-    """Which logits ``[..., n]`` no mask has excluded; masks set them to the finite minimum, or to minus infinity."""
+    """Which logits `[..., n]` no mask has excluded; masks set them to the finite minimum, or to minus infinity."""
     return logits > torch.finfo(logits.dtype).min
 
 
 def dueling(value: Tensor, advantages: Tensor) -> Tensor:
-    """Values of actions ``V + A - mean(A)`` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
+    """Values of actions `V + A - mean(A)` (Wang et al. 2016, eq. 9), the mean over the allowed ones.
 
-    :param value: ``[B, 1]``.
-    :param advantages: ``[B, n]``; those of masked actions stay at the minimum.
+    :param value: `[B, 1]`.
+    :param advantages: `[B, n]`; those of masked actions stay at the minimum.
     """
     allowed = is_allowed(advantages)
     known = advantages.masked_fill(~allowed, 0.0)
@@ -57,10 +57,10 @@ def dueling(value: Tensor, advantages: Tensor) -> Tensor:
 
 
 def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
-    """Values of the chosen actions, ``[B, n_factors]``.
+    """Values of the chosen actions, `[B, n_factors]`.
 
-    :param factors: Values of all actions of each factor, ``[B, n]``.
-    :param choices: int64 ``[B]`` for each factor.
+    :param factors: Values of all actions of each factor, `[B, n]`.
+    :param choices: int64 `[B]` for each factor.
     """
     return torch.cat(
         [values.gather(-1, choice.unsqueeze(-1)) for values, choice in zip(factors, choices, strict=True)], -1
@@ -68,16 +68,16 @@ def values_of(factors: Sequence[Tensor], choices: Sequence[Tensor]) -> Tensor:
 
 
 def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
-    """Value of the best action, ``[B]``: the mean over its factors (Tavakoli et al. 2018, eq. 5).
+    """Value of the best action, `[B]`: the mean over its factors (Tavakoli et al. 2018, eq. 5).
 
-    :param chooser: Values of all actions of each factor, ``[B, n]``, by which the best is chosen.
+    :param chooser: Values of all actions of each factor, `[B, n]`, by which the best is chosen.
     :param teller: Values that count: the same, or those of other networks (double Q-learning).
     """
     return values_of(teller, [values.argmax(-1) for values in chooser]).mean(-1)
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:
-    """From ``first`` at step 0 to ``last`` at ``n_steps``, and constant after it."""
+    """From `first` at step 0 to `last` at `n_steps`, and constant after it."""
     return first + (last - first) * min(1.0, step / n_steps)
 
 
@@ -85,7 +85,7 @@ class ActionValueNetwork(nn.Module):
     """Values of the actions of a sub-step, from its policy network and, for duelling heads, a network of state values.
 
     :param policy: Returns logits by action head, and perhaps embeddings that the other network takes.
-    :param state_value: Returns ``value``; ``None``: the logits are the values.
+    :param state_value: Returns `value`; `None`: the logits are the values.
     :param factors: The single choices of each action head.
     """
 
@@ -97,7 +97,7 @@ class ActionValueNetwork(nn.Module):
 
     @override(nn.Module)
     def forward(self, observation: TensorDict) -> list[tuple[Factor, Tensor]]:
-        """Values of all actions of each factor, ``[B, n]``; those of masked actions are at the minimum."""
+        """Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
         outputs: TensorDict = self.policy(observation)
         found = [
             (factor, outputs[head].flatten(1)[:, factor[1]])
@@ -112,7 +112,7 @@ class ActionValueNetwork(nn.Module):
 
 
 class EpsilonGreedyPolicy(TorchPolicy):
-    """Acts by the networks of a policy: takes the best action, or with probability ``epsilon`` any allowed one.
+    """Acts by the networks of a policy: takes the best action, or with probability `epsilon` any allowed one.
 
     :param policy: Its networks are shared.
     """

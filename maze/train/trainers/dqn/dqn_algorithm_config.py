@@ -47,7 +47,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     """Share of actions drawn at random at first."""
 
     final_epsilon: float = 0.05
-    """Share of actions drawn at random after ``epsilon_decay_steps``."""
+    """Share of actions drawn at random after `epsilon_decay_steps`."""
 
     epsilon_decay_steps: int = 10000
     """Number of environment steps, all environments together, in which the share falls linearly."""
@@ -65,7 +65,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     """Adam's epsilon."""
 
     device: str = "cpu"
-    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
 
     batch_size: int = 64
     """Number of transitions in a batch."""
@@ -100,7 +100,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); ``None``: training episodes say how good it is."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
 
     split_rollouts_into_transitions = True
 

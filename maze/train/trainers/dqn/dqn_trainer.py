@@ -184,7 +184,7 @@ class DQN(ReplayTrainer):
             self._followers.update(self.config.tau)
 
     def _n_step_returns(self, batch: TransitionBatch) -> NStepReturns | None:
-        """What followed over several environment steps; ``None``: one step counts."""
+        """What followed over several environment steps; `None`: one step counts."""
         if self.config.n_step_returns == 1:
             return None
         buffer = self.workers.replay_buffer
@@ -198,7 +198,7 @@ class DQN(ReplayTrainer):
 
     @torch.no_grad()
     def _target(self, batch: TransitionBatch, position: int, n_step: NStepReturns | None) -> Tensor:
-        """What the values of the actions taken in a sub-step should be, ``[B]``."""
+        """What the values of the actions taken in a sub-step should be, `[B]`."""
         if n_step is not None:
             following = self._best_value(n_step.next_observation, 0)
             rewards = n_step.rewards[:, position]
@@ -239,7 +239,7 @@ def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID])
 
 
 def _choice(action: TensorDict, factor: Factor) -> Tensor:
-    """The choices of one factor, int64 ``[B]``."""
+    """The choices of one factor, int64 `[B]`."""
     head, _, place = factor
     chosen = action[head].long()
     return chosen if place is None else chosen.flatten(1)[:, place]

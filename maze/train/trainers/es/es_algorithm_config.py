@@ -41,20 +41,20 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Standard deviation of the perturbations of the parameters."""
 
     policy_wrapper: Any = None
-    """Configuration of a policy around the trained one, which it gets as ``torch_policy``; ``null``: none."""
+    """Configuration of a policy around the trained one, which it gets as `torch_policy`; `null`: none."""
 
     patience: int = field(default=0, kw_only=True)
     """Number of evaluations without a better one after which training stops; 0 never stops early."""
 
     objective: str | None = field(default=None, kw_only=True)
-    """Statistic or KPI of the evaluation that the best model is chosen by, such as ``kpi/waste``; ``null``: the mean
+    """Statistic or KPI of the evaluation that the best model is chosen by, such as `kpi/waste`; `null`: the mean
     return. The gradient follows the returns in any case."""
 
     maximize: bool = field(default=True, kw_only=True)
     """Whether more of the objective is better."""
 
     constraints: Sequence[str] = field(default_factory=list, kw_only=True)
-    """What has to hold for the best model, such as ``invalid_cut <= 0``."""
+    """What has to hold for the best model, such as `invalid_cut <= 0`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,9 +58,9 @@ class ESMasterRunner(TrainingRunner):
     ) -> None:
         """Trains.
 
-        :param n_epochs: Number of epochs; ``None`` takes the configuration's.
-        :param distributed_rollouts: Evaluates perturbed policies; ``None``: what the runner makes.
-        :param model_selection: Receives the evaluation results; ``None``: the one that writes the best model.
+        :param n_epochs: Number of epochs; `None` takes the configuration's.
+        :param distributed_rollouts: Evaluates perturbed policies; `None`: what the runner makes.
+        :param model_selection: Receives the evaluation results; `None`: the one that writes the best model.
         """
         super().run(n_epochs, distributed_rollouts=distributed_rollouts, model_selection=model_selection)
 
@@ -101,11 +101,11 @@ class ESDevRunner(ESMasterRunner):
 
 @dataclass
 class ESLocalRunner(ESMasterRunner):
-    """Evaluates the perturbed policies in worker processes; with the same seeds the results are those of ``dev``.
+    """Evaluates the perturbed policies in worker processes; with the same seeds the results are those of `dev`.
 
     :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
     :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
-    :param start_method: `forkserver`, `spawn` or `fork`; ``None``: `forkserver` where there is one.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
     """
 
     n_train_workers: int = 0

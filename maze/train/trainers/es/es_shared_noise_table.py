@@ -16,7 +16,7 @@ _CHUNK = 8192
 
 
 class SharedNoiseTable:
-    """Standard normal numbers that depend on nothing but ``seed`` and their position.
+    """Standard normal numbers that depend on nothing but `seed` and their position.
 
     The table is ready at once: numbers are drawn when they are first looked at, a chunk at a time, and take up memory
     from then on. Every process draws the chunks that it needs by itself, into the same memory where that is shared:
@@ -45,7 +45,7 @@ class SharedNoiseTable:
 
         :param i: Position.
         :param dim: How many.
-        :return: float32 ``[dim]``, read-only.
+        :return: float32 `[dim]`, read-only.
         :raises ConfigError: The table is shorter than one perturbation.
         :raises IndexError: The position is outside of the table.
         """

@@ -52,7 +52,7 @@ class ESTrainer(EpochTrainer):
     :param torch_policy: The policy.
     :param shared_noise: The perturbations.
     :param normalization_stats: Statistics for observation normalization, for the environments.
-    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
     :raises ConfigError: The policy has no parameter to train.
     """
 
@@ -100,8 +100,8 @@ class ESTrainer(EpochTrainer):
         """Builds the trainer of a run.
 
         :param run: The runner.
-        :param shared_noise: The perturbations; ``None``: a table of the usual size.
-        :param make_rollouts: Makes what evaluates perturbed policies; ``None``: what fits the placement.
+        :param shared_noise: The perturbations; `None`: a table of the usual size.
+        :param make_rollouts: Makes what evaluates perturbed policies; `None`: what fits the placement.
         """
         assert run.env_factory is not None, "setup comes first"
         # Returns of the episodes of an update are compared with one another: none may change how the next is rewarded.
@@ -127,10 +127,10 @@ class ESTrainer(EpochTrainer):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param distributed_rollouts: Evaluates perturbed policies; ``None``: what the run that the trainer was built for
+        :param distributed_rollouts: Evaluates perturbed policies; `None`: what the run that the trainer was built for
             makes.
-        :param n_epochs: Number of updates; 0: no limit. ``None`` takes the configuration's.
-        :param model_selection: Told about the mean return of the evaluation before each update; ``None``: that of the
+        :param n_epochs: Number of updates; 0: no limit. `None` takes the configuration's.
+        :param model_selection: Told about the mean return of the evaluation before each update; `None`: that of the
             run, if there is one.
         """
         self.model_selection = model_selection or self.model_selection
@@ -179,7 +179,7 @@ class ESTrainer(EpochTrainer):
     def _collect(self, distributed_rollouts: ESDistributedRollouts) -> tuple[list[int], np.ndarray, int]:
         """The rollouts of one update.
 
-        :return: Perturbations, returns ``[n_pairs, 2]``, number of environment steps.
+        :return: Perturbations, returns `[n_pairs, 2]`, number of environment steps.
         """
         config = self.config
         distributed_rollouts.prepare_update(self.epoch, config.n_rollouts_per_update, config.n_timesteps_per_update)
@@ -282,13 +282,13 @@ def make_distributed_rollouts(
 
     :param run: The runner.
     :param shared_noise: The noise table.
-    :param env: An environment, which is used up; ``None``: one is made.
-    :param agent_instance_seed: Seed of the perturbations; ``None``: the next one of the run.
+    :param env: An environment, which is used up; `None`: one is made.
+    :param agent_instance_seed: Seed of the perturbations; `None`: the next one of the run.
     :param n_eval_rollouts: Number of episodes of the policy itself for each update.
     :param concurrency: Number of episodes that a process plays side by side; 0: as many as there are, up to 64.
     :param n_train_workers: Number of processes for perturbed policies; 0: one for each CPU core.
     :param n_eval_workers: Number of processes for the policy itself; 0: the others evaluate it as well.
-    :param start_method: `forkserver`, `spawn` or `fork`; ``None``: `forkserver` where there is one.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
     """
     assert run.env_factory is not None, "setup comes first"
     if env is None:

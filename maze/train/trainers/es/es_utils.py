@@ -45,9 +45,9 @@ def es_gradient(
 
     :param noise_table: Holds the perturbations.
     :param noise_indices: Where each pair's perturbation is.
-    :param returns: ``[n_pairs, 2]``: of the policies with the perturbation added and subtracted.
+    :param returns: `[n_pairs, 2]`: of the policies with the perturbation added and subtracted.
     :param n_parameters: Dimension of a perturbation.
-    :return: float32 ``[n_parameters]``.
+    :return: float32 `[n_parameters]`.
     """
     ranks = centered_ranks(returns)
     weights = ((ranks[:, 0] - ranks[:, 1]) / ranks.size).astype(np.float32)
@@ -62,7 +62,7 @@ def es_gradient(
 
 
 def trained_parameters(policy: TorchModel) -> list[torch.Tensor]:
-    """The parameters that are perturbed and updated: all but the frozen ones (``requires_grad=False``).
+    """The parameters that are perturbed and updated: all but the frozen ones (`requires_grad=False`).
 
     :return: Each with the shape that it has in its network, `[...]`.
     """
@@ -75,7 +75,7 @@ def n_trained_parameters(policy: TorchModel) -> int:
 
 
 def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
-    """A copy of the trained parameters in one vector, on the CPU, in the order of ``policy.parameters()``.
+    """A copy of the trained parameters in one vector, on the CPU, in the order of `policy.parameters()`.
 
     :return: `[n_parameters]`.
     """

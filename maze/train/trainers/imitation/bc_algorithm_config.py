@@ -24,19 +24,19 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Number of passes over the training data; 0: until an interrupt."""
 
     device: str = "cuda"
-    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
 
     batch_size: int = 100
     """Number of environment steps in a minibatch."""
 
     n_eval_workers: int = 0
-    """Number of environments for evaluation rollouts; 0: as the runner's ``eval_concurrency`` says."""
+    """Number of environments for evaluation rollouts; 0: as the runner's `eval_concurrency` says."""
 
     validation_percentage: float = 20
     """Share of the data, in percent, that is kept for validation."""
 
     eval_every_k_iterations: int | None = 500
-    """Evaluates after every so many minibatches, besides the end of each epoch; ``null``: only there."""
+    """Evaluates after every so many minibatches, besides the end of each epoch; `null`: only there."""
 
     n_eval_episodes: int = 8
     """Number of episodes per evaluation; 0: the policy is evaluated on validation data only."""
@@ -45,14 +45,14 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Evaluation episodes are cut off after this number of steps; 0: never."""
 
     optimizer: Any = field(default_factory=default_optimizer)
-    """Configuration of the optimizer; it gets the parameters as ``params``."""
+    """Configuration of the optimizer; it gets the parameters as `params`."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
 
     validation_split: str = field(default="auto", kw_only=True)
-    """What is kept for validation: whole ``episodes``, which says how good the policy is on new ones; single ``steps``,
-    which leaves something of every episode to learn from; ``auto``: episodes where there are at least ten of them."""
+    """What is kept for validation: whole `episodes`, which says how good the policy is on new ones; single `steps`,
+    which leaves something of every episode to learn from; `auto`: episodes where there are at least ten of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

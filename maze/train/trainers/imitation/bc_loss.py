@@ -56,7 +56,7 @@ class BCLoss:
         """The loss of a minibatch.
 
         :param policy: The policy.
-        :param observations: For each sub-step, tensors ``[batch, ...]``.
+        :param observations: For each sub-step, tensors `[batch, ...]`.
         :param actions: For each sub-step, the demonstrated actions.
         :param actor_ids: For each sub-step, who acted.
         :param events: Fired with loss, entropy and accuracies.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class BCRunner(TrainingRunner):
     """Trains on recorded trajectories, a part of which is kept for validation.
 
-    :param dataset: Configuration of the data set; it gets ``conversion_env_factory``.
+    :param dataset: Configuration of the data set; it gets `conversion_env_factory`.
     """
 
     dataset: ConfigType = None
@@ -50,9 +50,9 @@ class BCRunner(TrainingRunner):
     ) -> None:
         """Trains.
 
-        :param n_epochs: Number of epochs; ``None`` takes the configuration's.
-        :param evaluator: Evaluates the policy; ``None``: what was configured.
-        :param eval_every_k_iterations: Evaluate after every so many minibatches; ``None`` takes the configuration's.
+        :param n_epochs: Number of epochs; `None` takes the configuration's.
+        :param evaluator: Evaluates the policy; `None`: what was configured.
+        :param eval_every_k_iterations: Evaluate after every so many minibatches; `None` takes the configuration's.
         """
         super().run(n_epochs, evaluator=evaluator, eval_every_k_iterations=eval_every_k_iterations)
 

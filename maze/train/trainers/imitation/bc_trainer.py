@@ -41,12 +41,12 @@ class BCTrainer(EpochTrainer):
     """Trains a policy to act as recorded trajectories show.
 
     :param algorithm_config: Hyperparameters.
-    :param data_loader: Minibatches of observations, actions and actors, such as ``StepBatches`` or a torch DataLoader.
+    :param data_loader: Minibatches of observations, actions and actors, such as `StepBatches` or a torch DataLoader.
     :param policy: The policy.
     :param optimizer: Optimizer of its parameters.
     :param loss: The loss.
     :param model_selection: Part of the training's state; the evaluators tell it about their results.
-    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
     :raises ConfigError: There is no data to train on.
     """
 
@@ -86,7 +86,7 @@ class BCTrainer(EpochTrainer):
         """Builds the trainer of a run.
 
         :param run: The runner.
-        :param dataset: The trajectories: a data set or its configuration, which gets ``conversion_env_factory``.
+        :param dataset: The trajectories: a data set or its configuration, which gets `conversion_env_factory`.
         """
         config: BCAlgorithmConfig = run.algorithm
         data = load_dataset(dataset, run.env_factory)
@@ -136,10 +136,10 @@ class BCTrainer(EpochTrainer):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param evaluator: Evaluates the policy at the end of each epoch; ``None``: those of the run that the trainer was
+        :param evaluator: Evaluates the policy at the end of each epoch; `None`: those of the run that the trainer was
             built for, if any.
-        :param n_epochs: Number of epochs; 0: no limit. ``None`` takes the configuration's.
-        :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; ``None`` takes the
+        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; `None` takes the
             configuration's.
         """
         self.evaluator = MultiEvaluator(self.run_evaluators) if evaluator is None and self.run_evaluators else evaluator
@@ -217,7 +217,7 @@ class BCTrainer(EpochTrainer):
 class _Minibatches:
     """Minibatches epoch after epoch, in an order that is the same after an interruption.
 
-    :param data_loader: Draws the order, with a ``generator`` of its own if it is to be continued.
+    :param data_loader: Draws the order, with a `generator` of its own if it is to be continued.
     """
 
     def __init__(self, data_loader: Any) -> None:

@@ -26,9 +26,9 @@ class BCValidationEvaluator(Evaluator):
     """Calculates the loss on validation data; the smaller it is, the better the model.
 
     :param loss: The loss; its entropy bonus is for training alone and left out here.
-    :param model_selection: Told about the negative mean loss; ``None``: nobody is.
+    :param model_selection: Told about the negative mean loss; `None`: nobody is.
     :param data_loader: Minibatches of the validation data.
-    :param logging_prefix: Where statistics are logged; ``None``: nowhere.
+    :param logging_prefix: Where statistics are logged; `None`: nowhere.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class StepBatches:
     :param device: Where the tensors are.
     :param seed: Seed of the order.
     :param action_spaces_dict: Continuous actions are clipped to these, as they were on their way to the environment;
-        ``None``: they stay what they are.
+        `None`: they stay what they are.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ def check_fits(
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
 ) -> None:
-    """Raises a ``ConfigError`` if a data set is empty, was recorded in another environment, or cannot be learned from.
+    """Raises a `ConfigError` if a data set is empty, was recorded in another environment, or cannot be learned from.
 
     :param dataset: Steps as observations, actions and actors of their sub-steps.
     :param observation_spaces_dict: The environment's observation spaces.

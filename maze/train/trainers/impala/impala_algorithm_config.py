@@ -23,24 +23,24 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Weight of the entropy bonus that keeps the policy exploring."""
 
     device: str = "cpu"
-    """Where the learner trains: ``cpu``, ``cuda``, or ``cuda:<index>``. Actors always use the CPU."""
+    """Where the learner trains: `cpu`, `cuda`, or `cuda:<index>`. Actors always use the CPU."""
 
     queue_out_of_sync_factor: float = 1.0
-    """Times ``actors_batch_size`` this is the number of finished rollouts that may wait for the learner. No rollout is
-    older than ``queue_out_of_sync_factor + num_actors / actors_batch_size`` policy updates (rounded up) when the
+    """Times `actors_batch_size` this is the number of finished rollouts that may wait for the learner. No rollout is
+    older than `queue_out_of_sync_factor + num_actors / actors_batch_size` policy updates (rounded up) when the
     learner uses it."""
 
     actors_batch_size: int = 8
     """Number of rollouts that the learner combines for an update."""
 
     num_actors: int = 8
-    """Number of actors; each has a process of its own with the ``local`` runner."""
+    """Number of actors; each has a process of its own with the `local` runner."""
 
     vtrace_clip_rho_threshold: float | None = 1.0
-    """Limit of the importance weights of the value targets (rho bar in the paper); ``null``: unlimited."""
+    """Limit of the importance weights of the value targets (rho bar in the paper); `null`: unlimited."""
 
     vtrace_clip_pg_rho_threshold: float | None = 1.0
-    """Limit of the importance weights of the policy gradient; ``null``: unlimited."""
+    """Limit of the importance weights of the policy gradient; `null`: unlimited."""
 
     rollout_evaluator: Evaluator | Mapping[str, Any] = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""

@@ -1,6 +1,6 @@
 """V-trace (Espeholt et al. 2018): targets and advantages from rollouts of an older policy, as pure functions.
 
-Everything is time-major, ``[n_steps, n_envs]``, and without gradients. ``rho`` is the ratio of the probabilities that
+Everything is time-major, `[n_steps, n_envs]`, and without gradients. `rho` is the ratio of the probabilities that
 the learning (target) policy and the policy that acted (behaviour) give to an action.
 """
 
@@ -141,15 +141,15 @@ def from_importance_weights(
 ) -> VTraceReturns:
     """V-trace targets and advantages (Espeholt et al. 2018, equation 1 and section 4.2).
 
-    :param log_rhos: Logarithms of the importance weights, ``[n_steps, n_envs]`` as all but ``bootstrap_value``.
+    :param log_rhos: Logarithms of the importance weights, `[n_steps, n_envs]` as all but `bootstrap_value`.
     :param discounts: Discount of what follows each step; 0 where the episode terminated.
     :param rewards: Reward of each step.
     :param values: V of the observation before each step.
-    :param bootstrap_value: V of the observation after the last step, ``[n_envs]``.
-    :param clip_rho_threshold: Limit of the importance weights of the temporal differences; ``None``: unlimited.
+    :param bootstrap_value: V of the observation after the last step, `[n_envs]`.
+    :param clip_rho_threshold: Limit of the importance weights of the temporal differences; `None`: unlimited.
     :param clip_pg_rho_threshold: The same for the advantages.
     :param truncated: The episode was cut off after the step: it is bootstrapped, and nothing of the next one enters.
-    :param final_values: V of the final observation where ``truncated``; ignored elsewhere.
+    :param final_values: V of the final observation where `truncated`; ignored elsewhere.
     :param trace_lambda: Decay of the traces; 1 is the paper's estimator, 0 looks one step ahead.
     """
     rhos = log_rhos.clamp(max=MAX_LOG_RHO).exp()
@@ -159,7 +159,7 @@ def from_importance_weights(
         traces = traces.masked_fill(truncated, 0.0)
 
     def following(of_steps: Tensor) -> Tensor:
-        """What is bootstrapped from, where a later step has ``of_steps``."""
+        """What is bootstrapped from, where a later step has `of_steps`."""
         result = torch.cat([of_steps[1:], bootstrap_value.unsqueeze(0)])
         if truncated is not None and final_values is not None:
             result = torch.where(truncated, final_values, result)
@@ -203,7 +203,7 @@ def from_logits(
     :param bootstrap_value: For each stream V of the observation after the last step.
     :param clip_rho_threshold: See :func:`from_importance_weights`.
     :param clip_pg_rho_threshold: See :func:`from_importance_weights`.
-    :param device: Where it is computed; ``None``: where the tensors are.
+    :param device: Where it is computed; `None`: where the tensors are.
     :param truncated: See :func:`from_importance_weights`.
     :param final_values: For each stream; see :func:`from_importance_weights`.
     :param trace_lambda: See :func:`from_importance_weights`.
@@ -248,7 +248,7 @@ def log_rhos_of_streams(log_rhos: Sequence[Tensor], is_over: Tensor, n_streams: 
     From one value of a sub-step to its next, all sub-steps act once: the later ones of the same environment step, and
     the earlier ones of the next, unless the episode ends in between.
 
-    :param log_rhos: For each sub-step ``[n_steps, n_envs]``.
+    :param log_rhos: For each sub-step `[n_steps, n_envs]`.
     :param is_over: The episode ended with the step.
     :param n_streams: 1: values belong to whole environment steps; otherwise the number of sub-steps.
     """
@@ -268,7 +268,7 @@ def _clipped(rhos: Tensor, threshold: float | None) -> Tensor:
 
 
 def _decayed_sums(deltas: Tensor, factors: Tensor) -> Tensor:
-    """``result[t] = deltas[t] + factors[t] * result[t + 1]``; in NumPy, which starts a small operation much faster."""
+    """`result[t] = deltas[t] + factors[t] * result[t + 1]`; in NumPy, which starts a small operation much faster."""
     sums = deltas.cpu().numpy().copy()
     decay = factors.cpu().numpy()
     for step in range(len(sums) - 2, -1, -1):

@@ -32,11 +32,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Evaluates the policy after each epoch, for the selection of the best model and for early stopping."""
 
     value_clip_range: float | None = field(default=None, kw_only=True)
-    """How far one update may move a predicted value before it stops earning gradient; ``null`` does not limit it."""
+    """How far one update may move a predicted value before it stops earning gradient; `null` does not limit it."""
 
     target_kl: float | None = field(default=None, kw_only=True)
     """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the
-    one that sampled it; ``null`` uses it to the end. Typical: 0.01 to 0.05."""
+    one that sampled it; `null` uses it to the end. Typical: 0.01 to 0.05."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,10 @@
 """The mathematics of SAC (Haarnoja et al. 2018, 1812.05905; for discrete actions Christodoulou 2019) as functions.
 
-How much entropy a tuned policy shall keep, per action head, times ``target_entropy_multiplier``:
+How much entropy a tuned policy shall keep, per action head, times `target_entropy_multiplier`:
 
-* choices (``Discrete``, and each component of ``MultiDiscrete`` and ``MultiBinary``): 98 % of the largest entropy there
+* choices (`Discrete`, and each component of `MultiDiscrete` and `MultiBinary`): 98 % of the largest entropy there
   is, the logarithm of the number of *valid* actions;
-* ``Box``: minus the number of components, for actions scaled to [-1, 1]. Log-probabilities are densities of the action
+* `Box`: minus the number of components, for actions scaled to [-1, 1]. Log-probabilities are densities of the action
   in its own unit, so that the logarithms of the half widths of bounded components are added.
 """
 
@@ -26,11 +26,11 @@ DISCRETE_SHARE = 0.98
 
 
 def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, discount: float) -> Tensor:
-    """What a state-action value should be: ``reward + discount * next_value``.
+    """What a state-action value should be: `reward + discount * next_value`.
 
-    :param reward: ``[B]``
+    :param reward: `[B]`
     :param next_value: Soft value of what followed; after a truncation that of the true last observation.
-    :param ended: Whether the episode *terminated*, so that nothing follows; what stands in ``next_value`` is ignored.
+    :param ended: Whether the episode *terminated*, so that nothing follows; what stands in `next_value` is ignored.
     :param discount: 1 between sub-steps of one environment step.
     """
     return reward + discount * next_value.masked_fill(ended, 0.0)
@@ -39,7 +39,7 @@ def soft_bellman_target(reward: Tensor, next_value: Tensor, ended: Tensor, disco
 def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | None = None) -> Tensor:
     """Half the mean squared error (equation 5), summed over the networks of a critic.
 
-    :param weight: 0 or 1 for each element; ``None``: all of them count.
+    :param weight: 0 or 1 for each element; `None`: all of them count.
     :param target: `[batch]`, as values and weight.
     """
     if weight is None:
@@ -50,7 +50,7 @@ def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | Non
 
 
 def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
-    """``alpha * log_prob - Q`` of reparameterised actions (equation 9), averaged.
+    """`alpha * log_prob - Q` of reparameterised actions (equation 9), averaged.
 
     :param log_prob: Joint log-probabilities of the actions, with gradients.
     :param q_value: The smaller value of both networks, with gradients through the actions.
@@ -60,10 +60,10 @@ def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, wei
 
 
 def discrete_policy_loss(logits: Tensor, q_values: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Expectation of ``alpha * log p - Q`` over all actions, averaged over the batch; masked actions have no part.
+    """Expectation of `alpha * log p - Q` over all actions, averaged over the batch; masked actions have no part.
 
-    :param logits: ``[..., n]``; those of masked actions are the minimum of their type, or minus infinity.
-    :param q_values: ``[..., n]``, the smaller values of both networks; no gradient passes through them.
+    :param logits: `[..., n]`; those of masked actions are the minimum of their type, or minus infinity.
+    :param q_values: `[..., n]`, the smaller values of both networks; no gradient passes through them.
     """
     log_probs, probs = masked_log_probs(logits)
     return mean_of((probs * (alpha * log_probs - q_values.detach())).sum(-1), weight)
@@ -95,7 +95,7 @@ def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def target_entropy(action_space: spaces.Dict, logits: Mapping[str, Tensor], multiplier: float) -> Tensor | float:
-    """Target for the joint entropy of a sub-step's actions: a number, or ``[B]`` where action masks differ.
+    """Target for the joint entropy of a sub-step's actions: a number, or `[B]` where action masks differ.
 
     :param action_space: The heads.
     :param logits: Logits of each head; masked actions have the minimum of their type.
@@ -119,12 +119,12 @@ def box_target(space: spaces.Box, multiplier: float) -> float:
 
 
 def valid_actions(logits: Tensor) -> Tensor:
-    """Number of actions that are not masked, ``[...]``."""
+    """Number of actions that are not masked, `[...]`."""
     return (logits > torch.finfo(logits.dtype).min).sum(-1).to(logits.dtype)
 
 
 def choice_logits(space: spaces.Space[Any], logits: Tensor) -> list[Tensor]:
-    """Logits ``[..., n]`` of each choice that makes up a head's action."""
+    """Logits `[..., n]` of each choice that makes up a head's action."""
     if isinstance(space, spaces.Discrete):
         return [logits]
     if isinstance(space, spaces.MultiDiscrete):
@@ -136,7 +136,7 @@ def choice_logits(space: spaces.Space[Any], logits: Tensor) -> list[Tensor]:
 # -- choices that a critic judges together with other actions -----------------------------------------
 
 JointValue = Callable[[dict[str, Tensor]], Tensor]
-"""From actions by head ``[K, B, ...]`` to their values ``[K, B]``."""
+"""From actions by head `[K, B, ...]` to their values `[K, B]`."""
 
 
 def choice_values(
@@ -152,7 +152,7 @@ def choice_values(
     :param logits: By head, with gradients.
     :param actions: The drawn actions by head.
     :param joint_value: Values of joint actions; no gradient is taken through them.
-    :return: ``[B]``; None where there are no choices.
+    :return: `[B]`; None where there are no choices.
     """
     total: Tensor | None = None
     drawn = {head: action.detach() for head, action in actions.items()}
@@ -172,7 +172,7 @@ def choice_values(
 
 
 def _with_each_option(space: spaces.Space[object], action: Tensor, index: int, n_options: int) -> Tensor:
-    """``[n_options, B, ...]``: the action with each option of one of its components."""
+    """`[n_options, B, ...]`: the action with each option of one of its components."""
     options = action.unsqueeze(0).repeat(n_options, *[1] * action.dim())
     flat = options.view(n_options, action.shape[0], -1)
     flat[:, :, index] = torch.arange(n_options, device=action.device, dtype=action.dtype).unsqueeze(-1)

@@ -33,7 +33,7 @@ class CriticTarget:
 
     key: Key
     q_values: list[Tensor]
-    """``[B]`` by each of its networks, with gradients."""
+    """`[B]` by each of its networks, with gradients."""
     target: Tensor
     weight: Tensor | None
     """0 or 1: which rows count; None: all of them."""

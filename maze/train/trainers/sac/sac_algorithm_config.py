@@ -54,7 +54,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """The target networks move after every so many batches."""
 
     device: str = "cpu"
-    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
 
     entropy_tuning: bool = True
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
@@ -87,7 +87,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """Number of epochs without a better evaluation after which training stops; 0 never stops early."""
 
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
-    """Evaluates the policy between epochs (or its configuration); ``None``: training episodes say how good it is."""
+    """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
 
     critic_burn_in_epochs: int = field(default=0, kw_only=True)
     """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""

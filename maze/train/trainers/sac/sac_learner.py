@@ -82,7 +82,7 @@ class SACLearner:
     :param model: Policy and state-action critic, on their device.
     :param config: Hyperparameters.
     :param actors: The actors of an environment step, in their order.
-    :param seed: Seed of the actions drawn for learning; ``None`` draws one from torch's global generator.
+    :param seed: Seed of the actions drawn for learning; `None` draws one from torch's global generator.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class SACLearner:
 
         :param batch: Transitions, on the model's device.
         :param critic_alone: Leave policy and entropy coefficients as they are.
-        :param initial_policy: What the policy has to stay close to; ``None``: nothing.
+        :param initial_policy: What the policy has to stay close to; `None`: nothing.
         :param kl_coef: Weight of the policy's divergence from it.
         :return: What was learned, to be reported.
         :raises NonFiniteError: A loss or a gradient is not finite; the step that it belongs to was not taken.

@@ -38,11 +38,11 @@ class ActionDraw:
 
     logits: TensorDict
     actions: TensorDict
-    """By head; those of ``Box`` heads with gradients. Empty where expectations over all actions take their place."""
+    """By head; those of `Box` heads with gradients. Empty where expectations over all actions take their place."""
     log_probs: TensorDict
     """Of the drawn actions, by head."""
     expected_log_probs: TensorDict
-    """Minus the entropy of each head ``[B]``: exact for choices, that of the drawn action for ``Box``."""
+    """Minus the entropy of each head `[B]`: exact for choices, that of the drawn action for `Box`."""
 
     @property
     def expected_log_prob(self) -> Tensor:
@@ -89,7 +89,7 @@ def draw_actions(
 def check_distributions(action_space: spaces.Dict, distribution_classes: Mapping[str, type[Any]]) -> list[str]:
     """Refuses heads whose actions cannot be differentiated.
 
-    :return: Bounded ``Box`` heads whose distribution is not: they train, but worse than with a squashed Gaussian.
+    :return: Bounded `Box` heads whose distribution is not: they train, but worse than with a squashed Gaussian.
     :raises ConfigError: Names the head.
     """
     unbounded = []
@@ -173,7 +173,7 @@ class SACNetworks:
     def soft_value(
         self, positions: list[int], observations: list[TensorDict], draws: list[ActionDraw], alphas: Alphas
     ) -> Tensor:
-        """Value of states by the target networks, with the entropy of all action heads, ``[B]``."""
+        """Value of states by the target networks, with the entropy of all action heads, `[B]`."""
         keys = [self.actors[position].step_key for position in positions]
 
         def by_key(values: list[TensorDict]) -> dict[Key, TensorDict]:

@@ -31,7 +31,7 @@ class SACRunner(TrainingRunner):
     """Trains on a replay buffer, which may start with demonstrations.
 
     :param initial_demonstration_trajectories: Data set that fills the replay buffer to begin with, or its
-        configuration; ``None``: ``algorithm.initial_sampling_policy`` does.
+        configuration; `None`: `algorithm.initial_sampling_policy` does.
     """
 
     eval_concurrency: int = 0
@@ -104,7 +104,7 @@ class SACRunner(TrainingRunner):
         env_instance_seeds: list[int],
         replay_buffer: BaseReplayBuffer,
     ) -> BaseDistributedWorkersWithBuffer:
-        """Builds what collects rollouts; the arguments are those of ``BaseDistributedWorkersWithBuffer``."""
+        """Builds what collects rollouts; the arguments are those of `BaseDistributedWorkersWithBuffer`."""
         return super()._make_workers(
             env_factory=env_factory,
             worker_policy=worker_policy,
@@ -133,6 +133,6 @@ class SACDevRunner(SACRunner):
 
 @dataclass
 class SACLocalRunner(SACRunner):
-    """Steps the environments in worker processes; with the same seeds the results are those of ``dev``."""
+    """Steps the environments in worker processes; with the same seeds the results are those of `dev`."""
 
     default_placement: ClassVar[str] = "processes"

@@ -30,9 +30,9 @@ class SAC(ReplayTrainer):
     :param learner_model: Policy and state-action critic.
     :param distributed_actors: Collect transitions into a buffer; it has been filled to begin with.
     :param model_selection: Keeps the best model; early stopping needs it.
-    :param evaluator: Evaluates the policy between epochs; ``None``: the training episodes say how good it is.
-    :param seed: Seed of the actions drawn for learning; ``None`` draws one from torch's global generator.
-    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :param evaluator: Evaluates the policy between epochs; `None`: the training episodes say how good it is.
+    :param seed: Seed of the actions drawn for learning; `None` draws one from torch's global generator.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = SACAlgorithmConfig

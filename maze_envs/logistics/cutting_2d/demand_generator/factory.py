@@ -37,8 +37,8 @@ class _DemandGeneratorFactory(Factory[DemandGenerator]):
 def build_demand_generator(config: DemandGenerator | ConfigType, raw_piece_size: Size) -> DemandGenerator:
     """Builds a demand generator.
 
-    :param config: The object, or its configuration with a short name (``mixed_periodic``, ``static``, ``uniform``) or a
-        dotted path as ``_target_``.
+    :param config: The object, or its configuration with a short name (`mixed_periodic`, `static`, `uniform`) or a
+        dotted path as `_target_`.
     :param raw_piece_size: Size of a raw piece, an argument of all generators.
     """
     factory = _DemandGeneratorFactory(DemandGenerator)  # type: ignore[type-abstract]  # a subclass

@@ -16,7 +16,7 @@ from maze_envs.logistics.cutting_2d.env.core_env import Cutting2DCoreEnvironment
 class Cutting2DEnvironment(MazeEnv[CoreEnv]):
     """The cutting simulation with observations and actions, all of it from configurations.
 
-    :param core_env: The simulation: an object, or the arguments of ``Cutting2DCoreEnvironment``.
+    :param core_env: The simulation: an object, or the arguments of `Cutting2DCoreEnvironment`.
     :param action_conversion: Conversions from actions to cuts, as a list in the order of sub-steps or by step key.
     :param observation_conversion: Conversions from states to observations, in the same way.
     """

@@ -172,5 +172,5 @@ class StructuredCutting2DEnvironment(Wrapper[MazeEnv[Any]], StructuredEnv, Struc
 def struct_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: Sequence[tuple[int, int]]
 ) -> StructuredCutting2DEnvironment:
-    """Builds the structured environment from the parameters of the simulation, see ``Cutting2DCoreEnvironment``."""
+    """Builds the structured environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     return StructuredCutting2DEnvironment(maze_env_factory(max_pieces_in_inventory, raw_piece_size, static_demand))

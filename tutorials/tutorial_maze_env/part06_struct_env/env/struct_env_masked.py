@@ -56,6 +56,6 @@ class MaskedStructuredCutting2DEnvironment(StructuredCutting2DEnvironment):
 def struct_env_factory(
     max_pieces_in_inventory: int, raw_piece_size: tuple[int, int], static_demand: Sequence[tuple[int, int]]
 ) -> MaskedStructuredCutting2DEnvironment:
-    """Builds the masked environment from the parameters of the simulation, see ``Cutting2DCoreEnvironment``."""
+    """Builds the masked environment from the parameters of the simulation, see `Cutting2DCoreEnvironment`."""
     flat_env = maze_env_factory(max_pieces_in_inventory, raw_piece_size, static_demand)
     return MaskedStructuredCutting2DEnvironment(flat_env)

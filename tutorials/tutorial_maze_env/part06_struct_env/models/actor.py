@@ -18,7 +18,7 @@ from tutorial_maze_env.part06_struct_env.models.embedding import Blocks, Shapes,
 
 
 def drop_last_axis(scores: torch.Tensor) -> torch.Tensor:
-    """From one score per piece, ``(..., slots, 1)``, to logits ``(..., slots)``."""
+    """From one score per piece, `(..., slots, 1)`, to logits `(..., slots)`."""
     return scores.squeeze(-1)
 
 
@@ -56,7 +56,7 @@ class PieceSelectionPolicyNet(PolicyNet):
     :param action_logits_shapes: Shapes of the logits.
     :param non_lin: Activation.
     :param hidden_units: Widths of the hidden layers.
-    :param use_masking: Whether ``inventory_mask`` says which pieces can be selected.
+    :param use_masking: Whether `inventory_mask` says which pieces can be selected.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CuttingPolicyNet(PolicyNet):
     :param action_logits_shapes: Shapes of the logits.
     :param non_lin: Activation.
     :param hidden_units: Widths of the hidden layers.
-    :param use_masking: Whether ``cutting_mask`` says how the order fits into the piece.
+    :param use_masking: Whether `cutting_mask` says how the order fits into the piece.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class ValueNet(nn.Module):
     """A value computed by perception blocks.
 
     :param obs_shapes: Shapes of the observations.
-    :param blocks: Blocks that produce the key ``latent``.
+    :param blocks: Blocks that produce the key `latent`.
     """
 
     def __init__(self, obs_shapes: Shapes, blocks: Blocks) -> None:

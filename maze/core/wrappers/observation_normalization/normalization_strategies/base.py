@@ -31,12 +31,12 @@ _EXACT_IN_FLOAT32 = ("float16", "float32", "int8", "uint8", "int16", "uint16", "
 class ObservationNormalizationStrategy(ABC):
     """Normalizes one observation with statistics that are set or estimated from samples.
 
-    Subclasses read their statistics from ``_statistics``, which holds them as they were given.
+    Subclasses read their statistics from `_statistics`, which holds them as they were given.
 
     :param observation_space: Space of the observation.
     :param clip_range: Smallest and largest normalized value; None in either place: no limit.
-    :param axis: Axes of the stacked samples ``[n_samples, *shape]`` over which statistics are taken: 0 keeps apart all
-        entries of the observation, ``[0, 1, 2]`` only the channels of images ``(height, width, channels)``; None takes
+    :param axis: Axes of the stacked samples `[n_samples, *shape]` over which statistics are taken: 0 keeps apart all
+        entries of the observation, `[0, 1, 2]` only the channels of images `(height, width, channels)`; None takes
         one statistic of everything.
     :raises ConfigError: The observation's space is no `Box`.
     """
@@ -214,7 +214,7 @@ def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     """Stacks samples, as many at a time as are no burden for the memory.
 
     :param observations: Samples.
-    :return: Arrays of float64, ``[n, *shape]``.
+    :return: Arrays of float64, `[n, *shape]`.
     """
     size = max(1, _CHUNK_BYTES // max(1, 8 * np.asarray(observations[0]).size))
     for start in range(0, len(observations), size):

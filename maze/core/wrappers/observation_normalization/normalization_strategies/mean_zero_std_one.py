@@ -23,7 +23,7 @@ _RESOLUTION = 1e-7
 class MeanZeroStdOneObservationNormalizationStrategy(LinearNormalizationStrategy):
     """Subtracts the mean and divides by the standard deviation.
 
-    Statistics: ``mean`` and ``std``. Entries that do not vary among the samples are only shifted.
+    Statistics: `mean` and `std`. Entries that do not vary among the samples are only shifted.
     """
 
     _names = ("mean", "std")

@@ -20,7 +20,7 @@ from maze.core.wrappers.observation_normalization.normalization_strategies.base 
 class RangeZeroOneObservationNormalizationStrategy(LinearNormalizationStrategy):
     """Maps the smallest value to zero and the largest to one.
 
-    Statistics: ``min`` and ``max``. Entries that do not vary among the samples are only shifted.
+    Statistics: `min` and `max`. Entries that do not vary among the samples are only shifted.
     """
 
     _names = ("min", "max")

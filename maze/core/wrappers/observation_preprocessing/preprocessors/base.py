@@ -16,10 +16,10 @@ from maze.core.errors import ConfigError
 class PreProcessor(ABC):
     """Converts one observation, and says how the converted one's space looks.
 
-    The converted observation is called ``<name>-<tag>``.
+    The converted observation is called `<name>-<tag>`.
 
     :param observation_space: Space of the observation to convert.
-    :param kwargs: Settings of the subclass, the ``config`` of its entry in the wrapper's configuration.
+    :param kwargs: Settings of the subclass, the `config` of its entry in the wrapper's configuration.
     """
 
     def __init__(self, observation_space: spaces.Space[Any], **kwargs: Any) -> None:
@@ -59,7 +59,7 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 
 
 def same_box(space: spaces.Box, shape: tuple[int, ...]) -> spaces.Box:
-    """Box of another shape whose bounds, type and range of values are those of ``space``, taken over all entries."""
+    """Box of another shape whose bounds, type and range of values are those of `space`, taken over all entries."""
     return spaces.Box(space.low.min(), space.high.max(), shape, dtype=space.dtype.type)
 
 

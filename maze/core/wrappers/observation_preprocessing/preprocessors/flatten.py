@@ -11,7 +11,7 @@ from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreP
 
 
 class FlattenPreProcessor(PreProcessor):
-    """Joins the last dimensions of an array: ``(..., a, b)`` becomes ``(..., a * b)``.
+    """Joins the last dimensions of an array: `(..., a, b)` becomes `(..., a * b)`.
 
     >>> FlattenPreProcessor(spaces.Box(0, 1, (4, 3, 2)), num_flatten_dims=2).processed_shape()
     (4, 6)

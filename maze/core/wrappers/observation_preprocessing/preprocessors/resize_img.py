@@ -16,10 +16,10 @@ from maze.core.wrappers.observation_preprocessing.preprocessors.rgb2gray import 
 class ResizeImgPreProcessor(PreProcessor):
     """Resizes an image: bilinear where it grows, and averaged over the covered area where it shrinks.
 
-    The results are those of Pillow's ``BILINEAR`` filter. The type of the values stays: images of integers are rounded.
+    The results are those of Pillow's `BILINEAR` filter. The type of the values stays: images of integers are rounded.
 
-    :param observation_space: Space of the image: ``(height, width)``, ``(height, width, channels)``, or with
-        ``transpose`` ``(channels, height, width)``.
+    :param observation_space: Space of the image: `(height, width)`, `(height, width, channels)`, or with
+        `transpose` `(channels, height, width)`.
     :param target_size: Height and width of the result.
     :param transpose: Whether the channels come first, before and after resizing.
     :raises ConfigError: The observation is no image of that layout, or the size is not two numbers.
@@ -73,7 +73,7 @@ def resampling_weights(size: int, target_size: int) -> np.ndarray:
 
     :param size: Number of old pixels.
     :param target_size: Number of new pixels.
-    :return: ``[target_size, size]``; rows add up to one.
+    :return: `[target_size, size]`; rows add up to one.
     """
     scale = size / target_size
     width = max(scale, 1.0)

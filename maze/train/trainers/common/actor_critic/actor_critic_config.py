@@ -61,13 +61,13 @@ class ActorCriticConfig(AlgorithmConfig):
     """The gradient is scaled down to this norm where it is larger; 0 leaves it alone."""
 
     device: str = "cpu"
-    """Where networks are trained: ``cpu``, ``cuda``, or ``cuda:<index>``; without a GPU, ``cuda`` means ``cpu``."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
 
     advantage_normalization: bool = field(default=True, kw_only=True)
     """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""
 
     lr_schedule: str = field(default="constant", kw_only=True)
-    """How the learning rate develops: ``constant``, or ``linear`` or ``cosine`` to zero at the end of ``n_epochs``."""
+    """How the learning rate develops: `constant`, or `linear` or `cosine` to zero at the end of `n_epochs`."""
 
     optimizer_eps: float = field(default=1e-5, kw_only=True)
     """Adam's epsilon: larger values damp steps where gradients are tiny."""
@@ -97,7 +97,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
-    """The learning rate after a share ``progress`` (0 to 1) of all updates.
+    """The learning rate after a share `progress` (0 to 1) of all updates.
 
     >>> scheduled_lr("linear", 0.1, 0.75)
     0.025

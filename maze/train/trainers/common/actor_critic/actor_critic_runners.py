@@ -19,11 +19,11 @@ from maze.train.trainers.common.training_runner import TrainingRunner
 class ACRunner(TrainingRunner):
     """Trains actor and critic on rollouts.
 
-    :param trainer_class: The trainer, such as ``maze.train.trainers.ppo.ppo_trainer.PPO``.
+    :param trainer_class: The trainer, such as `maze.train.trainers.ppo.ppo_trainer.PPO`.
     :param concurrency: See :class:`TrainingRunner`, as for the others.
-    :param eval_repeats: Number of episodes per evaluation; ``None``: ``algorithm.rollout_evaluator.n_episodes``.
-    :param critic_burn_in_epochs: Number of epochs at the start in which the critic learns alone; ``None``:
-        ``algorithm.critic_burn_in_epochs``.
+    :param eval_repeats: Number of episodes per evaluation; `None`: `algorithm.rollout_evaluator.n_episodes`.
+    :param critic_burn_in_epochs: Number of epochs at the start in which the critic learns alone; `None`:
+        `algorithm.critic_burn_in_epochs`.
     """
 
     trainer_class: str | type[Trainer] = ""

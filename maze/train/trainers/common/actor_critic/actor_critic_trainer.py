@@ -65,11 +65,11 @@ class ActorCritic(EpochTrainer, ABC):
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: Collects the rollouts.
-    :param evaluator: Evaluates the policy between epochs; ``None``: the training episodes say how good it is.
+    :param evaluator: Evaluates the policy between epochs; `None`: the training episodes say how good it is.
     :param model: Policy and state critic.
     :param model_selection: Keeps the best model; early stopping needs it.
-    :param seed: Seed of the order of minibatches; ``None`` draws one from torch's global generator.
-    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :param seed: Seed of the order of minibatches; `None` draws one from torch's global generator.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
     :raises ConfigError: The model has no state critic, or the algorithm's settings contradict each other.
     """
 
@@ -230,7 +230,7 @@ class ActorCritic(EpochTrainer, ABC):
                 losses.add(divergence, self._kl_to_initial_coef)
 
     def _policy_loss(self, log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor) -> SurrogateLoss:
-        """The policy's loss for the actions of one sub-step, ``[n_rows]`` each."""
+        """The policy's loss for the actions of one sub-step, `[n_rows]` each."""
         return SurrogateLoss(policy_gradient_loss(log_prob, advantage))
 
     def _add_value_terms(

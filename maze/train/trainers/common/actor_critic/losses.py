@@ -57,7 +57,7 @@ def value_loss(
     :param value: Predicted values.
     :param target: Returns to predict, same shape.
     :param old_value: Values predicted when the rollout was valued; needed for clipping only.
-    :param clip_range: The largest change that still earns gradient; ``None`` does not clip.
+    :param clip_range: The largest change that still earns gradient; `None` does not clip.
     """
     squared_error = (value - target).square()
     if clip_range is None or old_value is None:

@@ -28,19 +28,19 @@ class AlignedSubsteps:
     """
 
     record: StructuredSpacesRecord
-    """Observations and actions of each sub-step, ``[n_rows, ...]``."""
+    """Observations and actions of each sub-step, `[n_rows, ...]`."""
 
     advantages: list[Tensor]
-    """For each sub-step ``[n_rows]``."""
+    """For each sub-step `[n_rows]`."""
 
     old_log_probs: list[Tensor]
-    """For each sub-step ``[n_rows]``: joint log-probability of the action under the policy that sampled it."""
+    """For each sub-step `[n_rows]`: joint log-probability of the action under the policy that sampled it."""
 
     targets: list[Tensor]
-    """For each output of the critic ``[n_rows]``: the returns it should have predicted."""
+    """For each output of the critic `[n_rows]`: the returns it should have predicted."""
 
     old_values: list[Tensor]
-    """For each output of the critic ``[n_rows]``: what it predicted when the rollout was valued."""
+    """For each output of the critic `[n_rows]`: what it predicted when the rollout was valued."""
 
     @property
     def n_rows(self) -> int:

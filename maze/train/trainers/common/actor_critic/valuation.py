@@ -45,7 +45,7 @@ Index = tuple[np.ndarray, np.ndarray]
 
 @dataclass
 class Streams:
-    """Sequences of decisions, time-major ``[n_times, n_sequences]``, without gradients.
+    """Sequences of decisions, time-major `[n_times, n_sequences]`, without gradients.
 
     Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
     """
@@ -60,7 +60,7 @@ class Streams:
     terminated: Tensor
     truncated: Tensor
     step_complete: Tensor | None = None
-    """Where time passes, so that the discount applies; ``None``: everywhere."""
+    """Where time passes, so that the discount applies; `None`: everywhere."""
     acts: Tensor | None = None
     """Where decisions are, if not everywhere, see :func:`~maze.core.agent.returns.actor_streams`."""
     log_rhos: list[Tensor] = field(default_factory=list)
@@ -166,9 +166,9 @@ class _Group:
 
     record: StructuredSpacesRecord
     index: Index | None
-    """Where its rows are in the streams; ``None``: everywhere, in the order of the stream."""
+    """Where its rows are in the streams; `None`: everywhere, in the order of the stream."""
     is_known: np.ndarray | None = None
-    """Rows whose rewards are known; ``None``: all of them."""
+    """Rows whose rewards are known; `None`: all of them."""
     old_log_probs: list[Tensor] = field(default_factory=list)
     log_rhos: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
@@ -301,7 +301,7 @@ def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.nd
 
 
 def _in_stream(groups: list[_Group], rows: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """What the networks said about each row, in the order of time ``[n_times, n_envs]``."""
+    """What the networks said about each row, in the order of time `[n_times, n_envs]`."""
     if groups[0].index is None:
         return rows[0].reshape(shape)
     stream = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
@@ -318,7 +318,7 @@ def _rows_in(stream: Tensor, index: Index | None) -> Tensor:
 
 
 def _by_substep(array: np.ndarray, n_substeps: int, device: str) -> list[Tensor]:
-    """``[n_ticks, n_envs]`` as one tensor ``[n_steps, n_envs]`` for each sub-step."""
+    """`[n_ticks, n_envs]` as one tensor `[n_steps, n_envs]` for each sub-step."""
     return [torch.from_numpy(array[position::n_substeps]).to(device) for position in range(n_substeps)]
 
 
@@ -336,7 +336,7 @@ def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tenso
 def _values_at_ends(
     model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] | None = None
 ) -> dict[Place, tuple[ActorID, float]]:
-    """Who would have acted next, and its value: after the rollout (time ``n_ticks``), and where episodes were cut off.
+    """Who would have acted next, and its value: after the rollout (time `n_ticks`), and where episodes were cut off.
 
     :param substeps: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still
         to come from the step before.
@@ -382,7 +382,7 @@ def _dense_group(model: TorchActorCritic, columns: RolloutColumns) -> _Group:
     """
 
     def tensors(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """``[n_steps, n_envs]`` flattened into rows."""
+        """`[n_steps, n_envs]` flattened into rows."""
         flat = {key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}
         return _tensors(flat, model.device) or None
 

@@ -16,7 +16,7 @@ class Evaluator(ABC):
     """Evaluates policies."""
 
     deterministic: bool | None = None
-    """Whether the most probable actions are taken; ``None``: that is not for this evaluator to say."""
+    """Whether the most probable actions are taken; `None`: that is not for this evaluator to say."""
     model_selection: ModelSelectionBase | None = None
     """Told about the results."""
 
@@ -33,7 +33,7 @@ class Evaluator(ABC):
     def choosing(self, deterministic: bool | None) -> Iterator[None]:
         """Context in which actions are chosen as given.
 
-        :param deterministic: The most probable ones, or drawn ones; ``None``: as configured.
+        :param deterministic: The most probable ones, or drawn ones; `None`: as configured.
         """
         configured = self.deterministic
         if deterministic is not None and configured is not None:

@@ -29,9 +29,9 @@ class BestModelSelection(ModelSelectionBase):
     Where there are constraints, an evaluation that fulfils them is better than any that does not; as long as none does,
     the one that comes nearest is the best.
 
-    :param dump_file: Where to write the best model's weights; ``None`` keeps them in memory only.
-    :param model: The model that is trained; ``None`` only keeps track of the best evaluation.
-    :param dump_interval: Additionally write the current weights after every so many epochs, next to ``dump_file`` with
+    :param dump_file: Where to write the best model's weights; `None` keeps them in memory only.
+    :param model: The model that is trained; `None` only keeps track of the best evaluation.
+    :param dump_interval: Additionally write the current weights after every so many epochs, next to `dump_file` with
         the number of the epoch in the name. Where no trainer says when epochs end, evaluations count as such.
     :param verbose: Also print a line about evaluations that were not better.
     :raises ValueError: The interval is below 1.
@@ -177,7 +177,7 @@ class BestScore(float):
     """The statistic or KPI of a training's best evaluation, as it is logged.
 
     :param value: The number.
-    :param violation: How far that evaluation is from fulfilling its constraints; ``None``: it had none.
+    :param violation: How far that evaluation is from fulfilling its constraints; `None`: it had none.
     :param maximize: Whether more of it is better.
     """
 
@@ -191,7 +191,7 @@ class BestScore(float):
 
 
 def best_score(runner: Any) -> BestScore | None:
-    """How good the model is that a training has kept; ``None`` for other jobs, and where no evaluation was finite.
+    """How good the model is that a training has kept; `None` for other jobs, and where no evaluation was finite.
 
     :param runner: What ran the training.
     """

@@ -56,7 +56,7 @@ class Constraint(NamedTuple):
 
     @classmethod
     def parse(cls, text: Any) -> Constraint:
-        """Reads ``<statistic> <=, >=, <, > or == <number>``.
+        """Reads `<statistic> <=, >=, <, > or == <number>`.
 
         :raises ConfigError: The text is no comparison.
         """
@@ -82,12 +82,12 @@ class SelectionCriterion:
     """Judges evaluations by their epoch statistics.
 
     A statistic is named as TensorBoard shows it, with or without the prefix and the interface
-    (``eval_BaseEnvEvents/kpi/mean/waste``, ``kpi/mean/waste``). The mean, or an event's only statistic, needs no name
-    of its own (``kpi/waste``, ``invalid_cut``).
+    (`eval_BaseEnvEvents/kpi/mean/waste`, `kpi/mean/waste`). The mean, or an event's only statistic, needs no name
+    of its own (`kpi/waste`, `invalid_cut`).
 
-    :param objective: The statistic that counts; ``None``: the mean reward.
+    :param objective: The statistic that counts; `None`: the mean reward.
     :param maximize: Whether more of it is better.
-    :param constraints: What has to hold, such as ``kpi/waste <= 0.1``. An event that does not occur in an evaluation
+    :param constraints: What has to hold, such as `kpi/waste <= 0.1`. An event that does not occur in an evaluation
         counts as 0.
     :raises ConfigError: A value is of another type, or a constraint cannot be read.
     """
@@ -160,7 +160,7 @@ def tell(selection: ModelSelectionBase, criterion: SelectionCriterion, stats: Lo
 
 
 def find_statistic(stats: LogStats, name: str) -> float | None:
-    """The value of the statistic with this name; ``None``: there is none.
+    """The value of the statistic with this name; `None`: there is none.
 
     :param stats: Statistics of one level.
     :param name: See :class:`SelectionCriterion`.

@@ -279,7 +279,7 @@ class RolloutRows:
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """From ``[n_ticks, n_envs, ...]`` to rows, those of one environment after another."""
+    """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another."""
     return np.swapaxes(array, 0, 1).reshape(n_rows, *array.shape[2:])
 
 

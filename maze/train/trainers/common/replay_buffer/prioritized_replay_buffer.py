@@ -21,7 +21,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     """Draws steps in proportion to a power of their last error (Schaul et al. 2016, proportional variant).
 
     New steps get the highest priority there was. Batches are drawn in strata of equal priority, and carry importance
-    weights ``(n * probability) ** -beta``, scaled by the largest of the batch.
+    weights `(n * probability) ** -beta`, scaled by the largest of the batch.
 
     :param buffer_size: Most steps that are kept.
     :param seed: Seed of the draws.
@@ -48,9 +48,9 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     def set_errors(self, slots: np.ndarray, errors: np.ndarray) -> None:
         """Sets how surprising rows were.
 
-        :param slots: int64 ``[B]``: where they lie, see
+        :param slots: int64 `[B]`: where they lie, see
             :class:`~maze.train.trainers.common.replay_buffer.transitions.TransitionBatch`.
-        :param errors: float ``[B]``: absolute errors.
+        :param errors: float `[B]`: absolute errors.
         """
         priorities = (np.abs(errors) + _SMALLEST) ** self.alpha
         self._highest = max(self._highest, float(priorities.max()))
@@ -108,16 +108,16 @@ class SumTree:
 
     @property
     def leaves(self) -> np.ndarray:
-        """The numbers themselves, ``[size]``; a view."""
+        """The numbers themselves, `[size]`; a view."""
         return self._nodes[self._first_leaf : self._first_leaf + self._size]
 
     def values(self, indices: np.ndarray) -> np.ndarray:
-        """The numbers at ``indices``, ``[B]``."""
+        """The numbers at `indices`, `[B]`."""
         found: np.ndarray = self._nodes[self._first_leaf + indices]
         return found
 
     def set(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Sets the numbers at ``indices``, ``[B]``; of one that is named twice the last value counts."""
+        """Sets the numbers at `indices`, `[B]`; of one that is named twice the last value counts."""
         nodes = self._first_leaf + np.asarray(indices)
         self._nodes[nodes] = values
         while nodes.size and nodes[0] > 1:
@@ -125,7 +125,7 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, sums: np.ndarray) -> np.ndarray:
-        """For each of ``sums``, ``[B]`` in ``[0, total)``, the number in which the running total passes it."""
+        """For each of `sums`, `[B]` in `[0, total)`, the number in which the running total passes it."""
         nodes = np.ones(len(sums), np.int64)
         rest = np.array(sums, np.float64)
         while nodes[0] < self._first_leaf:

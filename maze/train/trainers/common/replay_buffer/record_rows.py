@@ -30,11 +30,11 @@ def rows_of_records(
     terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
     action is no fault.
 
-    :param records: Unbatched steps; what followed the last one is in its last ``next_observation``, which has to be
+    :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
         that of the actor to act then.
     :param actors: The actors of a complete step.
     :param first_number: Number that the first row will get.
-    :param action_spaces: By actor; ``None``: they are not known.
+    :param action_spaces: By actor; `None`: they are not known.
     :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
     :raises NonFiniteError: A number is NaN or infinite.
     """
@@ -125,7 +125,7 @@ def _row(
 
 
 def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
-    """The actions, those of ``Box`` heads clipped, where they are elements of their space."""
+    """The actions, those of `Box` heads clipped, where they are elements of their space."""
     bounds, checked = ActionBounds(space), dict(actions)
     for head, values in actions.items():
         entry = space.spaces.get(head)

@@ -25,7 +25,7 @@ class BaseReplayBuffer(ABC):
 
     It holds items, which are either all single environment steps or all rollouts of one length.
 
-    The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, ``len``) are enough for a
+    The methods (:meth:`add_rollout`, :meth:`add_transition`, :meth:`sample_batch`, `len`) are enough for a
     buffer of one's own. Trainings ask for rows and batches of arrays, which this class makes of these records;
     :class:`~maze.train.trainers.common.replay_buffer.uniform_replay_buffer.UniformReplayBuffer` keeps arrays from the
     beginning, and a buffer for long trainings is best derived from that one.
@@ -147,7 +147,7 @@ class BaseReplayBuffer(ABC):
     def state_dict(self, with_content: bool = True) -> dict[str, Any]:
         """State for checkpoints: plain values and tensors.
 
-        :param with_content: Whether the items are part of it; without them (`content` is ``None``), a training that is
+        :param with_content: Whether the items are part of it; without them (`content` is `None`), a training that is
             resumed fills the buffer anew.
         """
         return {"content": None}

@@ -33,16 +33,16 @@ class TransitionRows:
     """Of each actor of the step."""
     actions: list[Arrays]
     rewards: np.ndarray
-    """float32 ``[n, n_actors]``"""
+    """float32 `[n, n_actors]`"""
     next_observation: Arrays
     """What the first actor saw after the step: the true last observation where the episode was cut off. Where nothing
     of it counts (the episode terminated, or ended in mid-step) any observation of the first actor."""
     terminated: np.ndarray
-    """bool ``[n]``"""
+    """bool `[n]`"""
     n_substeps: np.ndarray
-    """int64 ``[n]``: number of actors that acted."""
+    """int64 `[n]`: number of actors that acted."""
     follows: np.ndarray
-    """int64 ``[n]``: number (counted over all that were ever added) of the row that each one continues; -1: none."""
+    """int64 `[n]`: number (counted over all that were ever added) of the row that each one continues; -1: none."""
 
     def __len__(self) -> int:
         return len(self.terminated)
@@ -56,19 +56,19 @@ class TransitionBatch:
     observations: list[TensorDict]
     actions: list[TensorDict]
     rewards: Tensor
-    """float32 ``[B, n_actors]``"""
+    """float32 `[B, n_actors]`"""
     next_observations: list[TensorDict]
     """First actor: what it saw after the step. Others: what they saw in the step after."""
     terminated: Tensor
-    """bool ``[B]``"""
+    """bool `[B]`"""
     n_substeps: Tensor | None
-    """int64 ``[B]``; None: all steps are complete."""
+    """int64 `[B]`; None: all steps are complete."""
     has_next_step: Tensor | None
-    """bool ``[B]``: whether ``next_observations`` of the other actors are known; None: there are no others."""
+    """bool `[B]`: whether `next_observations` of the other actors are known; None: there are no others."""
     slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64 ``[B]``: where the rows lie; empty where the buffer keeps none."""
+    """int64 `[B]`: where the rows lie; empty where the buffer keeps none."""
     weights: Tensor | None = None
-    """float32 ``[B]``: weights that make up for rows that are drawn more often than others; None: none are."""
+    """float32 `[B]`: weights that make up for rows that are drawn more often than others; None: none are."""
 
 
 @dataclass
@@ -76,13 +76,13 @@ class NStepReturns:
     """What followed rows over several environment steps."""
 
     rewards: Tensor
-    """float32 ``[B, n_actors]``: discounted sum of the rewards from each sub-step on."""
+    """float32 `[B, n_actors]`: discounted sum of the rewards from each sub-step on."""
     discounts: Tensor
-    """float32 ``[B]``: discount of the value of ``next_observation``."""
+    """float32 `[B]`: discount of the value of `next_observation`."""
     next_observation: TensorDict
     """What the first actor saw after the last of these steps."""
     terminated: Tensor
-    """bool ``[B]``: whether the episode terminated with it."""
+    """bool `[B]`: whether the episode terminated with it."""
 
 
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
@@ -207,7 +207,7 @@ class TransitionColumns:
     def read(self, slots: np.ndarray, device: str) -> TransitionBatch:
         """The rows in the given places.
 
-        :param slots: int64 ``[B]``, below the number of rows.
+        :param slots: int64 `[B]`, below the number of rows.
         :param device: Where the tensors go.
         """
         has_next_step, next_observations = None, [_take(self.next_observation, slots, device)]
@@ -238,7 +238,7 @@ class TransitionColumns:
 
         A step that was cut off before its last sub-step is not gone on with: it has no value of the first actor.
 
-        :param slots: int64 ``[B]``, below the number of rows.
+        :param slots: int64 `[B]`, below the number of rows.
         :param n_steps: Most environment steps.
         :param gamma: Discount for each of them.
         :param device: Where the tensors go.

@@ -55,7 +55,7 @@ class ESDistributedRollouts(ABC):
         """Yields evaluations of the policy first, and then pairs of perturbed policies for as long as it is asked.
 
         :param policy: The policy that is perturbed; it does not change meanwhile.
-        :param max_steps: Episodes are cut off after this number of environment steps; ``None``: never.
+        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
         :param noise_stddev: Standard deviation of the perturbations.
         :param normalization_stats: Statistics for observation normalization, for environments that want them.
         """

@@ -33,8 +33,8 @@ class ESDummyDistributedRollouts(ESDistributedRollouts):
     :param n_eval_rollouts: Number of episodes of the policy itself for each update.
     :param shared_noise: The noise table.
     :param agent_instance_seed: Seed of the perturbations.
-    :param env_factory: Makes further environments; ``None``: there is only the one.
-    :param env_seed: Each episode begins with a seed derived from this one; ``None``: the environment is not seeded.
+    :param env_factory: Makes further environments; `None`: there is only the one.
+    :param env_seed: Each episode begins with a seed derived from this one; `None`: the environment is not seeded.
     :param concurrency: Number of episodes side by side; 0: as many as an update has, up to 64.
     """
 

@@ -38,7 +38,7 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         self.shared_noise = shared_noise
         self.rng = np.random.RandomState(agent_instance_seed)
         self.max_steps: int | None = None
-        """Episodes are cut off after this number of environment steps; ``None``: never."""
+        """Episodes are cut off after this number of environment steps; `None`: never."""
         self._is_aborted = False
 
     def set_abort(self) -> None:

@@ -27,7 +27,7 @@ class Population:
     """The parameters of perturbed policies in the rows of one matrix; a forward pass is a batched matrix product.
 
     Actions are the most probable ones. Networks run in NumPy where they can be read as programs, and there a policy's
-    result is the same in any company; others are mapped over the rows by ``torch.func.vmap``.
+    result is the same in any company; others are mapped over the rows by `torch.func.vmap`.
 
     :param policy: The policy; its networks are used for their structure only.
     :param n_rows: Number of perturbed policies.
@@ -38,7 +38,7 @@ class Population:
         parameters = trained_parameters(policy)
         offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
         self.parameters = np.zeros((n_rows, offsets[-1]), np.float32)
-        """float32 ``[n_rows, n_parameters]``, in the order of ``trained_parameters(policy)``."""
+        """float32 `[n_rows, n_parameters]`, in the order of `trained_parameters(policy)`."""
         stacked = {
             id(parameter): self.parameters[:, start:end].reshape(n_rows, *parameter.shape)
             for parameter, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)
@@ -55,7 +55,7 @@ class Population:
         """Actions of some of the policies, each for an observation of its own.
 
         :param actor_id: Who acts.
-        :param observations: Arrays ``[len(rows), ...]``.
+        :param observations: Arrays `[len(rows), ...]`.
         :param rows: The policies.
         """
         key = self._policy._network_key(actor_id)
@@ -73,7 +73,7 @@ def population_size(policy: TorchPolicy, n_wanted: int) -> int:
 
 
 def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> str | None:
-    """Why perturbed versions of this policy cannot be asked together; ``None``: they can.
+    """Why perturbed versions of this policy cannot be asked together; `None`: they can.
 
     :param policy: Any policy.
     :param observation_spaces_dict: Observation spaces by sub-step key.

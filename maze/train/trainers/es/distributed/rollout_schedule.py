@@ -22,11 +22,11 @@ class Episode(NamedTuple):
     number: int
     """Counts the episodes of an update, in the order of their results."""
     noise_index: int | None
-    """Position of the perturbation in the noise table; ``None``: the policy as it is."""
+    """Position of the perturbation in the noise table; `None`: the policy as it is."""
     sign: int
     """1: the perturbation is added, -1: it is subtracted; 0: there is none."""
     env_seed: int | None
-    """Seed of the environment; ``None``: it goes on with its generator as it is."""
+    """Seed of the environment; `None`: it goes on with its generator as it is."""
 
     @staticmethod
     def unperturbed(number: int = 0, env_seed: int | None = None) -> Episode:
@@ -58,7 +58,7 @@ class EpisodeSeeds:
 
     :param shared_noise: The noise table.
     :param agent_seed: Seed of the perturbations.
-    :param env_seed: Seed of the environment seeds; ``None``: environments are not seeded.
+    :param env_seed: Seed of the environment seeds; `None`: environments are not seeded.
     """
 
     def __init__(self, shared_noise: SharedNoiseTable, agent_seed: int, env_seed: int | None) -> None:

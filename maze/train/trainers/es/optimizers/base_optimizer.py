@@ -38,7 +38,7 @@ class Optimizer(ABC):
     def update(self, global_gradient: np.ndarray) -> float:
         """Changes the policy's parameters.
 
-        :param global_gradient: Gradient of what is to be minimised, ``[dim]``.
+        :param global_gradient: Gradient of what is to be minimised, `[dim]`.
         :return: Norm of the step, relative to the norm of the parameters.
         """
         assert self.policy is not None, "setup comes first"
@@ -53,7 +53,7 @@ class Optimizer(ABC):
     def _compute_step(self, gradient: np.ndarray) -> np.ndarray:
         """What is added to the parameters.
 
-        :param gradient: float32 ``[dim]``.
+        :param gradient: float32 `[dim]`.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,5 +78,5 @@ class Optimizer(ABC):
             value[:] = state_dict[name].numpy()
 
     def _moments(self) -> dict[str, np.ndarray]:
-        """The arrays ``[dim]`` that the optimizer keeps."""
+        """The arrays `[dim]` that the optimizer keeps."""
         return {}
