@@ -236,6 +236,8 @@ class AgentDeployment:
     ) -> None:
         """Finishes the running episode, if there is one, and releases everything. Closing again does nothing.
 
+        The statistics stay: those of this object, and as epoch statistics those of its ``env``.
+
         The arguments are those of :meth:`finish_episode`.
 
         :raises DeploymentError: Another thread is still waiting for an action.
@@ -376,6 +378,7 @@ class AgentDeployment:
         finally:
             self._forget_session()
             self._stop_listening()
+            self.env.get_stats(LogStatsLevel.EPOCH).last_stats = self.stats
             if self._owns_env:
                 self.env.close()
 

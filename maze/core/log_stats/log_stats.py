@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -89,6 +90,11 @@ class LogStatsAggregator(LogStatsConsumer):
         for (event, name, group), value in stats.items():
             for slot in self._add(event, value, name, group):
                 slot.count_period(period)
+
+    @property
+    def has_received(self) -> bool:
+        """Whether statistics of the level below wait to be reduced."""
+        return bool(self._lengths)
 
     def clear_inputs(self) -> None:
         """Drops what was collected since the last :meth:`reduce`."""
@@ -254,6 +260,7 @@ class StatsContext:
         """Called whenever a log step is finished."""
         self.event_writers: list[LogEventsWriter] = []
         """Receive the event log of every finished episode."""
+        self._epochs: list[weakref.ref[Any]] = []
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
         self._lock = threading.RLock()
@@ -287,9 +294,20 @@ class StatsContext:
             for writer in self.writers:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
+    def register_epoch(self, env: Any) -> None:
+        """Has ``env.finish_epoch()`` called whenever a log step is finished, as long as somebody holds the environment.
+
+        :param env: An environment with statistics of its own.
+        """
+        self._epochs = [known for known in self._epochs if known() is not None]
+        self._epochs.append(weakref.ref(env))
+
     def finish_step(self) -> None:
-        """Runs the hooks and begins the next log step."""
+        """Completes the epochs of environments, runs the hooks and begins the next log step."""
         with self._lock:
+            for env in [known() for known in self._epochs]:
+                if env is not None:
+                    env.finish_epoch()
             for hook in self.hooks:
                 hook()
             for writer in self.writers:

@@ -11,7 +11,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, get_stats_logger
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel, StatsContext, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.episode_recorder import EpisodeRecorder
 from maze.core.wrappers.wrapper import Wrapper
@@ -24,7 +24,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
 
     The statistics of an episode are complete at the ``reset`` that follows it; an episode that is reset before its end
     counts as well. Key performance indicators are calculated then. :meth:`write_epoch_stats` logs all episodes since
-    its last call.
+    its last call; ``increment_log_step`` does so as well, of the context in which the wrapper was made.
 
     :param env: The environment.
     :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); ``None``: only collect them.
@@ -40,6 +40,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         self._recorder = EpisodeRecorder(self.episode_stats)
         self.logging_prefix = logging_prefix
         super().__init__(env)
+        StatsContext.active().register_epoch(self)
 
     @classmethod
     @override(Wrapper)
@@ -68,6 +69,13 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     def publish_episode(self) -> None:
         """Publishes the statistics of the episode so far at once; the ``reset`` that follows does not repeat them."""
         self._recorder.publish()
+
+    def finish_epoch(self) -> None:
+        """Writes the statistics of the epoch, the episode that has just ended included, if there are any to write."""
+        if self._recorder.is_done:
+            self._recorder.publish()
+        if self.epoch_stats.has_received:
+            self.write_epoch_stats()
 
     def discard_episode(self) -> None:
         """Forgets the episode so far, as if it had not been played; a ``reset`` has to follow."""
@@ -117,6 +125,11 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         """
         self._recorder.request_log()
         return self._recorder.event_log()
+
+    @property
+    def episode_event_log(self) -> EpisodeEventLog:
+        """The same as :meth:`get_episode_event_log` gives."""
+        return self.get_episode_event_log()
 
     def render_stats(
         self,

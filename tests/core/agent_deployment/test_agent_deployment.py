@@ -116,6 +116,16 @@ def test_statistics_cover_the_latest_episodes() -> None:
         assert deployment.get_stats_value(BaseEnvEvents.reward, name="total_episode_count") == 2
 
 
+def test_after_closing_the_environment_has_the_statistics_as_well() -> None:
+    deployment = cartpole()
+    run_episode(deployment, 3)
+    deployment.act(STATE, 0, False, {})
+    deployment.close(STATE, 1.0, True, {})
+    for name, value in (("episode_count", 2), ("max", 3.0), ("min", 1.0)):
+        assert deployment.get_stats_value(BaseEnvEvents.reward, name=name) == value
+        assert deployment.env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name=name) == value
+
+
 def test_an_episode_without_a_last_state_counts_as_far_as_it_is_known() -> None:
     with cartpole() as deployment:
         for reward in (None, 1.0, 1.0):

@@ -15,7 +15,13 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
-from maze.core.log_stats.log_stats import LogStatsConsumer, LogStatsKey, LogStatsLevel, StatsContext
+from maze.core.log_stats.log_stats import (
+    LogStatsConsumer,
+    LogStatsKey,
+    LogStatsLevel,
+    StatsContext,
+    increment_log_step,
+)
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import Wrapper
@@ -423,3 +429,53 @@ def test_environment_statistics_equal_a_naive_calculation(episodes, is_flat):
         LogStatsKey(DiscreteActionEvents.action, None, ("substep_0", "piece_idx"))
     ]
     assert pieces == [piece for episode in episodes for piece, _ in episode]
+
+
+def test_finishing_a_log_step_completes_the_epoch_and_writes_it_once():
+    class Kept(LogStatsConsumer):
+        def __init__(self):
+            self.received = []
+
+        def receive(self, stat):
+            self.received.append(stat)
+
+    with StatsContext():
+        env = LogStatsWrapper(cutting_env(), logging_prefix="train")
+        env.epoch_stats.register_consumer(kept := Kept())
+        run_episode(env)
+        increment_log_step()  # with the episode that has just ended
+        assert env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean") == -6
+        increment_log_step()
+        env.reset()
+        env.write_epoch_stats()
+        assert [len(stats) > 0 for stats in kept.received] == [True, False]
+        run_episode(env)
+        env.reset()
+        env.write_epoch_stats()
+        increment_log_step()
+        key = LogStatsKey(BaseEnvEvents.reward, "total_episode_count", None)
+        assert [stats[key] for stats in kept.received if key in stats] == [1, 2]
+
+
+def test_a_log_step_leaves_episodes_under_way_and_environments_of_other_contexts_alone():
+    with StatsContext():
+        outer = LogStatsWrapper(cutting_env())
+        run_episode(outer)
+        with StatsContext():
+            env = LogStatsWrapper(cutting_env())
+            env.reset()
+            env.step(FOUR_STEPS[0])
+            forgotten = LogStatsWrapper(cutting_env())
+            del forgotten
+            increment_log_step()
+            assert not env.epoch_stats.last_stats
+        assert not outer.epoch_stats.last_stats
+
+
+def test_the_episodes_log_is_an_attribute_as_well():
+    env = LogStatsWrapper(cutting_env())
+    assert not env.episode_event_log.step_event_logs
+    run_episode(env)
+    log = env.episode_event_log
+    assert len(log.step_event_logs) == 4
+    assert [event.value for event in log.query_events(BaseEnvEvents.reward)] == [-1, -2, -1, -2]

@@ -22,7 +22,12 @@ from maze.core.trajectory_recording.datasets.trajectory_processor import (
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord, StateTrajectoryRecord
+from maze.core.trajectory_recording.records.trajectory_record import (
+    SpacesTrajectoryRecord,
+    StateTrajectoryRecord,
+    load_trajectories,
+    load_trajectory,
+)
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -100,6 +105,21 @@ def test_both_documented_names_of_the_source_work_and_the_one_without_a_default_
     assert len(dataset("trajectory_data", dir_or_file=str(trajectory_dir))) == 9
     first = InMemoryDataset.list_trajectory_files(trajectory_dir)[0]
     assert len(dataset([first, first])) == 2 * len(dataset(first))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_file_may_hold_a_list_of_trajectories(trajectory_dir, tmp_path, kind, n_workers):
+    trajectories = [load_trajectory(file) for file in InMemoryDataset.list_trajectory_files(trajectory_dir)]
+    together = tmp_path / "all.pkl"
+    together.write_bytes(pickle.dumps(kind(trajectories)))
+    assert [one.id for one in load_trajectories(together)] == [one.id for one in trajectories]
+    assert contents(dataset([together, together], n_workers=n_workers)) == 2 * contents(dataset(trajectory_dir))
+    with pytest.raises(CheckpointError, match=r"found 3.*load_trajectories"):
+        load_trajectory(together)
+    together.write_bytes(pickle.dumps([*trajectories, "no trajectory"]))
+    with pytest.raises(CheckpointError, match="a list of them, found an object of type str"):
+        dataset(together)
 
 
 def test_the_processor_may_come_as_a_configuration(trajectory_dir):

@@ -157,7 +157,7 @@ def test_types_of_ones_own_are_allowed_by_class_by_name_by_pattern_or_for_good(t
     [
         (b"", "not a readable pickle"),
         (b"<html>", "not a readable pickle"),
-        (pickle.dumps([1]), "found an object of type list"),
+        (pickle.dumps([1]), "found an object of type int"),
     ],
 )
 def test_damaged_and_foreign_files_are_named(content, expected, tmp_path):

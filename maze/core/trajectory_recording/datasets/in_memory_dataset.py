@@ -17,7 +17,7 @@ from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.load_workers import load_in_processes
 from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord, load_trajectory
+from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
 from maze.core.utils.factory import ConfigType, Factory
 
@@ -136,7 +136,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         if Path(trajectory_file).suffix == COLUMNS_SUFFIX:
             yield from read_spaces_columns(trajectory_file)
         else:
-            yield load_trajectory(trajectory_file, allow_pickle=allow_pickle, extra_types=extra_types)
+            yield from load_trajectories(trajectory_file, allow_pickle=allow_pickle, extra_types=extra_types)
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:

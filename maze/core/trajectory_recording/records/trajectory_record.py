@@ -139,11 +139,32 @@ def load_trajectory(
         renderer, their full names, or a pattern such as `my_project.envs.*`.
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or no trajectory.
     """
-    hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
-    trajectory = safe_load(path, extra_types, allow_pickle, hint, data_classes=_DATA_CLASSES | _EVENTS)
-    if not isinstance(trajectory, TrajectoryRecord):
+    trajectories = load_trajectories(path, allow_pickle, extra_types)
+    if len(trajectories) != 1:
         raise CheckpointError(
-            f"{path}: expected a trajectory record, found an object of type {type(trajectory).__name__}. "
-            "Trajectories are recorded with `runner.record_trajectory=true` into `trajectory_data/`."
+            f"{path}: expected one trajectory record, found {len(trajectories)}. Read them with `load_trajectories`."
         )
-    return trajectory
+    return trajectories[0]
+
+
+def load_trajectories(
+    path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+) -> list[TrajectoryRecord[object]]:
+    """Reads the trajectories in a file that holds one of them, or a list.
+
+    :param path: The file.
+    :param allow_pickle: Trust the file: load any type, which can run any code.
+    :param extra_types: Further types that may be loaded, as for :func:`load_trajectory`.
+    :raises CheckpointError: The file is damaged, holds types that are not allowed, or something else.
+    """
+    hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
+    content = safe_load(path, extra_types, allow_pickle, hint, data_classes=_DATA_CLASSES | _EVENTS)
+    trajectories = list(content) if isinstance(content, list | tuple) else [content]
+    for trajectory in trajectories:
+        if not isinstance(trajectory, TrajectoryRecord):
+            raise CheckpointError(
+                f"{path}: expected a trajectory record or a list of them, found an object of type "
+                f"{type(trajectory).__name__}. Trajectories are recorded with `runner.record_trajectory=true` into "
+                "`trajectory_data/`."
+            )
+    return trajectories
