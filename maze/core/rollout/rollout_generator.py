@@ -96,12 +96,12 @@ class RolloutGenerator:
         state: dict[str, Any] = self.env.state_dict()
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         """Continues from a state that :meth:`state_dict` returned.
 
-        :return: Which environments begin new episodes, and why.
+        :return: Why environments begin new episodes instead, by their index.
         """
-        problems: list[str] = self.env.load_state_dict(state_dict)
+        problems: dict[int, str] = self.env.load_state_dict(state_dict)
         self.reset()
         return problems
 

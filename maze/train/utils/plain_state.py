@@ -80,8 +80,23 @@ def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[st
             part.set_state(states[name])
         else:
             reported = part.load_state_dict(from_plain(states[name]))
-            problems += reported if isinstance(reported, list) else []
+            problems += new_episodes(reported) if isinstance(reported, Mapping) else reported or []
     return problems
+
+
+def new_episodes(problems: Mapping[int, str]) -> list[str]:
+    """Says which environments begin new episodes.
+
+    :param problems: The reasons by index of the environment.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for index, reason in problems.items():
+        by_reason.setdefault(reason, []).append(str(index))
+    return [
+        f"{'environments' if len(indices) > 1 else 'environment'} {', '.join(indices)} "
+        f"{'begin new episodes' if len(indices) > 1 else 'begins a new episode'} ({reason})"
+        for reason, indices in by_reason.items()
+    ]
 
 
 def statistics_to_plain(aggregator: LogStatsAggregator) -> dict[str, Any]:

@@ -116,6 +116,10 @@ def test_settings_out_of_range_are_refused(arguments):
         wrapped(**arguments)
 
 
+def learned(env):
+    return [state["wrappers"] for state in env.state_dict()["environments"]]
+
+
 @pytest.mark.parametrize("make_vector_env", [SequentialVectorEnv, SubprocVectorEnv])
 def test_statistics_are_taken_from_vector_environments_and_given_back(make_vector_env):
     env, other = make_vector_env([make_counting] * 2), SequentialVectorEnv([make_counting] * 3)
@@ -123,22 +127,23 @@ def test_statistics_are_taken_from_vector_environments_and_given_back(make_vecto
         env.reset()
         for _ in range(3):
             env.step({"action": np.zeros(2, np.int64)})
-        states = env.wrapper_statistics()
+        states = learned(env)
         assert [state[0]["count"] for state in states] == [3, 3]
-        other.load_wrapper_statistics(states)
-        assert other.wrapper_statistics() == [*states, states[0]]
-        env.load_wrapper_statistics(other.wrapper_statistics()[:2])
-        assert env.wrapper_statistics() == states
+        other.load_state_dict(env.state_dict())
+        assert learned(other) == [*states, states[0]]
+        env.load_state_dict({"environments": other.state_dict()["environments"][:2]})
+        assert learned(env) == states
     finally:
         env.close()
 
 
 def test_environments_without_statistics_have_none_to_save():
     env = SequentialVectorEnv([lambda: GymMazeEnv(CountingEnv())])
-    assert env.wrapper_statistics() == []
-    env.load_wrapper_statistics([])
+    assert learned(env) == [[]]
+    env.load_state_dict(env.state_dict())
+    of_others = [{"problem": "another environment", "wrappers": [{"count": 1, "mean": 0.0, "squares": 0.0}]}]
     with pytest.raises(CheckpointError, match="statistics of 1 wrappers"):
-        env.load_wrapper_statistics([[{"count": 1, "mean": 0.0, "squares": 0.0}]])
+        env.load_state_dict({"environments": of_others})
 
 
 def test_statistics_survive_the_way_through_a_state():

@@ -70,8 +70,13 @@ def begun(env):
     return out
 
 
+def learned(env):
+    """What the wrappers of each environment have learned."""
+    return [state["wrappers"] for state in env.state_dict()["environments"]]
+
+
 def continued(env, state):
-    problems = env.load_episodes_state(from_plain(to_plain(state)))
+    problems = env.load_state_dict(from_plain(to_plain(state)))
     assert problems == {}
     return begun(env)
 
@@ -85,9 +90,9 @@ def test_what_follows_is_what_would_have_followed(name, n_before, reseed_often):
     play(original, out, rng, n_before)
     original.clear_epoch_stats()
     other = SequentialVectorEnv([FACTORIES[name]] * 3)
-    other_out = continued(other, original.episodes_state())
+    other_out = continued(other, original.state_dict())
     assert observed(other, other_out) == observed(original, out)
-    assert other.wrapper_statistics() == original.wrapper_statistics()
+    assert learned(other) == learned(original)
     other_rng = np.random.default_rng(3)
     other_rng.bit_generator.state = rng.bit_generator.state
     assert play(other, other_out, other_rng, 40) == play(original, out, rng, 40)
@@ -111,11 +116,11 @@ def test_a_state_of_processes_can_be_continued_in_this_one_and_the_other_way_rou
         sequential.seed([1, 2, 3])
         play(sequential, begun(sequential), rng, 10)
         state = rng.bit_generator.state
-        out = continued(second, sequential.episodes_state())
+        out = continued(second, sequential.state_dict())
         assert play(second, out, rng, 10) == expected
         rng.bit_generator.state = state
         third = SequentialVectorEnv(factories)
-        out = continued(third, second.episodes_state())
+        out = continued(third, second.state_dict())
         assert observed(third, out) == expected[-1][1]
     finally:
         first.close()
@@ -133,7 +138,7 @@ def test_a_continued_environment_can_be_saved_and_continued_again(reseed_often):
     for _ in range(8):
         found += play(env, out, rng, 3)
         following = SequentialVectorEnv([factory] * 2)
-        out = continued(following, env.episodes_state())
+        out = continued(following, env.state_dict())
         env = following
     assert found == expected
 
@@ -152,7 +157,7 @@ def test_any_sequence_of_saving_and_continuing_gives_the_same_trajectory(lengths
         out, rng, found = begun(env), np.random.default_rng(1), []
         for length in lengths:
             found += play(env, out, rng, length)
-            state = env.episodes_state()
+            state = env.state_dict()
             env = SequentialVectorEnv([FACTORIES[name]] * 2)
             out = continued(env, state)
         assert found == expected
@@ -182,16 +187,16 @@ def test_an_evaluation_goes_on_with_the_episodes_that_would_have_come_next():
     env, other = (SequentialVectorEnv([FACTORIES["gymnasium"]] * 2) for _ in range(2))
     env.seed([1, 2])
     play(env, begun(env), np.random.default_rng(0), 5)
-    state = env.episodes_state(with_running=False)
-    assert all("sequence" not in of_env for of_env in state)
-    assert other.load_episodes_state(from_plain(to_plain(state))) == {}
+    state = env.state_dict(with_running=False)
+    assert all("sequence" not in of_env for of_env in state["environments"])
+    assert other.load_state_dict(from_plain(to_plain(state))) == {}
     np.testing.assert_array_equal(begun(env)[0]["observation"], begun(other)[0]["observation"])
 
 
 def test_before_the_first_reset_there_are_seeds_only():
     env, other = (SequentialVectorEnv([FACTORIES["gymnasium"]] * 2) for _ in range(2))
     env.seed([1, 2])
-    assert other.load_episodes_state(from_plain(to_plain(env.episodes_state()))) == {}
+    assert other.load_state_dict(from_plain(to_plain(env.state_dict()))) == {}
     np.testing.assert_array_equal(begun(env)[0]["observation"], begun(other)[0]["observation"])
 
 
@@ -230,7 +235,7 @@ def test_nothing_that_is_played_again_is_counted_or_recorded_again(reseed_often)
     writer: Any = Writer()
     TrajectoryWriterRegistry.register_writer(writer)
     try:
-        continued(other, env.episodes_state())
+        continued(other, env.state_dict())
     finally:
         TrajectoryWriterRegistry.unregister_writer(writer)
     assert written == []
@@ -246,7 +251,7 @@ def test_steps_of_wrappers_that_draw_at_reset_are_played_again():
     out, rng = begun(env), np.random.default_rng(0)
     play(env, out, rng, 30)
     other = SequentialVectorEnv([make] * 2)
-    assert observed(other, continued(other, env.episodes_state())) == observed(env, out)
+    assert observed(other, continued(other, env.state_dict())) == observed(env, out)
 
 
 # -- what cannot be continued -----------------------------------------------------------------------
@@ -258,7 +263,7 @@ def test_an_environment_that_is_not_deterministic_is_named_and_begins_a_new_epis
     play(env, begun(env), np.random.default_rng(0), 4)
     other = SequentialVectorEnv([counting_env] * 2)
     begun(other)  # an episode more
-    problems = other.load_episodes_state(env.episodes_state())
+    problems = other.load_state_dict(env.state_dict())
     assert set(problems) == {0, 1}
     assert "not deterministic under its seed" in problems[0]
     out = begun(other)
@@ -271,7 +276,7 @@ def test_an_environment_that_raises_when_played_again_begins_a_new_episode():
     env.seed([1])
     play(env, begun(env), np.random.default_rng(0), 2)
     other = SequentialVectorEnv([partial(counting_env, fault=("raise", 1))])
-    problems = other.load_episodes_state(env.episodes_state())
+    problems = other.load_state_dict(env.state_dict())
     assert "raised ValueError: the simulator lost its marbles" in problems[0]
     assert begun(other)[0]["count"][0, 0] == 0
 
@@ -279,7 +284,7 @@ def test_an_environment_that_raises_when_played_again_begins_a_new_episode():
 def test_environments_without_seeds_say_so():
     env = SequentialVectorEnv([random_walk_env])
     begun(env)
-    problems = SequentialVectorEnv([random_walk_env]).load_episodes_state(env.episodes_state())
+    problems = SequentialVectorEnv([random_walk_env]).load_state_dict(env.state_dict())
     assert "not seeded with an integer" in problems[0]
 
 
@@ -288,7 +293,7 @@ def test_another_number_of_environments_begins_anew():
     env.seed([1, 2])
     begun(env)
     other = SequentialVectorEnv([random_walk_env] * 3)
-    assert set(other.load_episodes_state(env.episodes_state())) == {0, 1, 2}
+    assert set(other.load_state_dict(env.state_dict())) == {0, 1, 2}
 
 
 def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
@@ -296,11 +301,11 @@ def test_an_episode_without_end_does_not_fill_the_memory(monkeypatch):
     env = SequentialVectorEnv([partial(two_step_env, 10_000)])
     env.seed([1])
     play(env, begun(env), np.random.default_rng(0), 700)
-    (state,) = env.episodes_state()
+    (state,) = env.state_dict()["environments"]
     assert "more than 300 steps" in state["problem"]
     assert len(env._batch._log._ticks) <= 300 + 256
     other = SequentialVectorEnv([partial(two_step_env, 10_000)])
-    assert "more than 300 steps" in other.load_episodes_state([state])[0]
+    assert "more than 300 steps" in other.load_state_dict({"environments": [state]})[0]
     assert begun(other)["choose"]["time"][0] == 0
 
 
@@ -335,7 +340,7 @@ def test_the_seed_is_known_in_an_environment_that_was_brought_back(reseed_often)
     original.seed([1, 2])
     play(original, begun(original), np.random.default_rng(3), 30)
     other = SequentialVectorEnv([random_walk_env] * 2)
-    continued(other, original.episodes_state())
+    continued(other, original.state_dict())
     assert [other.seeding_at(index, 1) for index in range(2)] == [original.seeding_at(index, 1) for index in range(2)]
 
 

@@ -12,6 +12,7 @@ import torch
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import collected
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
@@ -105,8 +106,8 @@ class _Actor(LogStatsConsumer):
         self._n_tickets -= 1
         self._env.clear_epoch_stats()  # they are kept by the learner
         packet = tuple(RolloutPacket.of(self._columns))
-        states = self._env.wrapper_statistics()
-        self._outbox.send(messages.RESULT, (packet, self._version, self._finished, states))
+        states = [statistics_states(env) for env in self._env.envs]
+        self._outbox.send(messages.RESULT, (packet, self._version, self._finished, states if any(states) else []))
         self._finished = []
 
     def _call_start(
@@ -133,4 +134,5 @@ class _Actor(LogStatsConsumer):
 
     def _call_wrapper_statistics(self, states: list[Any]) -> None:
         """Takes over what wrappers had learned."""
-        self._env.load_wrapper_statistics(states)
+        for env, state in zip(self._env.envs, states, strict=True):
+            load_statistics_states(env, state)

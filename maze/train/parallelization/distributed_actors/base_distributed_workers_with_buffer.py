@@ -6,12 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.vector_env.replay_log import ResumableEnvironments
 from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
-class BaseDistributedWorkersWithBuffer(ResumableEnvironments, ABC):
+class BaseDistributedWorkersWithBuffer(ABC):
     """Base of actors that collect rollouts into a replay buffer, from which a learner draws batches.
 
     :param env_factory: Makes one environment.
@@ -56,7 +54,7 @@ class BaseDistributedWorkersWithBuffer(ResumableEnvironments, ABC):
         self.env_factory = env_factory
         self.worker_policy = worker_policy
         self.n_rollout_steps = n_rollout_steps
-        self.n_workers = self.n_envs = n_workers
+        self.n_workers = n_workers
         self.batch_size = batch_size
         self.rollouts_per_iteration = rollouts_per_iteration
         self.split_rollouts_into_transitions = split_rollouts_into_transitions
@@ -127,13 +125,14 @@ class BaseDistributedWorkersWithBuffer(ResumableEnvironments, ABC):
         """Passes the statistics of the epoch on to the writers, and begins the next one."""
         self.epoch_stats.reduce()
 
-    @override(ResumableEnvironments)
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""
-        return {**super().state_dict(), "policy_generators": self.worker_policy.rng_state()}
+        return {"policy_generators": self.worker_policy.rng_state()}
 
-    @override(ResumableEnvironments)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """Continues from a state that :meth:`state_dict` returned; the buffer comes first."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        """Continues from a state that :meth:`state_dict` returned, perhaps of other workers; the buffer comes first.
+
+        :return: Why environments begin new episodes with the next rollouts, by their index.
+        """
         self.worker_policy.set_rng_state(state_dict["policy_generators"])
-        return super().load_state_dict(state_dict)
+        return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")

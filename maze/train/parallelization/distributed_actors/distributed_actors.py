@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, Log
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
-from maze.train.parallelization.vector_env.replay_log import ResumableEnvironments
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -39,7 +38,7 @@ class CollectedBatch:
     """For each rollout, how many updates its policy had missed when the batch was made."""
 
 
-class DistributedActors(ResumableEnvironments, ABC):
+class DistributedActors(ABC):
     """Actors that collect rollouts with a policy which a learner updates meanwhile.
 
     Between :meth:`start` and :meth:`stop` each actor steps its own environments, rollout after rollout.
@@ -75,8 +74,6 @@ class DistributedActors(ResumableEnvironments, ABC):
         self.n_actors = n_actors
         self.batch_size = batch_size
         self.envs_per_actor = envs_per_actor
-        self.n_envs = batch_size * envs_per_actor
-        """Number of environments whose steps a batch holds."""
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._batch: RolloutColumns | None = None
 
@@ -136,9 +133,26 @@ class DistributedActors(ResumableEnvironments, ABC):
         """The environments of a batch, as far as trainers need them: their number, statistics and wrappers' states."""
         return self
 
+    @property
+    def n_envs(self) -> int:
+        """Number of environments whose steps a batch holds."""
+        return self.batch_size * self.envs_per_actor
+
     def write_epoch_stats(self) -> None:
         """Writes the statistics of the episodes finished since the last call."""
         self.epoch_stats.reduce()
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Where the actors' environments are, as far as that is known, and what their wrappers have learned."""
+
+    @abstractmethod
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        """Brings the environments to where they were.
+
+        :param state_dict: As :meth:`state_dict` gave it, perhaps of other actors.
+        :return: Why environments begin new episodes instead, by their index.
+        """
 
     def reset(self) -> None:
         """Actors go on where they are; only trainers' other sources of rollouts have to be told."""

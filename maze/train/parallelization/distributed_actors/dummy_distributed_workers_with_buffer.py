@@ -14,8 +14,13 @@ from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
     BaseDistributedWorkersWithBuffer,
 )
+from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import (
+    StructuredVectorEnv,
+    joint_state,
+    load_joint_state,
+)
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
@@ -98,41 +103,31 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         return self._actors
 
     @override(BaseDistributedWorkersWithBuffer)
-    def wrapper_statistics(self) -> list[Any]:
-        states = [state for group in self._groups for state in group.env.wrapper_statistics()]
-        return states if any(states) else []
+    def state_dict(self) -> dict[str, Any]:
+        rows = [row for group in self._groups for row in group.rows.state()]
+        environments = joint_state(group.env for group in self._groups)
+        return {**super().state_dict(), "turn": self._turn, "n_groups": len(self._groups), "rows": rows, **environments}
 
     @override(BaseDistributedWorkersWithBuffer)
-    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        super().load_state_dict(state_dict)
         self.start()
-        for index, group in enumerate(self._groups):
-            n_envs = group.env.n_envs
-            group.env.load_wrapper_statistics(list(states[index * n_envs : (index + 1) * n_envs]))
-
-    @override(BaseDistributedWorkersWithBuffer)
-    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
-        groups = [{"environments": group.env.episodes_state(), "rows": group.rows.state()} for group in self._groups]
-        return {"turn": self._turn, "groups": groups}
-
-    @override(BaseDistributedWorkersWithBuffer)
-    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
-        self.start()
+        states = states_for(state_dict, self.n_workers)
+        if state_dict.get("n_groups") != len(self._groups):
+            reason = "the training stepped them in other groups"
+            states = [{"problem": state.get("problem", reason), "wrappers": state["wrappers"]} for state in states]
+        else:
+            self._turn = state_dict["turn"]
+        problems = load_joint_state([group.env for group in self._groups], {"environments": states})
+        rows = state_dict.get("rows", [])
+        first = 0
         for group in self._groups:
             group.generator.reset()
-            group.rows.reset()
-        groups = state.get("groups", [])
-        sizes = [len(group["environments"]) for group in groups]
-        if sizes != [group.env.n_envs for group in self._groups]:
-            reason = f"the training stepped {sum(sizes)} environments in {len(sizes)} groups, now it is different"
-            return dict.fromkeys(range(self.n_workers), reason)
-        self._turn = state["turn"]
-        problems: dict[int, str] = {}
-        first = 0
-        for group, stored in zip(self._groups, groups, strict=True):
-            of_group = group.env.load_episodes_state(stored["environments"])
-            group.rows.load_state(stored["rows"], of_group, not self.replay_buffer.lacks_rows)
-            problems.update({first + index: problem for index, problem in of_group.items()})
-            first += group.env.n_envs
+            n_envs = group.columns.n_envs
+            new_episodes = [index for index in range(n_envs) if first + index in problems]
+            with_numbers = not self.replay_buffer.lacks_rows
+            group.rows.load_state(rows[first : first + n_envs], new_episodes, with_numbers)
+            first += n_envs
         return problems
 
     def _make_group(self, n_envs: int, seeds: Sequence[int]) -> _Group:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.running_statistics import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
@@ -18,7 +19,9 @@ from maze.train.parallelization.distributed_actors.distributed_actors import (
     seed_of_start,
 )
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.structured_vector_env import joint_state, load_joint_state
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -55,8 +58,7 @@ class SequentialDistributedActors(DistributedActors):
         self._columns: list[RolloutColumns] = []
         self._n_starts = 0
         self._next_actor = 0
-        self._wrapper_states: list[Any] = []
-        self._stopped_state: dict[str, Any] = {}
+        self._stopped_state: dict[str, Any] = {"environments": []}
 
     @override(DistributedActors)
     def start(self) -> None:
@@ -75,12 +77,14 @@ class SequentialDistributedActors(DistributedActors):
             self._generators.append(RolloutGenerator(env, record_logits=True))
         self._n_starts += 1
         self._next_actor = 0
-        self.load_wrapper_statistics(self._wrapper_states)
+        envs = [env for generator in self._generators for env in generator.env.envs]
+        for env, state in zip(envs, states_for(self._stopped_state, len(envs)), strict=True):
+            if state["wrappers"]:  # they go on learning from where they were
+                load_statistics_states(env, state["wrappers"])
 
     @override(DistributedActors)
     def stop(self) -> None:
-        self._wrapper_states = self.wrapper_statistics()
-        self._stopped_state = self.episodes_state()
+        self._stopped_state = self.state_dict()
         for generator in self._generators:
             generator.env.close()
         self._generators.clear()
@@ -111,45 +115,20 @@ class SequentialDistributedActors(DistributedActors):
         return CollectedBatch(joined, 0, 0, seconds, [0] * self.batch_size)
 
     @override(DistributedActors)
-    def wrapper_statistics(self) -> list[Any]:
-        if not self._generators:
-            return self._wrapper_states
-        states = [generator.env.wrapper_statistics() for generator in self._generators]
-        return [state for of_actor in states for state in of_actor]
-
-    @override(DistributedActors)
-    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
-        self._wrapper_states = list(states)
-        for actor, generator in enumerate(self._generators):
-            if states:
-                own = [states[(actor * self.envs_per_actor + i) % len(states)] for i in range(self.envs_per_actor)]
-                generator.env.load_wrapper_statistics(own)
-
-    @override(DistributedActors)
-    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         if not self._generators:
             return self._stopped_state
-        environments = [state for generator in self._generators for state in generator.env.episodes_state()]
-        return {"n_starts": self._n_starts, "next_actor": self._next_actor, "environments": environments}
+        counts = {"n_starts": self._n_starts, "next_actor": self._next_actor}
+        return {**counts, **joint_state(generator.env for generator in self._generators)}
 
     @override(DistributedActors)
-    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
-        n_envs = self.n_actors * self.envs_per_actor
-        self._n_starts = state.get("n_starts", 0)
-        environments = state.get("environments")
-        if environments is None:
-            return dict.fromkeys(range(n_envs), "they were in processes of their own, which were ahead of the training")
-        if len(environments) != n_envs:
-            reason = f"the training had {len(environments)} environments, now there are {n_envs}"
-            return dict.fromkeys(range(n_envs), reason)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        self._n_starts = state_dict.get("n_starts", 0)
         self.start()
-        self._n_starts, self._next_actor = state["n_starts"], state["next_actor"]
-        problems: dict[int, str] = {}
-        for actor, generator in enumerate(self._generators):
-            first = actor * self.envs_per_actor
-            own = environments[first : first + self.envs_per_actor]
-            for index, problem in generator.env.load_episodes_state(own).items():
-                problems[first + index] = problem
+        problems = load_joint_state([generator.env for generator in self._generators], state_dict)
+        if "next_actor" in state_dict and len(state_dict["environments"]) == self.n_actors * self.envs_per_actor:
+            self._n_starts, self._next_actor = state_dict["n_starts"], state_dict["next_actor"]
+        for generator in self._generators:
             generator.reset()
         return problems
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from maze.train.parallelization.distributed_actors.rollout_tickets import Rollou
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
+from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
 from maze.utils.process import preload
@@ -79,7 +80,8 @@ class SubprocDistributedActors(DistributedActors):
         self._start_method = start_method
         self._pool: ActorPool | None = None
         self._n_starts = 0
-        self._wrapper_states: dict[int, list[Any]] = {}
+        self._learned: dict[int, list[Any]] = {}
+        """What the wrappers of an actor's environments have learned."""
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -116,9 +118,9 @@ class SubprocDistributedActors(DistributedActors):
         self._pool = pool
         self._n_starts += 1
         self._weights.write(0, policy.state_dict())
-        if self._wrapper_states:
-            self.load_wrapper_statistics([state for states in self._wrapper_states.values() for state in states])
         for worker in pool.workers:
+            if worker.index in self._learned:
+                pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
             pool.tell(worker, "rollouts", self._tickets.n_issued(worker.index))
 
     @override(DistributedActors)
@@ -162,32 +164,26 @@ class SubprocDistributedActors(DistributedActors):
         return CollectedBatch(self._joined(taken, pool.spaces), n_before, len(self._arrived), seconds, lags)
 
     @override(DistributedActors)
-    def wrapper_statistics(self) -> list[Any]:
-        return [state for actor in sorted(self._wrapper_states) for state in self._wrapper_states[actor]]
+    def state_dict(self) -> dict[str, Any]:
+        problem = "they were in processes of their own, which were ahead of the training"
+        known = [states for actor in sorted(self._learned) for states in self._learned[actor]] or [[]]
+        n_envs = self.n_actors * self.envs_per_actor
+        states = [{"problem": problem, "wrappers": known[index % len(known)]} for index in range(n_envs)]
+        return {"n_starts": self._n_starts, "environments": states}
 
     @override(DistributedActors)
-    def load_wrapper_statistics(self, states: Sequence[Any]) -> None:
-        if not states:
-            return
-        n_envs = self.envs_per_actor
-        self._wrapper_states = {
-            actor: [states[(actor * n_envs + index) % len(states)] for index in range(n_envs)]
-            for actor in range(self.n_actors)
-        }
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        """Nothing is repeated: actors that are started again get seeds that they did not have before."""
+        self._n_starts = max(self._n_starts, state_dict.get("n_starts", 0))
+        n = self.envs_per_actor
+        learned = [state["wrappers"] for state in states_for(state_dict, self.n_actors * n)]
+        self._learned = {actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors) if any(learned)}
         if self._pool is not None:
             for worker in self._pool.workers:
-                self._pool.tell(worker, "wrapper_statistics", self._wrapper_states[worker.index])
-
-    @override(DistributedActors)
-    def episodes_state(self, with_running: bool = True) -> dict[str, Any]:
-        return {"n_starts": self._n_starts}
-
-    @override(DistributedActors)
-    def load_episodes_state(self, state: Mapping[str, Any]) -> dict[int, str]:
-        """Nothing is repeated: actors that are started again get seeds that they did not have before."""
-        self._n_starts = max(self._n_starts, state.get("n_starts", 0))
+                if worker.index in self._learned:
+                    self._pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
         reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
-        return dict.fromkeys(range(self.n_actors * self.envs_per_actor), reason)
+        return dict.fromkeys(range(len(learned)), reason)
 
     def _receive(self, pool: ActorPool, wait: bool) -> None:
         """Takes in all rollouts that are finished."""
@@ -195,7 +191,7 @@ class SubprocDistributedActors(DistributedActors):
             for stats in finished:
                 self.epoch_stats.receive(stats)
             if states:
-                self._wrapper_states[worker.index] = states
+                self._learned[worker.index] = states
             self._arrived.append((worker.index, packet, version))
 
 

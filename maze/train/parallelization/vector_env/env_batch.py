@@ -29,7 +29,6 @@ from maze.core.wrappers.running_statistics import (
 from maze.train.parallelization.vector_env.replay_log import (
     EpisodeState,
     ReplayLog,
-    WrapperStates,
     derived_seed,
     digest_of,
     replayed_actions,
@@ -117,7 +116,7 @@ class EnvBatch:
         """Seeds the environments, one seed each.
 
         Of each seed follow further ones, with which its environment is seeded from time to time: so it can be brought
-        back to where it is by few steps (:meth:`episodes_state`).
+        back to where it is by few steps (:meth:`states`).
 
         :raises Exception: What the environment raised, with its name and its seed.
         """
@@ -174,15 +173,6 @@ class EnvBatch:
         """What a method of each environment returns."""
         return [getattr(env, method)() for env in self.envs]
 
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        """What wrappers have learned, by environment."""
-        return [statistics_states(env) for env in self.envs]
-
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        """Restores what :meth:`wrapper_statistics` gave."""
-        for env, state in zip(self.envs, states, strict=True):
-            load_statistics_states(env, state)
-
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         """The seed that a recent tick followed from, see :meth:`ReplayLog.seeding_at`; ``None``: another's environment.
 
@@ -192,8 +182,8 @@ class EnvBatch:
         index = env_index - self.first_index
         return self._log.seeding_at(index, ticks_ago) if 0 <= index < len(self.envs) else None
 
-    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
-        """Where the environments are, each to be brought back there by :meth:`load_episodes_state`.
+    def states(self, with_running: bool = True) -> list[EpisodeState]:
+        """Where each environment is, and what its wrappers have learned; :meth:`load_states` brings it back there.
 
         :param with_running: Whether the running episodes matter; without them, the next ones are those that would
             follow a reset.
@@ -205,13 +195,13 @@ class EnvBatch:
                 state = {key: state[key] for key in ("seed", "n_seedings", "problem") if key in state}
             else:
                 state["digest"] = self._digest(index, env)
-            states.append(state)
+            states.append({**state, "wrappers": statistics_states(env)})
         return states
 
-    def load_episodes_state(self, states: Sequence[EpisodeState]) -> dict[int, str]:
-        """Bring the environments to where they were; the next reset leaves them there.
+    def load_states(self, states: Sequence[EpisodeState]) -> dict[int, str]:
+        """Brings the environments to where they were; the next reset leaves them there.
 
-        :param states: As :meth:`episodes_state` gave them.
+        :param states: As :meth:`states` gave them.
         :return: Why environments begin new episodes instead, by their index among all.
         """
         problems: dict[int, str] = {}
@@ -234,6 +224,9 @@ class EnvBatch:
             if is_any_running and (problem is not None or "digest" not in state):
                 self._last[index] = self._first_observation(index)
         self._is_restored = is_any_running
+        for env, state in zip(self.envs, states, strict=True):
+            if state["wrappers"]:
+                load_statistics_states(env, state["wrappers"])
         return problems
 
     def close(self) -> None:

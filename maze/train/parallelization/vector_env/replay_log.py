@@ -16,7 +16,6 @@ import numpy as np
 
 from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import EnvironmentContractError
 
 RESEED_AFTER = 1000
 """An environment is seeded anew when an episode begins so many ticks after its last seeding."""
@@ -33,7 +32,8 @@ Tick = Actions | tuple[Sequence[StepKeyType], Mapping[StepKeyType, Actions]]
 """Actions where there is a single step key; otherwise the step key of each environment, and actions by step key."""
 
 EpisodeState = dict[str, Any]
-"""Where an environment is: seed, number of seedings, and, to be played again, actions, statistics and a digest."""
+"""Where an environment is: seed, number of seedings, and, to be played again, actions, statistics and a digest; besides
+what its wrappers have learned (`wrappers`). With a `problem`, which says why, it begins a new episode instead."""
 
 
 def derived_seed(seed: int, n_seedings: int) -> int:
@@ -46,10 +46,6 @@ def derived_seed(seed: int, n_seedings: int) -> int:
         return seed
     sequence = np.random.SeedSequence((seed % 2**64, n_seedings))
     return int(sequence.generate_state(1)[0]) >> 1  # 31 bits: every generator takes them
-
-
-WrapperStates = list[dict[str, float]]
-"""States of the wrappers of one environment that learn running statistics, from the outermost inwards."""
 
 
 class ReplayLog:
@@ -214,69 +210,16 @@ def digest_of(observation: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def new_episodes(problems: Mapping[int, str]) -> list[str]:
-    """Says which environments begin new episodes.
+def states_for(state_dict: Mapping[str, Any], n_envs: int) -> list[EpisodeState]:
+    """The states of as many environments as there are.
 
-    :param problems: The reasons by index of the environment.
+    :param state_dict: State of a vector environment. Where it had another number of environments, they begin new
+        episodes, and what wrappers have learned is shared out by turns.
+    :param n_envs: Number of environments.
     """
-    by_reason: dict[str, list[str]] = {}
-    for index, reason in problems.items():
-        by_reason.setdefault(reason, []).append(str(index))
-    return [
-        f"{'environments' if len(indices) > 1 else 'environment'} {', '.join(indices)} "
-        f"{'begin new episodes' if len(indices) > 1 else 'begins a new episode'} ({reason})"
-        for reason, indices in by_reason.items()
-    ]
-
-
-class ResumableEnvironments:
-    """Environments of a training that can be continued: what is saved of them, and brought back.
-
-    What is not overridden saves nothing, and begins new episodes.
-    """
-
-    n_envs: int
-
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        """What wrappers that learn running statistics have learned, by environment; empty where there are none."""
-        return []
-
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        """Restores what :meth:`wrapper_statistics` gave, perhaps of another number of environments.
-
-        :param states: By environment the states of its wrappers.
-        :raises EnvironmentContractError: These environments cannot take them.
-        """
-        if states:
-            raise EnvironmentContractError(f"{type(self).__name__} cannot restore the statistics of wrappers.")
-
-    def episodes_state(self, with_running: bool = True) -> Any:
-        """Where the environments are, in numbers and arrays; it can be continued here or by others of the same kind.
-
-        :param with_running: Whether the running episodes matter. Without them, the episodes that follow are those that
-            would follow a reset now, where that is less to keep.
-        """
-        return []
-
-    def load_episodes_state(self, state: Any) -> dict[int, str]:
-        """Brings the environments to where they were, by playing again what has happened since they were seeded last.
-
-        The next `reset` leaves them there, and gives what they observe.
-
-        :param state: As :meth:`episodes_state` gave it.
-        :return: Why environments begin new episodes instead, by their index.
-        """
-        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} does not keep where they were")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the environments are, and what their wrappers have learned."""
-        return {"episodes": self.episodes_state(), "wrappers": self.wrapper_statistics()}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        """Continues from a state that :meth:`state_dict` returned.
-
-        :return: Which environments begin new episodes, and why.
-        """
-        problems = self.load_episodes_state(state_dict["episodes"])
-        self.load_wrapper_statistics(state_dict["wrappers"])
-        return new_episodes(problems)
+    states: list[EpisodeState] = list(state_dict["environments"])
+    if len(states) == n_envs:
+        return states
+    reason = f"the training had {len(states)} environments, now there are {n_envs}"
+    learned = [state["wrappers"] for state in states] or [[]]
+    return [{"problem": reason, "wrappers": learned[index % len(learned)]} for index in range(n_envs)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,16 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.wrappers.log_stats_wrapper import stats_value
-from maze.train.parallelization.vector_env.replay_log import EpisodeState, ResumableEnvironments, WrapperStates
+from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.space_arrays import Arrays
+
+
+WrapperStates = list[dict[str, float]]
+"""States of the wrappers of one environment that learn running statistics, from the outermost inwards."""
 
 
 class FinalObservation(NamedTuple):
@@ -36,9 +40,7 @@ class FinalObservation(NamedTuple):
     observation: dict[str, np.ndarray]
 
 
-class StructuredVectorEnv(
-    VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ResumableEnvironments, ABC
-):
+class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, LogStatsEnv, TimeEnvMixin, ABC):
     """Environments stepped together, whose actors may differ; an episode that ends is followed by the next at once.
 
     Besides what :meth:`step` returns, the attributes below describe the sub-step just taken. They are overwritten by
@@ -215,6 +217,27 @@ class StructuredVectorEnv(
         """
         return None
 
+    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
+        """Where each environment is, and what its wrappers have learned, in numbers and arrays.
+
+        It can be continued here or in another vector environment.
+
+        :param with_running: Whether the running episodes matter. Without them, the episodes that follow are those that
+            would follow a :meth:`reset` now.
+        """
+        problem = f"{type(self).__name__} does not keep what has happened"
+        return {"environments": [{"problem": problem, "wrappers": []} for _ in range(self.n_envs)]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        """Brings the environments to where they were, by playing again what has happened since they were seeded last.
+
+        The :meth:`reset` that follows leaves them there, and gives what they observe.
+
+        :param state_dict: As :meth:`state_dict` gave it, perhaps for another number of environments.
+        :return: Why environments begin new episodes instead, by their index.
+        """
+        return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+
     def _count_episodes(self, finished: dict[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
         self.finished_episodes = finished
@@ -238,6 +261,23 @@ class StructuredVectorEnv(
         return {step_key: observations[step_key] for step_key in step_keys}
 
 
+def joint_state(envs: Iterable[StructuredVectorEnv]) -> dict[str, Any]:
+    """The state of several vector environments, as if they were one."""
+    return {"environments": [state for env in envs for state in env.state_dict()["environments"]]}
+
+
+def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[str, Any]) -> dict[int, str]:
+    """Continues from a state that :func:`joint_state` returned; see :meth:`StructuredVectorEnv.load_state_dict`."""
+    states = states_for(state_dict, sum(env.n_envs for env in envs))
+    problems: dict[int, str] = {}
+    first = 0
+    for env in envs:
+        own = {"environments": states[first : first + env.n_envs]}
+        problems.update({first + index: problem for index, problem in env.load_state_dict(own).items()})
+        first += env.n_envs
+    return problems
+
+
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     """One seed per environment, or an error.
 
@@ -255,8 +295,6 @@ class BatchVectorEnv(StructuredVectorEnv, ABC):
 
     A batch is an :class:`~maze.train.parallelization.vector_env.env_batch.EnvBatch`, in this process or another.
     """
-
-    _may_have_wrapper_statistics = True
 
     @abstractmethod
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
@@ -289,31 +327,15 @@ class BatchVectorEnv(StructuredVectorEnv, ABC):
         return np.array(self._of_each("get_env_time"), dtype=np.int64)
 
     @override(StructuredVectorEnv)
-    def wrapper_statistics(self) -> list[WrapperStates]:
-        if not self._may_have_wrapper_statistics:
-            return []
-        states = [state for of_batch in self._ask("wrapper_statistics") for state in of_batch]
-        self._may_have_wrapper_statistics = any(states)
-        return states if any(states) else []
-
-    @override(StructuredVectorEnv)
-    def load_wrapper_statistics(self, states: Sequence[WrapperStates]) -> None:
-        if states:  # those of other environments again where there were fewer
-            self._tell("load_wrapper_statistics", [states[index % len(states)] for index in range(self.n_envs)])
-
-    @override(StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         answers = self._ask("seeding_at", env_index, ticks_ago)
         return next((answer for answer in answers if answer is not None), None)
 
     @override(StructuredVectorEnv)
-    def episodes_state(self, with_running: bool = True) -> list[EpisodeState]:
-        return [state for of_batch in self._ask("episodes_state", with_running) for state in of_batch]
+    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
+        return {"environments": [state for of_batch in self._ask("states", with_running) for state in of_batch]}
 
     @override(StructuredVectorEnv)
-    def load_episodes_state(self, state: Sequence[EpisodeState]) -> dict[int, str]:
-        if len(state) != self.n_envs:
-            reason = f"the training had {len(state)} environments, now there are {self.n_envs}"
-            return dict.fromkeys(range(self.n_envs), reason)
-        answers = self._tell("load_episodes_state", list(state))
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        answers = self._tell("load_states", states_for(state_dict, self.n_envs))
         return {index: problem for problems in answers for index, problem in problems.items()}

@@ -26,7 +26,6 @@ from maze.train.parallelization.vector_env.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
-    from maze.train.parallelization.vector_env.replay_log import EpisodeState
 
 
 class CloudpickleWrapper:
@@ -123,10 +122,9 @@ class SubprocVectorEnv(BatchVectorEnv):
         return list(self._actor_ids)
 
     @override(StructuredVectorEnv)
-    def load_episodes_state(self, state: Sequence[EpisodeState]) -> dict[int, str]:
-        if len(state) == self.n_envs:
-            self._actor_ids = []  # until the next reset, workers know
-        return super().load_episodes_state(state)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        self._actor_ids = []  # until the next reset, workers know
+        return super().load_state_dict(state_dict)
 
     @override(BatchVectorEnv)
     def _ask(self, method: str, *arguments: Any) -> list[Any]:

@@ -302,7 +302,7 @@ def test_a_buffer_too_large_for_every_epoch_is_named_as_lost(tmp_path, monkeypat
 
 
 def n_starts(run):
-    return run.state["parts"]["rollouts"]["episodes"]["n_starts"]
+    return run.state["parts"]["rollouts"]["n_starts"]
 
 
 @pytest.mark.slow
@@ -423,9 +423,10 @@ def test_the_file_that_is_left_by_a_number_that_is_not_finite_brings_the_environ
     with pytest.raises(NonFiniteError):
         Run("a2c", tmp_path / "broken", prepare=break_loss)
     (file,) = (tmp_path / "broken").glob("non_finite_*.pt")
-    environments = load_state(file)["training_state"]["parts"]["rollouts"]["episodes"]
+    environments = load_state(file)["training_state"]["parts"]["rollouts"]["environments"]
     env = SequentialVectorEnv([functools.partial(GymMazeEnv, "CartPole-v1")] * 2)
-    assert env.load_episodes_state(from_plain([{**state, "statistics": []} for state in environments])) == {}
+    without = [{**state, "statistics": [], "wrappers": []} for state in environments]
+    assert env.load_state_dict(from_plain({"environments": without})) == {}
     assert all(len(state["sequence"]["__array__"]) == 12 for state in environments)
 
 

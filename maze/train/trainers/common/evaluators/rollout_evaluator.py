@@ -87,7 +87,7 @@ class RolloutEvaluator(Evaluator):
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"statistics": statistics_to_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH))}
         if isinstance(self.eval_env, StructuredVectorEnv):
-            state["environments"] = self.eval_env.episodes_state(with_running=False)
+            state.update(self.eval_env.state_dict(with_running=False))
         if self._rng_state is not None:
             state["policy_generators"] = self._rng_state
         return state
@@ -96,10 +96,9 @@ class RolloutEvaluator(Evaluator):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
         statistics_from_plain(self.eval_env.get_stats(LogStatsLevel.EPOCH), state_dict.get("statistics", ()))
         self._rng_state = state_dict.get("policy_generators")
-        states = state_dict.get("environments")
-        if states is None or not isinstance(self.eval_env, StructuredVectorEnv):
+        if "environments" not in state_dict or not isinstance(self.eval_env, StructuredVectorEnv):
             return ["evaluation episodes may not be those that would have followed: their seeds are not known"]
-        problems = self.eval_env.load_episodes_state(states)
+        problems = self.eval_env.load_state_dict(state_dict)
         return [f"evaluation environment {index} starts anew: {problem}" for index, problem in problems.items()]
 
     def episodes_per_env(self, n_envs: int) -> np.ndarray:
