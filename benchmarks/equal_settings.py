@@ -61,6 +61,15 @@ PPO_SETTINGS = {**ON_POLICY, "n_steps": 128, "batch_size": 256, "n_epochs": 10, 
 A2C_SETTINGS = {**ON_POLICY, "n_steps": 16, "gae_lambda": 1.0, "normalize_advantage": False}
 SAC_SETTINGS = {"batch_size": 256, "learning_starts": 1000, "buffer_size": 50_000, "tau": 0.005, "eps": 1e-8}
 
+INTRODUCTION = """# PPO, A2C and SAC beside stable-baselines3 at equal settings
+
+Both take the same number of environment steps from the same initial weights, with the same networks, optimizer and
+settings (`TASKS` in `benchmarks/equal_settings.py`), and the same wrapper around the environments records their
+episodes. Each figure is the mean over seeds of the mean return of the training episodes that ended in a fifth of the
+training, with a bootstrap interval of 95 %; the last column is the difference of the means. Episodes count once each
+(`by episode`) or by their length (`by step`).
+"""
+
 TASKS = {
     "ppo_acrobot": Task("ppo", "Acrobot-v1", 80_000, 8, [64, 64], 3e-4, settings=PPO_SETTINGS),
     "ppo_cartpole": Task("ppo", "CartPole-v1", 80_000, 8, [64, 64], 3e-4, settings=PPO_SETTINGS),
@@ -445,7 +454,7 @@ def main() -> None:
     table = markdown(rows)
     print(table)
     if arguments.markdown:
-        arguments.markdown.write_text(f"# PPO, A2C and SAC beside stable-baselines3 at equal settings\n\n{table}\n")
+        arguments.markdown.write_text(f"{INTRODUCTION}\n{table}\n")
 
 
 if __name__ == "__main__":
