@@ -13,10 +13,10 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, plain_container
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import estimated_statistics
 from maze.perception.models.space_config import SpacesConfig
 from maze.rllib.algorithms import configured, find_algorithm, require_ray
 from maze.runner import Runner
-from maze.train.trainers.common.training_runner import estimated_statistics
 from maze.utils.log_stats_utils import setup_logging
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from maze.core.errors import ConfigError
@@ -102,3 +103,26 @@ def _take_steps(env: Any, policy: Any, n_steps: int) -> None:
         observation, _, done, _ = env.step(action)
         if done:
             observation = env.reset()
+
+
+def estimated_statistics(
+    env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
+) -> tuple[StructuredStatisticsType | None, Callable[[], Any]]:
+    """Statistics for observation normalization where an environment asks for it, and a factory that uses them.
+
+    :param env: One environment, seeded.
+    :param env_factory: Makes such environments.
+    :param n_samples: Number of observations to estimate from.
+    :param input_dir: Directory of the run that is continued, whose statistics are taken over; empty: none.
+    :return: The statistics (``None``: nothing is normalized), and the factory.
+    """
+    if not isinstance(env, ObservationNormalizationWrapper):
+        return None, env_factory
+    if input_dir and env.names_to_estimate():
+        file = env.statistics_dump or Path("statistics.pkl")
+        env.load_statistics(Path(input_dir) / file.name)
+        env.dump_statistics()
+        statistics: StructuredStatisticsType | None = env.get_statistics()
+    else:
+        statistics = obtain_normalization_statistics(env, n_samples=n_samples)
+    return statistics, make_normalized_env_factory(env_factory, statistics)

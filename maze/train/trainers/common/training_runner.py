@@ -23,13 +23,7 @@ from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding, set_seeds_globally
 from maze.core.wrappers.call_time_limit_wrapper import checked_time_limit
-from maze.core.wrappers.observation_normalization.observation_normalization_utils import (
-    make_normalized_env_factory,
-    obtain_normalization_statistics,
-)
-from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
-    ObservationNormalizationWrapper,
-)
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import estimated_statistics
 from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
@@ -438,29 +432,6 @@ class TrainingRunner(Runner):
                 f"input_dir: {directory} {found}. Expected the directory of a training run; "
                 "`maze-run -cn conf_train env=... algorithm=...` makes one below `outputs`."
             )
-
-
-def estimated_statistics(
-    env: Any, env_factory: Callable[[], Any], n_samples: int, input_dir: str | None
-) -> tuple[StructuredStatisticsType | None, Callable[[], Any]]:
-    """Statistics for observation normalization where an environment asks for it, and a factory that uses them.
-
-    :param env: One environment, seeded.
-    :param env_factory: Makes such environments.
-    :param n_samples: Number of observations to estimate from.
-    :param input_dir: Directory of the run that is continued, whose statistics are taken over; empty: none.
-    :return: The statistics (``None``: nothing is normalized), and the factory.
-    """
-    if not isinstance(env, ObservationNormalizationWrapper):
-        return None, env_factory
-    if input_dir and env.names_to_estimate():
-        file = env.statistics_dump or Path("statistics.pkl")
-        env.load_statistics(Path(input_dir) / file.name)
-        env.dump_statistics()
-        statistics: StructuredStatisticsType | None = env.get_statistics()
-    else:
-        statistics = obtain_normalization_statistics(env, n_samples=n_samples)
-    return statistics, make_normalized_env_factory(env_factory, statistics)
 
 
 def default_concurrency() -> int:
