@@ -15,6 +15,7 @@ from typing import IO, Any
 from maze.cli.errors import UsageError
 from maze.cli.sweeps.trials import SweepRun, SweepTrial
 from maze.core.errors import CheckpointError, ConfigError
+from maze.core.utils.files import open_json, seal_json
 
 JOURNAL_FILE = "sweep.jsonl"
 FORMAT_VERSION = 1
@@ -98,7 +99,7 @@ class SweepJournal:
         """
         entry = {"event": event, **values}
         self.history.add(entry)
-        line = json.dumps(entry).encode() + b"\n"
+        line = seal_json(json.dumps(entry).encode()) + b"\n"
         if self._file.write(line) != len(line):
             raise OSError(f"{self.path}: the disk is full; the sweep can be resumed when there is room.")
         os.fsync(self._file.fileno())
@@ -166,8 +167,8 @@ def earlier_settings(directory: Path) -> dict[str, Any] | None:
 def _entries(content: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            entry = json.loads(line)
-        except ValueError as error:
+            entry = json.loads(open_json(line, f"{path}, line {number},"))
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number) from error
         if not isinstance(entry, dict):
             raise _damaged(path, number)

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasEvent, YAMLError
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
@@ -106,6 +107,10 @@ def read_stored_config(path: Path, way_out: str = "") -> DictConfig:
     :raises CheckpointError: It is no configuration, or calls functions to get values.
     """
     try:
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(path.read_text(encoding="utf-8"))):
+            raise CheckpointError(
+                f"{path} repeats parts of itself by references, which no run writes. {way_out}".strip()
+            )
         config = OmegaConf.load(path)
         plain = OmegaConf.to_container(config, resolve=False)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:

@@ -11,10 +11,11 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import atomic_write, open_json, seal_json
 
 _SINGLE_ACTION = ""
 """Stands for the name of an action that is no dictionary."""
+_MAX_ITEM_SIZE = 1 << 16
 
 
 class ActionRecord:
@@ -51,7 +52,7 @@ class ActionRecord:
         }
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.episode_id}.json"
-        atomic_write(path, lambda file: file.write(json.dumps(content).encode()))
+        atomic_write(path, lambda file: file.write(seal_json(json.dumps(content).encode())))
         return path
 
     @classmethod
@@ -61,13 +62,13 @@ class ActionRecord:
         :raises CheckpointError: The file cannot be read, or is no record of actions.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(open_json(Path(path).read_bytes(), str(path)))
             record = cls(content["episode_id"], content["seed"])
             for step_key, agent_id, action in content["actions"]:
                 record.append(ActorID(step_key, agent_id), _restored(action))
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError) as error:
             raise CheckpointError(
                 f"{path} is no record of actions, or a damaged one ({type(error).__name__}: {error}). Rollouts with "
                 f"runner.record_actions=true write them."
@@ -89,5 +90,12 @@ def _plain(action: Any) -> dict[str, list[Any]]:
 
 
 def _restored(plain: Mapping[str, list[Any]]) -> Any:
-    action = {name: np.asarray(value, dtype=np.dtype(dtype))[()] for name, (dtype, value) in plain.items()}
+    action = {name: np.asarray(value, dtype=_checked(dtype))[()] for name, (dtype, value) in plain.items()}
     return action[_SINGLE_ACTION] if list(action) == [_SINGLE_ACTION] else action
+
+
+def _checked(dtype: Any) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(str(dtype))
+    if found.hasobject or found.itemsize > _MAX_ITEM_SIZE:
+        raise ValueError(f"values of type {dtype}")
+    return found

@@ -7,13 +7,14 @@ holds arrays and a JSON text only: reading it cannot run code.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord, to_numpy
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import is_sealed, open_seal, write_sealed
 
+_T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 
 COLUMNS_SUFFIX = ".npz"
@@ -33,6 +35,8 @@ _MANIFEST = "manifest"
 _DICT_FIELDS = ("observation", "action", "next_observation", "logits")
 _VALUE_FIELDS = ("reward", "done", "discounted_return")
 _PLAIN_TYPES = (bool, int, float)
+_MAX_EMPTY_STEPS = 100_000
+_MAX_UNPACKED, _MAX_UNPACKED_PER_BYTE = 256 << 20, 100
 
 
 class _Column(NamedTuple):
@@ -98,7 +102,9 @@ def write_spaces_columns(path: str | Path, trajectories: Sequence[SpacesTrajecto
     if n_lost:
         _LOGGER.warning("%s: %d entries of `info` cannot be written as JSON and were left out.", path, n_lost)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_sealed(path, content.getbuffer())
     return path
 
 
@@ -107,15 +113,7 @@ def read_spaces_columns(path: str | Path) -> list[SpacesTrajectoryRecord]:
 
     :param path: A file written by :func:`write_spaces_columns`.
     """
-    arrays, manifest = _read_archive(Path(path))
-    trajectories = [SpacesTrajectoryRecord(id_) for id_ in manifest["ids"]]
-    for trajectory, length in zip(trajectories, manifest["lengths"], strict=True):
-        trajectory.step_records = [StructuredSpacesRecord([]) for _ in range(length)]
-    rows = [row for index, table in enumerate(manifest["tables"]) for row in _rows(index, table, arrays)]
-    rows.sort(key=lambda row: row[0])
-    for (t, s, _), record in rows:
-        trajectories[t].step_records[s].append(record)
-    return trajectories
+    return _read(Path(path), _trajectories)
 
 
 def read_stacked_columns(path: str | Path) -> list[SpacesRecord]:
@@ -126,7 +124,23 @@ def read_stacked_columns(path: str | Path) -> list[SpacesRecord]:
 
     :param path: A file written by :func:`write_spaces_columns`.
     """
-    arrays, manifest = _read_archive(Path(path))
+    return _read(Path(path), _stacked)
+
+
+def _trajectories(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> list[SpacesTrajectoryRecord]:
+    trajectories = [SpacesTrajectoryRecord(id_) for id_ in manifest["ids"]]
+    rows = [row for index, table in enumerate(manifest["tables"]) for row in _rows(index, table, arrays)]
+    if not sum(manifest["lengths"]) <= len(rows) + _MAX_EMPTY_STEPS:
+        raise ValueError(f"{sum(manifest['lengths'])} steps of {len(rows)} sub-steps")
+    for trajectory, length in zip(trajectories, manifest["lengths"], strict=True):
+        trajectory.step_records = [StructuredSpacesRecord([]) for _ in range(length)]
+    rows.sort(key=lambda row: row[0])
+    for (t, s, _), record in rows:
+        trajectories[t].step_records[s].append(record)
+    return trajectories
+
+
+def _stacked(arrays: dict[str, np.ndarray], manifest: dict[str, Any]) -> list[SpacesRecord]:
     records = []
     for index, table in enumerate(manifest["tables"]):
         agents = arrays[f"{index}.places"][:, 3]
@@ -248,31 +262,38 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path, build: Callable[[dict[str, np.ndarray], dict[str, Any]], list[_T]]) -> list[_T]:
     try:
-        # NumPy would leave a damaged file open.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        content = path.read_bytes()
+        open_seal(content, str(path))
+        arrays = _arrays(content)
         manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
-        is_ours = manifest["format"] == _FORMAT
+        if manifest["format"] != _FORMAT or manifest["version"] > _VERSION:
+            raise CheckpointError(
+                f"{path}: holds {manifest['format']!r}, version {manifest.get('version')}; this release reads "
+                f"{_FORMAT!r} up to version {_VERSION}."
+            )
+        known = {*_DICT_FIELDS, *_VALUE_FIELDS}
+        if not all(name in known for table in manifest["tables"] for name, _, _ in table["columns"]):
+            raise ValueError("it has columns of unknown fields")
+        return build(arrays, manifest)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
-    except (
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        AttributeError,
-    ) as error:
+    except Exception as error:  # a damaged archive can fail with nearly any type
         raise CheckpointError(
             f"{path}: is no complete file of trajectory columns ({type(error).__name__}: {error}). Expected one "
             f"written by `write_spaces_columns`; it may be cut off, damaged or of another kind."
         ) from error
-    if not is_ours or manifest["version"] > _VERSION:
-        raise CheckpointError(
-            f"{path}: holds {manifest['format']!r}, version {manifest.get('version')}; this release reads "
-            f"{_FORMAT!r} up to version {_VERSION}."
-        )
-    return arrays, manifest
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if archive.comment and not is_sealed(content):
+            raise ValueError("its checksum is damaged")
+        n_bytes = sum(entry.file_size for entry in archive.infolist())
+    if n_bytes > _MAX_UNPACKED + _MAX_UNPACKED_PER_BYTE * len(content):
+        raise ValueError(f"its {len(content)} bytes would unpack to {n_bytes}")
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
