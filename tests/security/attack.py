@@ -35,7 +35,7 @@ SECONDS_PER_FILE = 5
 MEMORY = 6 << 30
 _FORBIDDEN_EVENTS = (
     "exec", "import", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pickle.", "marshal.", "code.__new__",
-    "webbrowser.", "urllib.", "tempfile.", "sys._", "glob.", "pathlib.", "signal.", "pty.", "mmap.__new__",
+    "webbrowser.", "urllib.", "tempfile.", "glob.", "pathlib.", "signal.", "pty.", "mmap.__new__",
 )  # fmt: skip
 _HARMLESS_EVENTS = ("os.rename", "os.scandir", "os.listdir", "pathlib.Path.glob")  # other checkpoints are looked for
 _EVIL = [
@@ -45,6 +45,11 @@ _EVIL = [
     ("maze_envs.logistics.cutting_2d.env.maze_env", "Cutting2DEnvironment"), ("antigravity", "x"),
     ("maze.core.env.base_env_events", "BaseEnvEvents.reward.__globals__"), ("copyreg", "_reconstructor"),
     ("builtins", "object.__subclasses__"), ("operator", "attrgetter"), ("types", "FunctionType"),
+]  # fmt: skip
+
+_TEXTS = [
+    "f4", "O8", "V8", "U5", "i4", "<", ">", "|", "C", "b", "latin1", "data", "pos", "_str", "__class__", "__dict__",
+    "PCG64", "MT19937", "storage", "0", "step_records", "int",
 ]  # fmt: skip
 
 
@@ -118,8 +123,10 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         for entry in ({"event": "sweep", "version": 1, "settings": {"a": [1]}}, {"event": "told", "trial": 0})
     )
     config = (
-        b"env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env, name: CartPole-v1, x: '${model.a}'}\n"
-        b"model: {_target_: maze.perception.models.custom_model_composer.CustomModelComposer, a: torch.nn.Tanh, b: [1]}\n"
+        b"env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env, name: CartPole-v1,\n"
+        b"  x: '${model.a}'}\n"
+        b"model: {_target_: maze.perception.models.custom_model_composer.CustomModelComposer,\n"
+        b"  a: torch.nn.Tanh, b: [1]}\n"
     )
     return {
         "state": [content("state_dict.pt"), content("latest.pt")],
@@ -207,7 +214,7 @@ class Generator:
             return kind, self.config(chooser)
         return kind, self.mutated(chooser, content)
 
-    def program(self, chooser: random.Random, length: int | None = None) -> bytes:
+    def program(self, chooser: random.Random, length: int | None = None) -> bytes:  # noqa: PLR0912 - a case per kind
         """A pickle of random opcodes that mostly find on the stack what they need."""
         out, depth, marks, n_memo = bytearray(b"\x80\x04"), 0, [], 0
         for _ in range(length or chooser.choice([3, 10, 40, 120])):
@@ -254,7 +261,7 @@ class Generator:
             depth -= 1
         return bytes(out) + b"."
 
-    def atom(self, chooser: random.Random) -> bytes:
+    def atom(self, chooser: random.Random) -> bytes:  # noqa: PLR0911 - a case per kind
         """A value."""
         choice = chooser.randrange(14)
         if choice == 0:
@@ -266,9 +273,7 @@ class Generator:
         if choice == 3:
             return b"G" + struct.pack(">d", chooser.choice([0.0, 1e308, float("nan"), float("inf"), -1.5]))
         if choice <= 6:
-            text = chooser.choice(["f4", "O8", "V8", "U5", "i4", "<", ">", "|", "C", "b", "latin1", "data", "pos", "_str",
-                                   "__class__", "__dict__", "PCG64", "MT19937", "storage", "0", "step_records", "int"])  # fmt: skip
-            return _text(text)
+            return _text(chooser.choice(_TEXTS))
         if choice == 7:
             data = chooser.choice([b"", b"b", b"A" * 8, b"\0" * 16, os.urandom(0) + bytes(range(24))])
             return b"C" + bytes([len(data)]) + data
@@ -481,7 +486,7 @@ def _attributes() -> dict[Any, dict[str, int]]:
     return found
 
 
-def child(first: int, last: int, seed: int, progress_file: str) -> None:
+def child(first: int, last: int, seed: int, progress_file: str) -> None:  # noqa: PLR0912
     """Reads files one after the other; the number of each is in the progress file before it is read."""
     from maze.core.errors import MazeError
 
@@ -514,6 +519,7 @@ def child(first: int, last: int, seed: int, progress_file: str) -> None:
         path.write_bytes(content)
         with suppress(MazeError):
             read[kind](path)
+    known_modules = set(sys.modules)
     before, watch, outcomes, failures = _attributes(), Watch(), Counter[str](), []
     for number in range(first, last):
         progress[:8] = struct.pack("<q", number)
@@ -530,6 +536,9 @@ def child(first: int, last: int, seed: int, progress_file: str) -> None:
             failures.append(f"file {number} ({kind}): {type(error).__name__}: {str(error)[:200]}")
         watch.path = ""
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(sys.modules) != len(known_modules):
+            failures.append(f"file {number} ({kind}): imports {sorted(set(sys.modules) - known_modules)[:5]}")
+            known_modules = set(sys.modules)
         if watch.events:
             failures.append(f"file {number} ({kind}): {watch.events[:3]}")
             watch.events.clear()

@@ -161,7 +161,10 @@ def earlier_settings(directory: Path) -> dict[str, Any] | None:
         return None
     line, newline, _ = path.read_bytes().partition(b"\n")
     first = next((entry for _, entry in _entries(line, path)), None) if newline else None
-    return None if first is None else dict(first.get("settings", {}))
+    settings = {} if first is None else first.get("settings", {})
+    if not isinstance(settings, dict):
+        raise _damaged(path, 1)
+    return None if first is None else settings
 
 
 def _entries(content: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -68,8 +68,8 @@ def load_state(source: str | Path | BinaryIO, map_location: str | torch.device =
         state = read_pickle(records["data.pkl"], _rule, _Storages(records, torch.device(map_location)))
     except Exception as error:  # a foreign content can lead to nearly any type
         raise CheckpointError(
-            f"{name} cannot be loaded as a checkpoint: {_first_line(error)} A checkpoint may contain tensors and plain "
-            f"values only, and nothing in it is executed.{alternatives}"
+            f"{name} cannot be loaded as a checkpoint: {_first_line(error)}. A checkpoint may contain tensors and "
+            f"plain values only, and nothing in it is executed.{alternatives}"
         ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{name} holds a {type(state).__name__}; expected a state dictionary.{alternatives}")
@@ -156,7 +156,10 @@ def read_storage(content: Any) -> Tensor:
 def _flat_tensor(content: memoryview, dtype: Any) -> Tensor:
     if not isinstance(dtype, torch.dtype) or len(content) % dtype.itemsize:
         raise refuse("it holds a tensor whose values do not fit its type")
-    return torch.frombuffer(content, dtype=dtype).clone() if len(content) else torch.empty(0, dtype=dtype)
+    if not len(content):
+        return torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(content, dtype=dtype)  # the file's own memory, which nobody else uses
+    return flat.clone() if flat.data_ptr() % dtype.itemsize else flat
 
 
 def _rule(module_name: str, qualified_name: str) -> Rule:
@@ -197,7 +200,7 @@ def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[
     except CheckpointError as error:
         raise CheckpointError(f"{error}{alternatives}") from None
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        with zipfile.ZipFile(_View(content)) as archive:
             entries, comment = archive.infolist(), archive.comment
         if comment and not is_sealed(content):
             raise ValueError("its checksum is damaged")
@@ -221,6 +224,33 @@ def _verified_records(content: bytearray, name: str, alternatives: str) -> dict[
     if records.get(f"{folder}byteorder", b"") not in (b"", sys.byteorder.encode()):
         raise CheckpointError(f"{name} was written on a machine with another order of bytes.{alternatives}")
     return {entry.removeprefix(folder): record for entry, record in records.items()}
+
+
+class _View(io.RawIOBase):
+    """Bytes as a file, without a copy of them."""
+
+    def __init__(self, content: bytearray) -> None:
+        self._content = memoryview(content)
+        self._position = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        start = (0, self._position, len(self._content))[whence]
+        if start + offset < 0:
+            raise OSError("before the beginning")
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._content) if size < 0 else self._position + size
+        found = bytes(self._content[self._position : end])
+        self._position += len(found)
+        return found
 
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -273,4 +303,4 @@ def _listing(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else f"{type(error).__name__}."
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -46,6 +46,9 @@ _MAX_EXPANSION = 1_000_000
 _MAX_KEY_PARTS = 1000
 _MAX_FRAGILE_NESTING = 1000
 
+# protocol 2 writes the names of Python 2
+_RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+
 _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 _LISTS = (list, deque)
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
@@ -165,12 +168,12 @@ class _Reader:
     # -- objects --------------------------------------------------------------------------------------------------
 
     def name(self, module: Any, qualified_name: Any) -> None:
-        key = (module, qualified_name)
+        if not (type(module) is str and type(qualified_name) is str):
+            raise refuse("it names something by other values than texts")
+        key = (_RENAMED_MODULES.get(module, module), qualified_name)
         rule = self._named.get(key)
         if rule is None:
-            if not (type(module) is str and type(qualified_name) is str):
-                raise refuse("it names something by other values than texts")
-            rule = self._named[key] = self._find(module, qualified_name)
+            rule = self._named[key] = self._find(*key)
             self._rules[id(rule.value)] = rule
         self.stack.append(rule.value)
 

@@ -22,9 +22,6 @@ from maze.core.utils.files import open_seal
 from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
 from maze.core.utils.pickle_rules import data_class, plain_rules, space_rules, torch_rules, trusted_class
 
-# protocols before 3 write the names of Python 2
-_RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-
 _registered: set[str] = set()
 
 
@@ -104,7 +101,6 @@ class _Names:
 
     def rule(self, module_name: str, qualified_name: str) -> Rule:
         """The rule for a name, or an error that tells how to allow it."""
-        module_name = _RENAMED_MODULES.get(module_name, module_name)
         full_name = f"{module_name}.{qualified_name}"
         rule = (
             plain_rules().get(full_name)

@@ -118,7 +118,7 @@ _EVENTS = frozenset({
     "maze.core.log_events.monitoring_events.DiscreteActionEvents",
     "maze.core.log_events.monitoring_events.ObservationEvents",
     "maze.core.log_events.monitoring_events.RewardEvents",
-    "maze.core.log_events.step_timing_events.StepTimingEvents",
+    "maze.core.wrappers.step_timing_wrapper.StepTimingEvents",
     "maze.core.wrappers.observation_visualization_wrapper.ObservationVisualizationEvents",
     "maze_envs.logistics.cutting_2d.env.events.CuttingEvents",
     "maze_envs.logistics.cutting_2d.env.events.InventoryEvents",
