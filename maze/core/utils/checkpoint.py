@@ -27,7 +27,11 @@ _MAX_NAMES_SHOWN = 6
 
 
 class Stateful(Protocol):
-    """Anything with a state dictionary, such as a ``TorchModel`` or a ``torch.nn.Module``."""
+    """Anything with a state dictionary: a `TorchModel`, an optimizer, a vector environment, an evaluator.
+
+    Of what is part of a training, `load_state_dict` may return what could not be continued: sentences, or by the
+    index of environments why they begin new episodes.
+    """
 
     def state_dict(self) -> dict[str, Any]: ...
 

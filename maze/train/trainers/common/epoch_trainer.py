@@ -41,6 +41,7 @@ from maze.train.utils.plain_state import (
     to_plain,
 )
 from maze.train.utils.progress import TrainingProgress
+from maze.train.utils.resumption import STATE_FORMAT
 from maze.train.utils.update_stats import UpdateStats
 from maze.utils.console import lasting_console
 
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
-
-STATE_FORMAT = "maze_training_state"
-"""Key that tells the state of a training from plain weights; its value is the version of the format."""
 
 STATE_VERSION = 1
 

@@ -34,8 +34,8 @@ from maze.train.trainers.common.config_classes import SUITABLE_CRITICS, Algorith
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.resumption import CHECKPOINT_FILE, StoredTraining, resumed_seeds, stored_training
 from maze.train.trainers.common.trainer import Trainer
+from maze.train.utils.resumption import CHECKPOINT_FILE, StoredTraining, resumed_seeds, stored_training
 from maze.utils.log_stats_utils import setup_logging
 
 PROBE = "the environment that is asked for its spaces"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,16 @@ from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteErr
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
+
+
+class _Row(NamedTuple):
+    """One environment step; ``None`` where an actor did not act."""
+
+    observations: list[Any]
+    actions: list[Any]
+    rewards: list[float]
+    next_observation: Any
+    terminated: bool
 
 
 def rows_of_records(
@@ -43,11 +53,11 @@ def rows_of_records(
     follows = [first_number + index - 1 if index and not is_last[index - 1] else -1 for index in range(len(rows))]
     positions = range(len(actors))
     stacked = TransitionRows(
-        observations=[_stack([row[0][position] for row in rows]) for position in positions],
-        actions=[_stack([row[1][position] for row in rows]) for position in positions],
-        rewards=np.array([row[2] for row in rows], np.float32),
-        next_observation=_stack([row[3] for row in rows]),
-        terminated=np.array([row[4] for row in rows], np.bool_),
+        observations=[_stack([row.observations[position] for row in rows]) for position in positions],
+        actions=[_stack([row.actions[position] for row in rows]) for position in positions],
+        rewards=np.array([row.rewards for row in rows], np.float32),
+        next_observation=_stack([row.next_observation for row in rows]),
+        terminated=np.array([row.terminated for row in rows], np.bool_),
         n_substeps=np.array([len(record.substep_records) for record in records], np.int64),
         follows=np.array(follows, np.int64),
     )
@@ -85,7 +95,7 @@ def _row(
     following: Sequence[StructuredSpacesRecord],
     actors: Sequence[ActorID],
     index: int,
-) -> tuple[list[Any], list[Any], list[float], Any, bool]:
+) -> _Row:
     substeps = record.substep_records
     where = f"Step {index} of the rollout"
     found = [substep.actor_id for substep in substeps]
@@ -121,7 +131,7 @@ def _row(
         after = observations[0]
     actions = [substep.action for substep in substeps] + [None] * (len(actors) - len(found))
     rewards = [float(substep.reward) for substep in substeps] + [0.0] * (len(actors) - len(found))  # type: ignore[arg-type]
-    return observations, actions, rewards, after, is_done and not truncated
+    return _Row(observations, actions, rewards, after, is_done and not truncated)
 
 
 def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import load_state
-from maze.train.trainers.common.epoch_trainer import STATE_FORMAT
+
+STATE_FORMAT = "maze_training_state"
+"""Key that tells the state of a training from plain weights; its value is the version of the format."""
 
 CHECKPOINT_FILE = "latest.pt"
 """Where a run keeps the state of its training, in its directory."""
