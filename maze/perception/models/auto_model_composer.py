@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, plain_container
@@ -48,7 +49,8 @@ class AutoModelComposer(TemplateModelComposer):
     * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
       observation `<name>_mask` of shape `[n]`, it says which items exist;
     * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
-    * `<head>_mask`, and `action_mask` where a sub-step has one action head, mask actions, and are no features.
+    * `<head>_mask`, `action_mask` where a sub-step has one action head, and others called `...mask` that have the
+      size of one discrete head only, mask actions, and are no features.
 
     The template is written to `model.yaml` by :meth:`save_models`.
 
@@ -136,7 +138,8 @@ def is_flat(observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]) -> bool:
 def recognised_masks(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
 ) -> dict[str, str]:
-    """For action heads, the observation that masks them, told by its name and size.
+    """For action heads, the observation that masks them: `<head>_mask`, `action_mask` where there is one head, and any
+    other whose name ends with `mask` and that has as many entries as one discrete head has choices.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -152,6 +155,9 @@ def recognised_masks(
                 if size is not None and shape and shape[-1] == size:
                     masks[head] = name
                     break
+        shapes = {key: tuple(space.shape or ()) for key, space in observations.items()}
+        by_size, _ = masked_heads(shapes, action_space, {mask: head for head, mask in masks.items()})
+        masks |= {head: mask for mask, head in by_size.items() if head not in masks}
     return {
         head: mask
         for head, mask in masks.items()

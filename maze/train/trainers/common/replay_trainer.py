@@ -130,7 +130,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         )
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
             if fill is None:
-                fill_replay_buffer(run, replay_buffer)
+                policy = cls._sampling_policy(config, workers.worker_policy)
+                fill_replay_buffer(run, replay_buffer, sampling_policy=policy)
             else:
                 fill(replay_buffer)
         return trainer
@@ -151,6 +152,15 @@ class ReplayTrainer(EpochTrainer, ABC):
         policy = copy.deepcopy(policy)
         policy.to("cpu")
         return policy
+
+    @classmethod
+    def _sampling_policy(cls, config: ReplayConfig, worker_policy: TorchPolicy) -> Any:
+        """The policy that fills the buffer to begin with, or its configuration.
+
+        :param config: The algorithm's configuration.
+        :param worker_policy: The policy that collects later.
+        """
+        return config.initial_sampling_policy
 
     @abstractmethod
     def _learn_from(self, batch: TransitionBatch) -> None:

@@ -88,10 +88,8 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     initial_buffer_size: int = 1000
     """Number of transitions collected by the initial sampling policy before the training."""
 
-    initial_sampling_policy: Any = field(
-        default_factory=lambda: {"_target_": "maze.core.agent.random_policy.RandomPolicy"}
-    )
-    """The policy that collects them, or its configuration."""
+    initial_sampling_policy: Any = None
+    """The policy that collects them, or its configuration; `None`: any action that is allowed."""
 
     epoch_length: int = 1000
     """Number of updates per epoch. Each epoch ends with an evaluation."""

@@ -132,6 +132,15 @@ class DQN(ReplayTrainer):
     def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
         return EpsilonGreedyPolicy(super()._worker_policy(policy))
 
+    @classmethod
+    @override(ReplayTrainer)
+    def _sampling_policy(cls, config: Any, worker_policy: TorchPolicy) -> Any:
+        if config.initial_sampling_policy is not None:
+            return config.initial_sampling_policy
+        policy = EpsilonGreedyPolicy(worker_policy)
+        policy.epsilon = 1.0
+        return policy
+
     @override(ReplayTrainer)
     def _begin_training(self, n_epochs: int) -> None:
         super()._begin_training(n_epochs)

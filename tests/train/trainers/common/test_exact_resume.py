@@ -41,6 +41,12 @@ SAC = (
     *("algorithm.rollout_evaluator.n_episodes=2", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2"),
     *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.lr=0.01"),
 )
+DQN = (
+    *("critic=flatten_concat_shared", "algorithm.epoch_length=8", "algorithm.n_rollout_steps=2"),
+    *("algorithm.rollout_evaluator.n_episodes=2", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2"),
+    *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
+    *("algorithm.target_update_interval=5", "algorithm.epsilon_decay_steps=60", "algorithm.n_step_returns=3"),
+)
 TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *ACTOR_CRITIC, "runner.concurrency=2", "algorithm.batch_size=8"),
@@ -49,6 +55,8 @@ TRAININGS = {
     "sac": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20"),
     "sac-processes": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20", "runner=local"),
     "sacfd": ("algorithm=sacfd", *SAC, "algorithm.initial_buffer_size=20"),
+    "dqn": ("algorithm=dqn", *DQN),
+    "dqn-prioritized": ("algorithm=dqn", *DQN, "algorithm.prioritized=true", "algorithm.tau=0.1"),
     "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
 }
@@ -209,7 +217,7 @@ def test_a_training_for_two_epochs_and_then_for_two_more_equals_one_of_four(name
     check(uninterrupted(name), first, resumed)
 
 
-N_UPDATES = {"sac": 19, "sacfd": 19, "bc": 4, "es": 3}
+N_UPDATES = {"sac": 19, "sacfd": 19, "dqn": 19, "dqn-prioritized": 19, "bc": 4, "es": 3}
 
 
 @pytest.mark.parametrize("name", TRAININGS)

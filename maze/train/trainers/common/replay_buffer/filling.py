@@ -31,12 +31,18 @@ _MOST_IN_VAIN = 1000
 """So many rollouts in a row may leave nothing to be kept."""
 
 
-def fill_replay_buffer(run: TrainingRunner, replay_buffer: BaseReplayBuffer, demonstrations: ConfigType = None) -> None:
+def fill_replay_buffer(
+    run: TrainingRunner,
+    replay_buffer: BaseReplayBuffer,
+    demonstrations: ConfigType = None,
+    sampling_policy: ConfigType = None,
+) -> None:
     """Fills the buffer of a run with demonstrations where there are some, and otherwise with the initial policy.
 
     :param run: The runner; its algorithm has the fields of `ReplayConfig`.
     :param replay_buffer: The buffer.
     :param demonstrations: A data set or its configuration.
+    :param sampling_policy: The initial policy, or its configuration; ``None``: as configured.
     """
     config: ReplayConfig = run.algorithm
     item_length = 1 if config.split_rollouts_into_transitions else config.n_rollout_steps
@@ -44,7 +50,7 @@ def fill_replay_buffer(run: TrainingRunner, replay_buffer: BaseReplayBuffer, dem
     if demonstrations is None:
         fill_by_policy(
             replay_buffer,
-            config.initial_sampling_policy,
+            config.initial_sampling_policy if sampling_policy is None else sampling_policy,
             config.initial_buffer_size,
             run.agent_seed(),
             item_length,

@@ -1,0 +1,283 @@
+"""DQN: values by hand, exploration, targets, and trainings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hydra import compose, initialize_config_module
+from torch import nn
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import StatsContext
+from maze.core.utils.factory import Factory
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.maze_cli import main
+from maze.runner import Runner
+from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
+from maze.train.trainers.dqn.action_values import (
+    ActionValueNetwork,
+    EpsilonGreedyPolicy,
+    best_value,
+    dueling,
+    factors_of,
+    linear_schedule,
+)
+from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
+from maze.train.trainers.dqn.dqn_trainer import DQN
+
+MASKED = torch.finfo(torch.float32).min
+
+
+def test_duelling_values_by_hand_with_and_without_a_mask():
+    value = torch.tensor([[10.0], [10.0]])
+    advantages = torch.tensor([[1.0, 2.0, 6.0], [1.0, MASKED, 6.0]])
+    found = dueling(value, advantages)
+    assert found[0].tolist() == [8.0, 9.0, 13.0]  # mean 3
+    assert found[1].tolist() == [7.5, MASKED, 12.5]  # mean 3.5 of the two that are allowed
+
+
+def test_double_values_are_told_by_others_than_those_who_choose():
+    chooser = [torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 0.0, 1.0]])]
+    teller = [torch.tensor([[7.0, 3.0]]), torch.tensor([[9.0, 20.0, 0.0]])]
+    assert best_value(chooser, teller).tolist() == [(3.0 + 9.0) / 2]
+    assert best_value(teller, teller).tolist() == [(7.0 + 20.0) / 2]
+
+
+def test_factors_of_actions():
+    assert factors_of("a", spaces.Discrete(3)) == [("a", slice(0, 3), None)]
+    assert factors_of("b", spaces.MultiDiscrete([2, 4])) == [("b", slice(0, 2), 0), ("b", slice(2, 6), 1)]
+    with pytest.raises(ConfigError, match=r"action head `c` is Box.*Discretise it"):
+        factors_of("c", spaces.Box(0, 1, (1,)))
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (50, 0.55), (100, 0.1), (1000, 0.1)])
+def test_the_share_of_random_actions_falls_linearly(step, expected):
+    assert linear_schedule(1.0, 0.1, 100, step) == pytest.approx(expected)
+
+
+# -- exploration -----------------------------------------------------------------------------------
+
+
+class Fixed(nn.Module):
+    """The same logits for every observation."""
+
+    def __init__(self, logits: dict[str, list[float]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.logits = {head: torch.tensor(values) for head, values in logits.items()}
+
+    def forward(self, x):
+        n = len(x["x"])
+        return {head: values.expand(n, -1) + self.weight for head, values in self.logits.items()}
+
+
+ACTIONS = spaces.Dict(one=spaces.Discrete(4), two=spaces.MultiDiscrete([2, 3]))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_actions_are_the_best_or_with_probability_epsilon_any_that_is_allowed(epsilon):
+    network = Fixed({"one": [0.0, 3.0, MASKED, 1.0], "two": [1.0, 0.0, MASKED, 0.0, 2.0]})
+    base = TorchPolicy({0: network}, DistributionMapper(ACTIONS, []), "cpu")
+    policy = EpsilonGreedyPolicy(base)
+    assert policy.shares_networks_with(base)
+    policy.seed(1)
+    policy.epsilon = epsilon
+    n = 6000
+    actions = policy.compute_actions({"x": np.zeros((n, 1), np.float32)}, ActorID(0, 0))
+    shares = np.bincount(actions["one"], minlength=4) / n
+    np.testing.assert_allclose(shares, [epsilon / 3, 1 - 2 * epsilon / 3, 0, epsilon / 3], atol=0.02)
+    second = np.bincount(actions["two"][:, 1], minlength=3) / n
+    np.testing.assert_allclose(second, [0, epsilon / 2, 1 - epsilon / 2], atol=0.02)
+    greedy = policy.compute_actions({"x": np.zeros((5, 1), np.float32)}, ActorID(0, 0), deterministic=True)
+    assert greedy["one"].tolist() == [1] * 5
+    assert greedy["two"].tolist() == [[0, 2]] * 5
+
+
+# -- targets ---------------------------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    """Values of the two actions in each state."""
+
+    def __init__(self, values: list[list[float]]) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, x):
+        return {"action": self.values[x["state"][:, 0].long()]}
+
+
+FACTORS = {"action": factors_of("action", spaces.Discrete(2))}
+LEARNED = [[1.0, 2.0], [4.0, 3.0]]
+TARGET = [[10.0, 20.0], [30.0, 40.0]]
+
+
+def trainer_with(n_actors: int, **config) -> DQN:
+    trainer = object.__new__(DQN)
+    trainer.config = DQNAlgorithmConfig(gamma=0.5, **config)
+    trainer.model = SimpleNamespace(device="cpu")
+    trainer.actors = [ActorID(key, 0) for key in range(n_actors)]
+    trainer._networks = [ActionValueNetwork(Table(LEARNED), None, FACTORS)] * n_actors
+    trainer._targets = [ActionValueNetwork(Table(TARGET), None, FACTORS)] * n_actors
+    return trainer
+
+
+def states(*values: int):
+    return {"state": torch.tensor(values, dtype=torch.float32)[:, None]}
+
+
+def batch_of(trainer: DQN, rewards, terminated, n_substeps=None, observations=None, following=None) -> TransitionBatch:
+    n = len(terminated)
+    return TransitionBatch(
+        actors=trainer.actors,
+        observations=observations or [states(*[0] * n) for _ in trainer.actors],
+        actions=[],
+        rewards=torch.tensor(rewards),
+        next_observations=[following or states(*[1] * n)],
+        terminated=torch.tensor(terminated),
+        n_substeps=None if n_substeps is None else torch.tensor(n_substeps),
+        has_next_step=None,
+    )
+
+
+@pytest.mark.parametrize(("double", "best"), [(True, 30.0), (False, 40.0)])
+def test_the_target_of_a_step_is_discounted_unless_it_terminated(double, best):
+    trainer = trainer_with(1, double=double)
+    batch = batch_of(trainer, [[1.0], [1.0]], [False, True])
+    assert trainer._target(batch, 0, None).tolist() == [1.0 + 0.5 * best, 1.0]
+
+
+def test_the_target_of_a_sub_step_is_the_next_one_without_discount():
+    trainer = trainer_with(2)
+    batch = batch_of(
+        trainer,
+        [[1.0, 2.0], [1.0, 0.0], [1.0, 0.0]],
+        [False, True, False],
+        n_substeps=[2, 1, 1],  # a whole step, one that terminated and one that was cut off after its first sub-step
+        observations=[states(0, 0, 0), states(1, 1, 0)],
+        following=states(0, 0, 0),
+    )
+    # state 1: the learned networks choose action 0, worth 30; state 0: action 1, worth 20
+    assert trainer._target(batch, 0, None).tolist() == [1.0 + 30.0, 1.0, 1.0 + 20.0]
+    assert trainer._target(batch, 1, None)[0].item() == 2.0 + 0.5 * 20.0
+
+
+def test_the_target_of_several_steps_discounts_as_often():
+    trainer = trainer_with(1, n_step_returns=3)
+    returns = NStepReturns(
+        torch.tensor([[7.0], [7.0]]), torch.tensor([0.125, 0.25]), states(1, 1), torch.tensor([False, True])
+    )
+    assert trainer._target(batch_of(trainer, [[0.0]] * 2, [False] * 2), 0, returns).tolist() == [7 + 0.125 * 30, 7.0]
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+SHORT = (
+    *("algorithm=dqn", "algorithm.n_epochs=2", "algorithm.epoch_length=20", "algorithm.initial_buffer_size=40"),
+    *("algorithm.rollout_evaluator.n_episodes=1", "algorithm.batch_size=16", "algorithm.replay_buffer_size=500"),
+)
+
+
+def trained(directory, monkeypatch, *overrides: str) -> DQN:
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    seeds = ("seeding.env_base_seed=3", "seeding.agent_base_seed=4")
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=[*SHORT, *seeds, *overrides])
+    with StatsContext():
+        runner = Factory(Runner).instantiate(cfg.runner)
+        runner.setup(cfg)
+        runner.run()
+        runner.close()
+    return runner.trainer
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        (
+            "algorithm.double=false",
+            "algorithm.dueling=false",
+            "algorithm.tau=0.01",
+            "algorithm.target_update_interval=1",
+        ),
+        ("algorithm.prioritized=true", "algorithm.n_step_returns=3", "model=auto"),
+        ("model=vector_obs", "critic=template_state"),
+        ("model=flatten_concat_shared_embedding",),
+        ("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.num_batches_per_iter=2"),
+    ],
+)
+def test_every_combination_trains(overrides, tmp_path, monkeypatch):
+    trainer = trained(tmp_path / "run", monkeypatch, "env.name=CartPole-v1", *overrides)
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+def test_worker_processes_give_the_same_weights(tmp_path, monkeypatch):
+    several = ("env.name=CartPole-v1", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2")
+    one = trained(tmp_path / "dev", monkeypatch, *several, "runner=dev")
+    other = trained(tmp_path / "local", monkeypatch, *several, "runner=local")
+    for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_target_networks_follow_after_each_interval_and_stay_in_between(tmp_path, monkeypatch):
+    arguments = ("env.name=CartPole-v1", "algorithm.epoch_length=7", "algorithm.n_epochs=1")
+    trainer = trained(tmp_path / "seven", monkeypatch, *arguments, "algorithm.target_update_interval=7")
+    pairs = [*zip(trainer._networks[0].parameters(), trainer._targets[0].parameters(), strict=True)]
+    assert all(torch.equal(mine, target) for mine, target in pairs)
+    trainer = trained(tmp_path / "eight", monkeypatch, *arguments, "algorithm.target_update_interval=8")
+    pairs = [*zip(trainer._networks[0].parameters(), trainer._targets[0].parameters(), strict=True)]
+    assert not all(torch.equal(mine, target) for mine, target in pairs)
+
+
+def test_exact_values_of_a_small_problem_are_learned(tmp_path, monkeypatch):
+    """A corridor without slipping: the value of each state is the discounted reward of the way to the goal."""
+    trainer = trained(
+        tmp_path / "run",
+        monkeypatch,
+        *("env.name=FrozenLake-v1", "env.kwargs={is_slippery: false, desc: [SFFFG]}", "model=auto"),
+        *("algorithm.gamma=0.5", "algorithm.lr=0.01", "algorithm.epoch_length=400", "algorithm.n_epochs=1"),
+        *("algorithm.target_update_interval=20", "algorithm.final_epsilon=1.0", "algorithm.initial_buffer_size=400"),
+    )
+    observation = {"observation": torch.arange(4.0)}
+    ((_, values),) = trainer._networks[0](observation)
+    best = values.max(-1).values.detach()
+    assert values.argmax(-1).tolist() == [2] * 4  # to the right
+    torch.testing.assert_close(best, torch.tensor([0.125, 0.25, 0.5, 1.0]), atol=0.05, rtol=0.0)
+    assert all(first < second for first, second in pairwise(best.tolist()))
+
+
+MASKED_CUTTING = ("env=tutorial_cutting_2d_struct_masked", "wrappers=tutorial_cutting_2d", "critic=flatten_concat_step")
+
+
+def test_two_masked_sub_steps_train_without_an_invalid_action(tmp_path, monkeypatch):
+    masks = "model.action_masks={cut_rotation: cutting_mask}"  # two actions have its size
+    trainer = trained(tmp_path / "run", monkeypatch, *MASKED_CUTTING, "model=auto", masks)
+    buffer = trainer.workers.replay_buffer
+    columns, n = buffer.columns, len(buffer)
+    assert n == 80
+    for position, mask in enumerate(("inventory_mask", "cutting_mask")):
+        masks, actions = columns.observations[position], columns.actions[position]
+        head = next(head for head in actions if actions[head].ndim == 1 and head in ("piece_idx", "cut_rotation"))
+        assert (masks[mask][np.arange(n), actions[head][:n]] > 0).all()
+
+
+def test_duelling_heads_need_a_value_for_each_sub_step(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    arguments = [*MASKED_CUTTING[:-1], "critic=flatten_concat_shared"]
+    assert main(["-cn", "conf_train", *SHORT, "model=auto", *arguments]) == 1
+    assert "got a TorchSharedStateCritic for 2 sub-steps. Use critic=flatten_concat_step" in capfd.readouterr().err
+
+
+def test_continuous_actions_are_refused_in_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["-cn", "conf_train", *SHORT, "env.name=Pendulum-v1"]) == 1
+    assert "action head `action` is Box" in capfd.readouterr().err
