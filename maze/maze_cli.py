@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, translated
 from maze.cli.run_directory import ClaimedDirectories
-from maze.core.errors import EnvironmentFailedError, MazeError
+from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _report(error: BaseException | None, full: bool) -> int:
 
 
 def _kind(error: MazeError) -> str:
-    return "ConfigError" if isinstance(error, UsageError) else type(error).__name__
+    return "ConfigError" if isinstance(error, ConfigError) else type(error).__name__
 
 
 @contextmanager

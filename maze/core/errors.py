@@ -25,6 +25,18 @@ class ConfigError(MazeError):
     """A configuration value is missing, unknown, of the wrong type or out of range."""
 
 
+class ConfigValueError(ConfigError, ValueError):
+    """A hyperparameter or an argument of a wrapper is out of its range; also a :class:`ValueError`."""
+
+
+class ConfigImportError(ConfigError, ImportError):
+    """A class, module or optional package that is named cannot be imported; also an :class:`ImportError`."""
+
+
+class ConfigAssertionError(ConfigError, AssertionError):
+    """A network's parts do not fit together; also an :class:`AssertionError`."""
+
+
 class EnvironmentContractError(MazeError):
     """An environment breaks its contract (spaces, actors, rewards); the message names environment, sub-step and key."""
 

@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from maze.core.errors import CheckpointError, MazeError
+from maze.core.errors import CheckpointError, ConfigImportError, MazeError
 from maze.core.rendering.event_timelines import ID_COLUMNS
 from maze.core.rendering.events_stats_renderer import EventStatsRenderer
 from maze.core.rendering.offscreen import figure_png, offscreen
@@ -119,7 +119,7 @@ def require_ipywidgets() -> Any:
     try:
         import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
-        raise ImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
+        raise ConfigImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
     return ipywidgets
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maze.core.annotations import override
+from maze.core.errors import ConfigImportError
 
 
 class RendererArg(ABC):
@@ -73,5 +74,5 @@ def _ipywidgets() -> Any:
     try:
         import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
-        raise ImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
+        raise ConfigImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
     return ipywidgets

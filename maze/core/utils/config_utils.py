@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, ConfigValueError
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     :raises ConfigError: It is none, or too small.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
+        raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
     return value
 
 

@@ -8,7 +8,7 @@ import pkgutil
 from types import ModuleType
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
 
 # fmt: off
 _FORBIDDEN_MODULES = frozenset({
@@ -49,7 +49,7 @@ def locate(path: str, where: str = "") -> Any:
     for index, name in enumerate(parts[depth:], depth):
         if not hasattr(found, name):
             parent = ".".join(parts[:index])
-            raise ConfigError(
+            raise ConfigImportError(
                 f"{_prefix(where)}`{path}` does not exist: `{parent}` has no `{name}`.{_similar(name, found, parent)}"
             )
         found = getattr(found, name)
@@ -95,14 +95,14 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         except ModuleNotFoundError as error:
             # Either this is not (yet) the module's name, or the module exists and something it needs does not.
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise ConfigError(
+                raise ConfigImportError(
                     f"{_prefix(where)}`{path}`: importing `{name}` failed, it needs the package `{error.name}`."
                 ) from error
         except ImportError as error:
-            raise ConfigError(f"{_prefix(where)}`{path}`: importing `{name}` failed: {error}") from error
+            raise ConfigImportError(f"{_prefix(where)}`{path}`: importing `{name}` failed: {error}") from error
     top_levels = [module.name for module in pkgutil.iter_modules()]
     hint = did_you_mean(parts[0], top_levels, ".".join(["{}", *parts[1:]]))
-    raise ConfigError(
+    raise ConfigImportError(
         f"{_prefix(where)}there is no package `{parts[0]}` to find `{path}` in. Is it installed or on PYTHONPATH?{hint}"
     )
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigValueError, did_you_mean
 from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, entry_names, spaces_of_entry
 from maze.core.wrappers.wrapper import ActionWrapper
 
@@ -48,17 +48,17 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     def __init__(self, env: MazeEnv[Any], discretization_config: dict[str, dict[str, Any]]) -> None:
         super().__init__(env)
         if not isinstance(discretization_config, Mapping):
-            raise ConfigError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
+            raise ConfigValueError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self._grids: dict[str, _Grid] = {}
         known = entry_names(env.action_spaces_dict)
         for name, config in discretization_config.items():
             where = f"discretization_config.{name}"
             if name not in known:
-                raise ConfigError(f"{where}: there is no such action.{did_you_mean(name, known)} Known: {known}.")
+                raise ConfigValueError(f"{where}: there is no such action.{did_you_mean(name, known)} Known: {known}.")
             of_action = list(spaces_of_entry(env.action_spaces_dict, name).values())
             if any(space != of_action[0] for space in of_action):
-                raise ConfigError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
+                raise ConfigValueError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
             self._grids[name] = grid = _grid(of_action[0], config, where)
             for entries in step_spaces.values():
                 if name in entries:
@@ -89,29 +89,29 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
 
 def _grid(space: spaces.Space[Any], config: Any, where: str) -> _Grid:
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-        raise ConfigError(f"{where}: only continuous Box actions can be discretized, found {space}.")
+        raise ConfigValueError(f"{where}: only continuous Box actions can be discretized, found {space}.")
     if not isinstance(config, Mapping) or ("num_actions" in config) == ("num_bins" in config):
-        raise ConfigError(
+        raise ConfigValueError(
             f"{where}: expected a mapping with `num_actions` (or `num_bins`), `low` and `high`, got {config!r}."
         )
     for key in config:
         if key not in _KEYS:
-            raise ConfigError(f"{where}: unknown key `{key}`.{did_you_mean(key, _KEYS)}")
+            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, _KEYS)}")
     size = int(np.prod(space.shape))
     key = "num_actions" if "num_actions" in config else "num_bins"
     counts = _per_entry(config[key], size, f"{where}.{key}")
     low = _per_entry(_or_default(config.get("low"), space.low), size, f"{where}.low")
     high = _per_entry(_or_default(config.get("high"), space.high), size, f"{where}.high")
     if not (counts == counts.astype(np.int64)).all() or (counts < 2).any():
-        raise ConfigError(f"{where}.{key}: expected whole numbers of at least 2, got {config[key]!r}.")
+        raise ConfigValueError(f"{where}.{key}: expected whole numbers of at least 2, got {config[key]!r}.")
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
-        raise ConfigError(
+        raise ConfigValueError(
             f"{where}: `low` and `high` must be finite and ascend, got {low.tolist()} and {high.tolist()}. Give them "
             "where the action space has no bounds."
         )
     smallest, largest = space.low.reshape(-1), space.high.reshape(-1)
     if (low.astype(space.dtype) < smallest).any() or (high.astype(space.dtype) > largest).any():
-        raise ConfigError(
+        raise ConfigValueError(
             f"{where}: `low` and `high` must lie within the action space {space}, got {low.tolist()} and "
             f"{high.tolist()}."
         )
@@ -131,9 +131,11 @@ def _per_entry(value: Any, size: int, where: str) -> np.ndarray:
     try:
         numbers = np.asarray(value, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: expected a number or a list of numbers, got {value!r}.") from error
+        raise ConfigValueError(f"{where}: expected a number or a list of numbers, got {value!r}.") from error
     if len(numbers) not in (1, size):
-        raise ConfigError(f"{where}: expected a number, or one for each of the action's {size} entries; got {value!r}.")
+        raise ConfigValueError(
+            f"{where}: expected a number, or one for each of the action's {size} entries; got {value!r}."
+        )
     return np.broadcast_to(numbers, (size,))
 
 

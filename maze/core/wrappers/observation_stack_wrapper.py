@@ -13,7 +13,7 @@ from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigValueError, did_you_mean
 from maze.core.wrappers.substep_wrappers import Observation, SubstepObservationWrapper, entry_names, is_mask
 from maze.core.wrappers.wrapper import ObservationsAndActions
 
@@ -54,7 +54,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         super().__init__(env)
         is_list: Any = isinstance(stack_config, (list, tuple))
         if not is_list:
-            raise ConfigError(f"stack_config: expected a list of mappings, got {stack_config!r}.")
+            raise ConfigValueError(f"stack_config: expected a list of mappings, got {stack_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
         self._stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
         for index, entry in enumerate(stack_config):
@@ -106,9 +106,9 @@ class ObservationStackWrapper(SubstepObservationWrapper):
                 continue
             space = entries[name]
             if not isinstance(space, spaces.Box):
-                raise ConfigError(f"{where}: `{name}` must have a Box space to be stacked, found {space}.")
+                raise ConfigValueError(f"{where}: `{name}` must have a Box space to be stacked, found {space}.")
             if target != name and target in entries:
-                raise ConfigError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
+                raise ConfigValueError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
             if not keeps_original:
                 del entries[name]
             entries[target] = _stacked_space(space, entry["stack_steps"], is_delta)
@@ -148,19 +148,19 @@ def _stacked_space(space: spaces.Box, n_steps: int, is_delta: bool) -> spaces.Bo
 
 def _check_entry(entry: Any, where: str, known: Sequence[str]) -> None:
     if not isinstance(entry, Mapping) or "observation" not in entry or "stack_steps" not in entry:
-        raise ConfigError(
+        raise ConfigValueError(
             f"{where}: expected a mapping with `observation` and `stack_steps`, and optionally `keep_original`, `tag` "
             f"and `delta`; got {entry!r}."
         )
     for key in entry:
         if key not in _ENTRY_KEYS:
-            raise ConfigError(f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)}")
+            raise ConfigValueError(f"{where}: unknown key `{key}`.{did_you_mean(key, _ENTRY_KEYS)}")
     name, n_steps = entry["observation"], entry["stack_steps"]
     if name not in known:
-        raise ConfigError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
+        raise ConfigValueError(f"{where}: there is no observation `{name}`.{did_you_mean(name, known)} Known: {known}.")
     if is_mask(name):
-        raise ConfigError(f"{where}: `{name}` is an action mask; masks are never stacked.")
+        raise ConfigValueError(f"{where}: `{name}` is an action mask; masks are never stacked.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-        raise ConfigError(f"{where}: `stack_steps` must be a positive integer, got {n_steps!r}.")
+        raise ConfigValueError(f"{where}: `stack_steps` must be a positive integer, got {n_steps!r}.")
     if entry.get("keep_original") and not entry.get("tag"):
-        raise ConfigError(f"{where}: `keep_original: true` needs a `tag` that tells stack and original apart.")
+        raise ConfigValueError(f"{where}: `keep_original: true` needs a `tag` that tells stack and original apart.")

@@ -10,7 +10,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigValueError
 from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
@@ -30,7 +30,7 @@ class RandomResetWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
 
     def __init__(self, env: Any, min_skip_steps: int, max_skip_steps: int) -> None:
         if not 0 <= min_skip_steps <= max_skip_steps:
-            raise ConfigError(
+            raise ConfigValueError(
                 f"RandomResetWrapper: expected 0 <= min_skip_steps <= max_skip_steps, got {min_skip_steps} and "
                 f"{max_skip_steps}."
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigValueError
 from maze.core.wrappers.wrapper import RewardWrapper
 
 
@@ -23,7 +23,9 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
 
     def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
         if min_val > max_val:
-            raise ConfigError(f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val}).")
+            raise ConfigValueError(
+                f"RewardClippingWrapper: `min_val` ({min_val}) is larger than `max_val` ({max_val})."
+            )
         super().__init__(env)
         self.min_val = min_val
         self.max_val = max_val

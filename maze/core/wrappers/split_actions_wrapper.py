@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
+from maze.core.errors import ConfigValueError, EnvironmentContractError, did_you_mean
 from maze.core.wrappers.substep_wrappers import Action, SubstepActionWrapper, entry_names, spaces_of_entry
 from maze.core.wrappers.wrapper import ActionWrapper
 
@@ -47,13 +47,13 @@ class SplitActionsWrapper(SubstepActionWrapper):
     def __init__(self, env: MazeEnv[Any], split_config: dict[str, dict[str, dict[str, Any]]]) -> None:
         super().__init__(env)
         if not isinstance(split_config, Mapping):
-            raise ConfigError(f"split_config: expected a mapping from names of actions, got {split_config!r}.")
+            raise ConfigValueError(f"split_config: expected a mapping from names of actions, got {split_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
         self._splits: dict[str, _Split] = {}
         known = entry_names(env.action_spaces_dict)
         for name, parts in split_config.items():
             if name not in known:
-                raise ConfigError(
+                raise ConfigValueError(
                     f"split_config: there is no action `{name}`.{did_you_mean(name, known)} Known: {known}."
                 )
             self._splits[name] = split = self._split_of(name, parts)
@@ -63,7 +63,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
                 space = entries.pop(name)
                 clash = [part for part in split.indices if part in entries]
                 if clash:
-                    raise ConfigError(f"split_config.{name}: there are other actions called {clash}.")
+                    raise ConfigValueError(f"split_config.{name}: there are other actions called {clash}.")
                 entries.update({part: _part_space(space, indices) for part, indices in split.indices.items()})
         self._action_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
 
@@ -96,19 +96,19 @@ class SplitActionsWrapper(SubstepActionWrapper):
         step_spaces = list(spaces_of_entry(self.env.action_spaces_dict, name).values())
         space = step_spaces[0]
         if not isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)) or len(space.shape) != 1:
-            raise ConfigError(
+            raise ConfigValueError(
                 f"{where}: only one-dimensional Box, MultiDiscrete and MultiBinary actions can be split, found {space}."
             )
         if any(other.shape != space.shape or other.dtype != space.dtype for other in step_spaces):
-            raise ConfigError(f"{where}: the action has different shapes or types in different sub-steps.")
+            raise ConfigValueError(f"{where}: the action has different shapes or types in different sub-steps.")
         if not isinstance(parts, Mapping) or not all(
             isinstance(part, Mapping) and set(part) == {"indices"} for part in parts.values()
         ):
-            raise ConfigError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, got {parts!r}.")
+            raise ConfigValueError(f"{where}: expected {{<new name>: {{indices: [...]}}, ...}}, got {parts!r}.")
         indices = {str(part): [int(index) for index in entry["indices"]] for part, entry in parts.items()}
         used = sorted(index for part in indices.values() for index in part)
         if used != list(range(space.shape[0])):
-            raise ConfigError(
+            raise ConfigValueError(
                 f"{where}: the parts must have the indices 0 to {space.shape[0] - 1}, each once; found {used}."
             )
         is_number = isinstance(space, spaces.MultiDiscrete)

@@ -7,7 +7,7 @@ from typing import Any, Union
 from maze.core.annotations import override
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigValueError
 from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 _MODES = ("sticky", "noop")
@@ -39,9 +39,11 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
         if type(n_steps) is not int or n_steps < 1:
-            raise ConfigError(f"StepSkipWrapper: `n_steps` must be a whole number of at least 1, got {n_steps!r}.")
+            raise ConfigValueError(f"StepSkipWrapper: `n_steps` must be a whole number of at least 1, got {n_steps!r}.")
         if skip_mode not in _MODES:
-            raise ConfigError(f"StepSkipWrapper: `skip_mode` must be one of {', '.join(_MODES)}, got {skip_mode!r}.")
+            raise ConfigValueError(
+                f"StepSkipWrapper: `skip_mode` must be one of {', '.join(_MODES)}, got {skip_mode!r}."
+            )
         super().__init__(env)
         self.n_steps = n_steps
         self.skip_mode = skip_mode

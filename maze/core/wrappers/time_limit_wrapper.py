@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Union
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigValueError
 from maze.core.wrappers.wrapper import EnvType, Wrapper
 
 
@@ -47,7 +47,9 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
         :raises ConfigError: It is negative.
         """
         if max_episode_steps is not None and max_episode_steps < 0:
-            raise ConfigError(f"TimeLimitWrapper: `max_episode_steps` must not be negative, got {max_episode_steps}.")
+            raise ConfigValueError(
+                f"TimeLimitWrapper: `max_episode_steps` must not be negative, got {max_episode_steps}."
+            )
         self._max_episode_steps = max_episode_steps or None
 
     @override(BaseEnv)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError, ConfigError
 
 Keys: TypeAlias = str | list[str]
 """One key, or one per tensor."""
@@ -49,13 +49,13 @@ class PerceptionBlock(ABC, nn.Module):
 
         for name, keys in (("in_keys", self.in_keys), ("out_keys", self.out_keys)):
             if len(set(keys)) != len(keys):
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: `{name}` {keys} holds a key twice; give each tensor its own key."
                 )
         if not self.out_keys:
-            raise ConfigError(f"{type(self).__name__}: `out_keys` is empty; name at least one output tensor.")
+            raise ConfigAssertionError(f"{type(self).__name__}: `out_keys` is empty; name at least one output tensor.")
         if len(self.in_shapes) != len(self.in_keys):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `in_shapes` must hold one shape for each of the {len(self.in_keys)} input keys "
                 f"{self.in_keys}, found {len(self.in_shapes)}: {self.in_shapes}."
             )
@@ -98,7 +98,7 @@ class PerceptionBlock(ABC, nn.Module):
     def missing_input_error(self, block_input: Mapping[str, torch.Tensor]) -> ConfigError:
         """The error that names the input keys that are not there."""
         missing = [key for key in self.in_keys if key not in block_input]
-        return ConfigError(
+        return ConfigAssertionError(
             f"{self.block_name}: expected the input keys {self.in_keys}, but {missing} "
             f"{'is' if len(missing) == 1 else 'are'} missing; found {list(block_input)}. "
             "Check the keys of the observation and the `out_keys` of the blocks before this one."
@@ -112,7 +112,7 @@ class PerceptionBlock(ABC, nn.Module):
     def _infer_out_shapes(self) -> list[Sequence[int]]:
         outputs = self._shape_inference_forward()
         if missing := [key for key in self.out_keys if key not in outputs]:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: the forward pass did not return the output keys {missing}; "
                 f"it returned {list(outputs)}."
             )
@@ -136,7 +136,7 @@ class PerceptionBlock(ABC, nn.Module):
             with torch.no_grad(), torch.random.fork_rng(cuda_devices):
                 return self.forward(dummy_input)
         except RuntimeError as error:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: its layers cannot process inputs of the shapes "
                 f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}: {error}"
             ) from error

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigAssertionError, ConfigError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Places, ProgramReader
 
@@ -86,7 +86,7 @@ class InferenceBlock(PerceptionBlock):
             name = producers[key]
             if name in path:
                 circle = " -> ".join([*path[path.index(name) :], name])
-                raise ConfigError(f"{self.block_name}: the blocks depend on each other in a cycle: {circle}.")
+                raise ConfigAssertionError(f"{self.block_name}: the blocks depend on each other in a cycle: {circle}.")
             if name in ordered:
                 return
             for in_key in blocks[name].in_keys:
@@ -102,20 +102,20 @@ class InferenceBlock(PerceptionBlock):
         producers: dict[str, str] = {}
         for name, block in blocks.items():
             if not isinstance(block, PerceptionBlock):
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: `perception_blocks[{name!r}]` must be a PerceptionBlock, found "
                     f"{type(block).__name__}. Wrap plain PyTorch networks with TorchModelBlock."
                 )
             for key in block.out_keys:
                 if key in producers:
-                    raise ConfigError(
+                    raise ConfigAssertionError(
                         f"{self.block_name}: the blocks {producers[key]!r} and {name!r} both produce {key!r}; "
                         "give each tensor its own key."
                     )
                 producers[key] = name
         for name in _computable(blocks, self.in_keys):
             if clash := [key for key in blocks[name].out_keys if key in self.in_keys]:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: {clash} {'is an input' if len(clash) == 1 else 'are inputs'} and also "
                     f"produced by block {name!r}; give the block's output its own key, or leave the block out."
                 )
@@ -123,7 +123,7 @@ class InferenceBlock(PerceptionBlock):
 
     def _missing_key_error(self, key: str, wanted_by: str, producers: Iterable[str]) -> ConfigError:
         known = [*self.in_keys, *producers]
-        return ConfigError(
+        return ConfigAssertionError(
             f"{self.block_name}: {wanted_by} needs {key!r}, which is neither an input nor produced by a block."
             f"{did_you_mean(key, known)} Known keys: {', '.join(known)}."
         )
@@ -135,7 +135,7 @@ class InferenceBlock(PerceptionBlock):
         for name, block in self.perception_blocks.items():
             for key, declared in zip(block.in_keys, block.in_shapes, strict=True):
                 if tuple(declared) != tuple(shapes[key]):
-                    raise ConfigError(
+                    raise ConfigAssertionError(
                         f"{self.block_name}: block {name!r} was declared with shape {tuple(declared)} for its input "
                         f"{key!r}, but {sources[key]} has shape {tuple(shapes[key])}. Pass `out_shapes()` of the block "
                         "before, or the shape of the observation."
@@ -147,7 +147,7 @@ class InferenceBlock(PerceptionBlock):
     def _raise_if_not_delivered(self, cause: KeyError) -> None:
         for name, block in self.perception_blocks.items():
             if cause.args[0] in block.out_keys:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: block {name!r} ({type(block).__name__}) did not return its output "
                     f"{cause.args[0]!r}."
                 ) from cause

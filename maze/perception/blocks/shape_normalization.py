@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError, ConfigError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 
 
@@ -40,7 +40,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         self._out_dims = tuple(zip(self.out_keys, self.out_num_dims, strict=True))
         for (key, num_dims), shape in zip(self._in_dims, self.in_shapes, strict=True):
             if len(shape) + 1 < num_dims:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions (without batch), "
                     f"found shape {tuple(shape)}."
                 )
@@ -114,12 +114,12 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
         for key, num_dims in self._in_dims:
             shape = tuple(block_input[key].shape)
             if len(shape) < num_dims - 1:
-                return ConfigError(
+                return ConfigAssertionError(
                     f"{self.block_name}: input {key!r} must have at least {num_dims - 1} dimensions, or {num_dims} "
                     f"with a batch dimension; found shape {shape}."
                 )
             batch_shapes[key] = shape[: len(shape) - num_dims + 1]
-        return ConfigError(
+        return ConfigAssertionError(
             f"{self.block_name}: all inputs must have the same leading batch dimensions, found {batch_shapes}."
         )
 
@@ -129,13 +129,13 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
             expected = tuple(shape[len(shape) - (num_dims - 1) :])
             found = tuple(block_input[key].shape[1:])
             if expected != found:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: input {key!r} was declared with shape {expected} (without batch), but a "
                     f"tensor of shape {found} arrived."
                 ) from cause
 
     def _out_dims_error(self, key: str, num_dims: int, found: tuple[int, ...]) -> ConfigError:
-        return ConfigError(
+        return ConfigAssertionError(
             f"{self.block_name}: output {key!r} was declared with {num_dims} dimensions (`out_num_dims`, including one "
             f"batch dimension), but the layers return shape {found} behind the batch dimension."
         )
@@ -143,7 +143,7 @@ class ShapeNormalizationBlock(PerceptionBlock, ABC):
     def _one_per_key(self, name: str, value: int | Sequence[int], keys: Sequence[str]) -> list[int]:
         num_dims = [value] * len(keys) if isinstance(value, int) else [int(entry) for entry in value]
         if len(num_dims) != len(keys) or any(entry < 1 for entry in num_dims):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `{name}` must be one positive number or one for each of {list(keys)}, "
                 f"found {value}."
             )

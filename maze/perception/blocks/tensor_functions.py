@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Shapes, shape_list
 
 
@@ -68,7 +68,9 @@ POOLING_FUNCTIONS = ("mean", "sum", "max", "min")
 def check_pooling_function(block_name: str, argument: str, name: str) -> None:
     """Raises an error that names what there is."""
     if name not in POOLING_FUNCTIONS:
-        raise ConfigError(f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}.")
+        raise ConfigAssertionError(
+            f"{block_name}: `{argument}` must be one of {', '.join(POOLING_FUNCTIONS)}, found {name!r}."
+        )
 
 
 def pool(features: torch.Tensor, name: str, dims: Sequence[int], valid: torch.Tensor | None = None) -> torch.Tensor:
@@ -112,7 +114,7 @@ def axis_from_end(block_name: str, argument: str, axis: int, n_dims: int) -> int
     """
     from_end = axis if axis < 0 else axis - (n_dims + 1)
     if not -n_dims <= from_end <= -1:
-        raise ConfigError(
+        raise ConfigAssertionError(
             f"{block_name}: `{argument}` must lie in [1, {n_dims}] (0 is the batch) or in [-{n_dims}, -1] for tensors "
             f"with {n_dims} dimensions (without batch), found {axis}."
         )
@@ -125,5 +127,5 @@ def index_from_start(block_name: str, argument: str, index: int, size: int) -> i
     :raises ConfigError: The axis has no such entry.
     """
     if not -size <= index < size:
-        raise ConfigError(f"{block_name}: `{argument}` must lie in [{-size}, {size - 1}], found {index}.")
+        raise ConfigAssertionError(f"{block_name}: `{argument}` must lie in [{-size}, {size - 1}], found {index}.")
     return index % size

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -31,7 +31,7 @@ class DenseBlock(ShapeNormalizationBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
         if not hidden_units:
-            raise ConfigError(f"{self.block_name}: `hidden_units` is empty; give one width per layer.")
+            raise ConfigAssertionError(f"{self.block_name}: `hidden_units` is empty; give one width per layer.")
         self.input_units = self.in_shapes[0][-1]
         self.hidden_units = list(hidden_units)
         self.output_units = [self.input_units, *self.hidden_units][-1]

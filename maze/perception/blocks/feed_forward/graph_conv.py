@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -22,11 +22,11 @@ def one_per_layer(block_name: str, argument: str, value: Any, n_layers: int) -> 
     :raises ConfigError: There is no layer, or not one value for each.
     """
     if n_layers == 0:
-        raise ConfigError(f"{block_name}: `hidden_features` is empty; give one number per layer.")
+        raise ConfigAssertionError(f"{block_name}: `hidden_features` is empty; give one number per layer.")
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * n_layers
     if len(value) != n_layers:
-        raise ConfigError(
+        raise ConfigAssertionError(
             f"{block_name}: `{argument}` must be one value or one for each of the {n_layers} layers, "
             f"found {len(value)}."
         )
@@ -36,12 +36,12 @@ def one_per_layer(block_name: str, argument: str, value: Any, n_layers: int) -> 
 def check_graph_shapes(block: PerceptionBlock) -> None:
     """Raises an error unless the inputs are node features and an adjacency matrix of the same nodes."""
     if len(block.in_keys) != 2:
-        raise ConfigError(
+        raise ConfigAssertionError(
             f"{block.block_name}: expected two input keys (node features, adjacency matrix), found {block.in_keys}."
         )
     features, adjacency = (tuple(shape) for shape in block.in_shapes)
     if len(features) < 2 or adjacency[-2:] != (features[-2], features[-2]):
-        raise ConfigError(
+        raise ConfigAssertionError(
             f"{block.block_name}: expected node features {block.in_keys[0]!r} of shape (nodes, features) and adjacency "
             f"matrix {block.in_keys[1]!r} of shape (nodes, nodes), found {features} and {adjacency}."
         )
@@ -133,7 +133,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=3, out_num_dims=3)
         check_graph_shapes(self)
         if trainable_node_self_importance and not preprocess_adj:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `trainable_node_self_importance` has no effect without `preprocess_adj`, which "
                 "adds the self connections; set one of the two."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
@@ -51,7 +51,7 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
     ) -> None:
         n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
         if n_inputs not in (3, 4):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"MultiHeadAttentionBlock ({out_keys}): expected the keys of query, key, value and, optionally, mask; "
                 f"found {in_keys}."
             )
@@ -61,16 +61,16 @@ class MultiHeadAttentionBlock(ShapeNormalizationBlock):
         self._is_flat = [n_dims == 2 for n_dims in in_num_dims[:3]]
         self._is_flat += [n_dims == 2 and not use_key_padding_mask for n_dims in in_num_dims[3:]]
         if use_key_padding_mask and n_inputs == 3:
-            raise ConfigError(f"{self.block_name}: `use_key_padding_mask` needs a fourth input key, the mask.")
+            raise ConfigAssertionError(f"{self.block_name}: `use_key_padding_mask` needs a fourth input key, the mask.")
         embed_dim = self.output_features = self.in_shapes[0][-1]
         for name, size, in_shape in (("kdim", kdim, self.in_shapes[1]), ("vdim", vdim, self.in_shapes[2])):
             if size is not None and size != in_shape[-1]:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: `{name}` is {size}, but the input has {in_shape[-1]} features; "
                     "None takes it from the input."
                 )
         if embed_dim % num_heads:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
                 f"{self.in_keys[0]!r}."
             )

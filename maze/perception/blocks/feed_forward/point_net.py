@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -96,7 +96,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
     ) -> None:
         n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
         if n_inputs not in (1, 2):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"PointNetFeatureBlock ({out_keys}): expected the key of the points and, optionally, of a mask; "
                 f"found {in_keys}."
             )

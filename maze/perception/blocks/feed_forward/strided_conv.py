@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -53,7 +53,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         padding_mode: str | None,
     ) -> None:
         if convolution_dimension not in _CONVOLUTIONS:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"StridedConvolutionBlock ({out_keys}): `convolution_dimension` must be 1, 2 or 3, "
                 f"found {convolution_dimension}."
             )
@@ -70,7 +70,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         self.hidden_padding = self._sizes("hidden_padding", hidden_padding, default=0)
         self.padding_mode = "zeros" if padding_mode is None else padding_mode
         if self.padding_mode not in _PADDING_MODES:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `padding_mode` must be one of {', '.join(_PADDING_MODES)}, found {padding_mode!r}."
             )
         self._check_spatial_sizes()
@@ -111,7 +111,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         n_dims = self.convolution_dimension
         tuples = [(size,) * n_dims if isinstance(size, int) else tuple(size) for size in per_layer]
         if not tuples or len(tuples) != len(self.hidden_channels) or any(len(size) != n_dims for size in tuples):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `{name}` must hold one number, or one tuple of {n_dims} numbers, for each of the "
                 f"{len(self.hidden_channels)} layers in `hidden_channels`; found {sizes}."
             )
@@ -125,7 +125,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
             for axis, (kernel, stride, dilation, padding) in enumerate(zip(*layer, strict=True)):
                 sizes[axis] = (before[axis] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
             if min(sizes) < 1:
-                raise ConfigError(
+                raise ConfigAssertionError(
                     f"{self.block_name}: layer {index} (kernel {layer[0]}, dilation {layer[2]}, padding {layer[3]}) is "
                     f"larger than its input with spatial size {tuple(before)}; input {self.in_keys[0]!r} has the shape "
                     f"{tuple(self.in_shapes[0])} (channels first)."

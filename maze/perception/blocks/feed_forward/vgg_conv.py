@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.core.utils.factory import Factory
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -31,13 +31,13 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=4, out_num_dims=4)
         if not hidden_channels:
-            raise ConfigError(f"{self.block_name}: `hidden_channels` is empty; give one number per stage.")
+            raise ConfigAssertionError(f"{self.block_name}: `hidden_channels` is empty; give one number per stage.")
         self.input_channels, height, width = self.in_shapes[0][-3:]
         self.hidden_channels = list(hidden_channels)
         self.output_channels = [self.input_channels, *self.hidden_channels][-1]
         self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
         if min(height, width) < 2 ** len(self.hidden_channels):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: {len(self.hidden_channels)} stages (`hidden_channels`), each of which halves "
                 f"height and width, need an image of at least {2 ** len(self.hidden_channels)} pixels; input "
                 f"{self.in_keys[0]!r} has the shape {tuple(self.in_shapes[0])} (channels, height, width)."

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigAssertionError, EnvironmentContractError
 from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
@@ -48,12 +48,12 @@ class ActionMaskingBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if len(self.in_keys) != 2 or len(self.out_keys) != 1:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: expected two input keys (logits, mask) and one output key, "
                 f"found {self.in_keys} and {self.out_keys}."
             )
         if num_actors < 1:
-            raise ConfigError(f"{self.block_name}: `num_actors` must be at least 1, found {num_actors}.")
+            raise ConfigAssertionError(f"{self.block_name}: `num_actors` must be at least 1, found {num_actors}.")
         self.num_actors = num_actors
         self.num_of_actor_actions = num_of_actor_actions
         self.require_valid_action = require_valid_action
@@ -111,7 +111,7 @@ class ActionMaskingBlock(PerceptionBlock):
             sizes = [n_last // self.num_actors if n_actions is None else n_actions] * self.num_actors
             fits = sum(sizes) == n_last
         if not fits:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: logits {self.in_keys[0]!r} of shape {logits_shape} do not divide into "
                 f"`num_actors` = {self.num_actors} actors with `num_of_actor_actions` = {n_actions} actions each."
             )
@@ -128,7 +128,7 @@ class ActionMaskingBlock(PerceptionBlock):
             return "repeat"
         if len(self._group_sizes) == 1 and self.num_actors > 1 and mask_shape == (*logits_shape[:-2], logits_shape[-1]):
             return "broadcast"
-        raise ConfigError(
+        raise ConfigAssertionError(
             f"{self.block_name}: the mask {self.in_keys[1]!r} must have the shape {logits_shape} of the logits "
             f"{self.in_keys[0]!r}, or that of the {self._group_sizes[0]} actions of one actor; found {mask_shape}."
         )

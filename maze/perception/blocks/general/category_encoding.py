@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
@@ -53,7 +53,7 @@ class CategoryEncodingBlock(PerceptionBlock):
         n_entries = math.prod(shape[len(shape) - self._n_dims :])
         self.num_categories = self._one_for_each("num_categories", num_categories, n_entries)
         if min(self.num_categories, default=1) < 1:
-            raise ConfigError(f"{self.block_name}: `num_categories` must be positive, found {num_categories}.")
+            raise ConfigAssertionError(f"{self.block_name}: `num_categories` must be positive, found {num_categories}.")
         self.embedding_dim = embedding_dim
         sizes = torch.tensor(self.num_categories)
         self.register_buffer("first", torch.tensor(self._one_for_each("start", start, n_entries)), persistent=False)
@@ -88,7 +88,7 @@ class CategoryEncodingBlock(PerceptionBlock):
         if isinstance(value, int):
             return [value] * n_entries
         if len(value) != n_entries:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `{name}` has {len(value)} numbers, but the input {self.in_keys[0]!r} of the shape "
                 f"{tuple(self.in_shapes[0])} has {n_entries} entries."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end
 from maze.perception.program.network_program import Places, ProgramReader
@@ -25,7 +25,7 @@ class ConcatenationBlock(PerceptionBlock):
             key: _without_axis(shape, self.concat_dim) for key, shape in zip(self.in_keys, self.in_shapes, strict=True)
         }
         if len(set(rests.values())) > 1:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: all inputs must have the same shape except along `concat_dim` ({concat_dim}), "
                 f"found {dict(zip(self.in_keys, self.in_shapes, strict=True))}."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 
 
@@ -22,14 +22,14 @@ class CorrelationBlock(PerceptionBlock):
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, reduce: bool) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if len(self.in_keys) != 2:
-            raise ConfigError(f"{self.block_name}: expected two input keys, found {self.in_keys}.")
+            raise ConfigAssertionError(f"{self.block_name}: expected two input keys, found {self.in_keys}.")
         self.reduce = reduce
         first, second = (tuple(shape) for shape in self.in_shapes)
         broadcasts = len(first) == len(second) and all(
             a == b or 1 in (a, b) for a, b in zip(first, second, strict=True)
         )
         if not broadcasts or (reduce and not first):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: the inputs must have equally many dimensions, of equal sizes or 1; found "
                 f"{dict(zip(self.in_keys, self.in_shapes, strict=True))}."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Places, ProgramReader
 
@@ -18,7 +18,7 @@ class FlattenBlock(PerceptionBlock):
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, num_flatten_dims: int) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if not 0 <= num_flatten_dims <= len(self.in_shapes[0]):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `num_flatten_dims` must lie in [0, {len(self.in_shapes[0])}] for input "
                 f"{self.in_keys[0]!r} of shape {self.in_shapes[0]}, found {num_flatten_dims}."
             )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 
 
@@ -27,7 +27,7 @@ class FunctionalBlock(PerceptionBlock):
     def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, func: Callable[..., Any]) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if not callable(func):
-            raise ConfigError(f"{self.block_name}: `func` must be callable, found {func!r}.")
+            raise ConfigAssertionError(f"{self.block_name}: `func` must be callable, found {func!r}.")
         self.func = func
         self._is_called_by_name = _binds_by_name(func, self.in_keys)
         self._one_argument_each = len(self.in_keys) == 1 or _takes_one_argument_each(func, len(self.in_keys))
@@ -41,7 +41,7 @@ class FunctionalBlock(PerceptionBlock):
             result = self.func(*tensors) if self._one_argument_each else self.func(tensors)
         outputs = [result] if isinstance(result, torch.Tensor) else list(result)
         if len(outputs) != len(self.out_keys):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `func` must return one tensor for each of {self.out_keys}, found {len(outputs)}."
             )
         return dict(zip(self.out_keys, outputs, strict=True))

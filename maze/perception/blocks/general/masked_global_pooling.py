@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end, check_pooling_function, pool
 
@@ -28,7 +28,7 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if len(self.in_keys) > 2:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: expected the keys of the features and, optionally, of the mask; "
                 f"found {self.in_keys}."
             )
@@ -39,7 +39,7 @@ class MaskedGlobalPoolingBlock(PerceptionBlock):
         self.pooling_dim = [axis_from_end(self.block_name, "pooling_dim", axis, n_dims) for axis in axes]
         mask_shape = tuple(self.in_shapes[-1])
         if mask_shape != tuple(self.in_shapes[0][: len(mask_shape)]):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: the mask {self.in_keys[-1]!r} must have the first dimensions of the features "
                 f"{self.in_keys[0]!r} of shape {self.in_shapes[0]}, found {mask_shape}."
             )

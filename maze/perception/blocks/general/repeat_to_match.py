@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, PerceptionBlock, TensorDict
 from maze.perception.blocks.tensor_functions import axis_from_end
 
@@ -26,12 +26,14 @@ class RepeatToMatchBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if len(self.in_keys) != 2:
-            raise ConfigError(f"{self.block_name}: expected two input keys (repeat, match), found {self.in_keys}.")
+            raise ConfigAssertionError(
+                f"{self.block_name}: expected two input keys (repeat, match), found {self.in_keys}."
+            )
         shape, reference = self.in_shapes
         self.repeat_at_idx = axis_from_end(self.block_name, "repeat_at_idx", repeat_at_idx, len(reference))
         self._adds_axis = len(shape) == len(reference) - 1
         if not self._adds_axis and (len(shape) != len(reference) or shape[self.repeat_at_idx] != 1):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: input {self.in_keys[0]!r} must have one dimension less than {self.in_keys[1]!r} "
                 f"(shape {tuple(reference)}), or as many and size 1 at `repeat_at_idx` = {repeat_at_idx}; "
                 f"found shape {tuple(shape)}."

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -40,7 +40,7 @@ class SelfAttentionConvBlock(ShapeNormalizationBlock):
         n_outputs = 1 if isinstance(out_keys, str) else len(out_keys)
         n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
         if n_inputs not in (1, 2):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"SelfAttentionConvBlock ({out_keys}): expected the key of the feature map and, optionally, of a mask; "
                 f"found {in_keys}."
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.blocks.tensor_functions import masked_attention, sequence_dims
@@ -40,7 +40,7 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
     ) -> None:
         n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
         if n_inputs not in (1, 2):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"SelfAttentionSeqBlock ({out_keys}): expected the key of the sequence and, optionally, of a mask; "
                 f"found {in_keys}."
             )
@@ -50,7 +50,7 @@ class SelfAttentionSeqBlock(ShapeNormalizationBlock):
         self._is_flat = in_num_dims[0] == 2
         embed_dim = self.output_features = self.in_shapes[0][-1]
         if embed_dim % num_heads:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `num_heads` ({num_heads}) must divide the {embed_dim} features of "
                 f"{self.in_keys[0]!r}."
             )

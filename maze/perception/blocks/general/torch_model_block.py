@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -35,7 +35,7 @@ class TorchModelBlock(ShapeNormalizationBlock):
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         outputs: TensorDict | torch.Tensor = self.net(block_input)
         if isinstance(outputs, torch.Tensor):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: {type(self.net).__name__} returned a tensor; return a dictionary with the keys "
                 f"{self.out_keys}."
             )

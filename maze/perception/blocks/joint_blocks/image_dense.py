@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.strided_conv import Size
 from maze.perception.blocks.joint_blocks.strided_conv_dense import StridedConvolutionDenseBlock
@@ -47,7 +47,9 @@ class ImageDenseBlock(PerceptionBlock):
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes)
         if layout not in LAYOUTS:
-            raise ConfigError(f"{self.block_name}: `layout` must be one of {', '.join(LAYOUTS)}, found {layout!r}.")
+            raise ConfigAssertionError(
+                f"{self.block_name}: `layout` must be one of {', '.join(LAYOUTS)}, found {layout!r}."
+            )
         shape = tuple(self.in_shapes[0])
         *leading, first, second, third = (*shape[:-2], 1, *shape[-2:]) if layout == "HW" else shape
         if layout == "HWC":

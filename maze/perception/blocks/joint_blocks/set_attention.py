@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -44,14 +44,14 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     ) -> None:
         n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
         if n_inputs not in (1, 2):
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"SetAttentionBlock ({out_keys}): expected the keys of the items and, optionally, of the mask; "
                 f"found {in_keys}."
             )
         super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
         n_items = self.in_shapes[0][-2]
         if n_inputs == 2 and self.in_shapes[1][-1] != n_items:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: the mask {self.in_keys[1]!r} must have an entry for each of the {n_items} items "
                 f"of {self.in_keys[0]!r}, found the shape {tuple(self.in_shapes[1])}."
             )
@@ -59,7 +59,9 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
         width = self.dense_block.out_shapes()[0][-1]
         if num_heads and width % num_heads:
-            raise ConfigError(f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width}).")
+            raise ConfigAssertionError(
+                f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width})."
+            )
         self.num_heads = num_heads
         self.keep_places = keep_places
         self.output_units = 2 * width + (n_items * self.in_shapes[0][-1] if keep_places else 0)

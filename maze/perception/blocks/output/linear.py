@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Places, ProgramReader
@@ -41,7 +41,7 @@ class LinearOutputBlock(ShapeNormalizationBlock):
         """
         value = torch.as_tensor(bias, dtype=self.net.bias.dtype, device=self.net.bias.device)
         if value.dim() > 0 and value.shape != self.net.bias.shape:
-            raise ConfigError(
+            raise ConfigAssertionError(
                 f"{self.block_name}: `bias` must be a number or hold {self.output_units} values, "
                 f"found shape {tuple(value.shape)}."
             )

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, Factory
 
@@ -134,13 +134,13 @@ class AlgorithmConfig(ABC):
         if not is_number:
             lower = f"{'above' if above else 'of at least'} {minimum:g}"
             upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
-            raise ConfigError(f"algorithm.{name}: expected a number {lower}{upper}, got {value!r}.")
+            raise ConfigValueError(f"algorithm.{name}: expected a number {lower}{upper}, got {value!r}.")
 
     def require_choice(self, name: str, choices: Collection[Any]) -> None:
         """Raises a `ConfigError` unless the field is one of `choices`."""
         value = getattr(self, name)
         if value not in choices:
-            raise ConfigError(f"algorithm.{name}: expected one of {', '.join(map(str, choices))}, got {value!r}.")
+            raise ConfigValueError(f"algorithm.{name}: expected one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
 def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:
