@@ -1,7 +1,7 @@
-"""Links ``hydra/launcher=patient`` to the launcher of this project.
+"""Links `hydra/launcher=patient` to the launcher of this project.
 
-Hydra takes launchers only from modules in ``hydra_plugins``, and imports these before all others: nothing more is done
-here, and ``from __future__ import annotations`` does not get along with the dataclass.
+Hydra takes launchers only from modules in `hydra_plugins`, and imports these before all others: nothing more is done
+here, and `from __future__ import annotations` does not get along with the dataclass.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class HomeBatteryLauncher(PatientLauncher):
 
 @dataclass
 class LauncherConfig:
-    """Configuration of ``hydra/launcher=patient``."""
+    """Configuration of `hydra/launcher=patient`."""
 
     _target_: str = "hydra_plugins.home_battery_launcher.HomeBatteryLauncher"
     list_file: str = "jobs.csv"

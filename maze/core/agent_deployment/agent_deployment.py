@@ -236,7 +236,7 @@ class AgentDeployment:
     ) -> None:
         """Finishes the running episode, if there is one, and releases everything. Closing again does nothing.
 
-        The statistics stay: those of this object, and as epoch statistics those of its ``env``.
+        The statistics stay: those of this object, and as epoch statistics those of its `env`.
 
         The arguments are those of :meth:`finish_episode`.
 
@@ -285,9 +285,9 @@ class AgentDeployment:
     ) -> Any:
         """One statistic.
 
-        :param event: Interface method of the event, such as ``BaseEnvEvents.reward``.
+        :param event: Interface method of the event, such as `BaseEnvEvents.reward`.
         :param level: Of the last episode, or over the latest ones (epoch).
-        :param name: Name of the statistic, such as ``mean``.
+        :param name: Name of the statistic, such as `mean`.
         """
         return stats_value(self._stats.aggregator(level), event, name)
 

@@ -119,7 +119,7 @@ class LogStatsAggregator(LogStatsConsumer):
 
         :param event: Interface method of the event.
         :param value: The value.
-        :param name: Which input of the event's statistics it is (their ``input_name``).
+        :param name: Which input of the event's statistics it is (their `input_name`).
         :param group: The group it belongs to.
         """
         self._add(event, value, name, group)
@@ -224,7 +224,7 @@ class LogStatsAggregator(LogStatsConsumer):
 
 
 class LogStatsWriter(ABC):
-    """Writes statistics somewhere. An ``OSError`` silences the writer with one warning; it never ends a training."""
+    """Writes statistics somewhere. An `OSError` silences the writer with one warning; it never ends a training."""
 
     @abstractmethod
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -247,7 +247,7 @@ class LogStatsWriter(ABC):
 class StatsContext:
     """Writers, log step and hooks of one run.
 
-    ``with StatsContext() as stats:`` gives the code inside writers and a step counter of its own; on leaving, its
+    `with StatsContext() as stats:` gives the code inside writers and a step counter of its own; on leaving, its
     writers are closed. The functions below act on the active context: the one entered last in the same thread (or
     task); in a thread that entered none, the innermost one of the only thread that did; otherwise a default one.
     """
@@ -295,7 +295,7 @@ class StatsContext:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
     def register_epoch(self, env: Any) -> None:
-        """Has ``env.finish_epoch()`` called whenever a log step is finished, as long as somebody holds the environment.
+        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds the environment.
 
         :param env: An environment with statistics of its own.
         """
@@ -315,7 +315,7 @@ class StatsContext:
             self.step += 1
 
     def guarded(self, writer: object, write: Callable[[], Any]) -> None:
-        """Calls ``write``; if the disk does not take it, one warning is logged and the writer is not used again."""
+        """Calls `write`; if the disk does not take it, one warning is logged and the writer is not used again."""
         if id(writer) in self._silenced:
             return
         try:
@@ -343,7 +343,7 @@ class StatsContext:
 
 
 def _nothing() -> None:
-    """Stands for the missing ``close`` of writers that hold nothing open."""
+    """Stands for the missing `close` of writers that hold nothing open."""
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -381,7 +381,7 @@ class _ActiveContextView(type):
 
 
 class GlobalLogState(metaclass=_ActiveContextView):
-    """``global_log_stats_writers``, ``hook_on_log_step`` and ``global_step`` of the active context, to read and set."""
+    """`global_log_stats_writers`, `hook_on_log_step` and `global_step` of the active context, to read and set."""
 
 
 class LogStatsLogger(LogStatsConsumer):

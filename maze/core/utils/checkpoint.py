@@ -1,6 +1,6 @@
 """Saving and loading weights and training states, so that no kill, full disk or flipped byte goes unnoticed.
 
-States are dictionaries of tensors and plain values, written by ``torch.save`` and readable by ``torch.load``. They are
+States are dictionaries of tensors and plain values, written by `torch.save` and readable by `torch.load`. They are
 read after their checksum has been compared, by an interpreter that runs no code of the file.
 """
 
@@ -55,7 +55,7 @@ def save_state(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(source: str | Path | BinaryIO, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Reads and verifies a state written by :func:`save_state` or ``torch.save``.
+    """Reads and verifies a state written by :func:`save_state` or `torch.save`.
 
     :param source: A file, by its path or opened for binary reading.
     :param map_location: The device to put tensors on.
@@ -136,9 +136,9 @@ class _Storages:
 
 
 def read_storage(content: Any) -> Tensor:
-    """The values of a tensor as ``pickle`` has them written: three headers, a reference, the values.
+    """The values of a tensor as `pickle` has them written: three headers, a reference, the values.
 
-    :param content: What ``torch.storage._load_from_bytes`` gets.
+    :param content: What `torch.storage._load_from_bytes` gets.
     :raises UnpicklingError: It is nothing of that kind.
     :return: The values one after the other, `[n_values]`.
     """
@@ -262,7 +262,7 @@ _ENCRYPTED, _FOLDER = 0x1, 0x10
 
 
 def _record(content: bytearray, entry: zipfile.ZipInfo) -> memoryview:
-    """The content of an entry, which ``torch.save`` stores as it is: nothing unpacks to more than the file holds."""
+    """The content of an entry, which `torch.save` stores as it is: nothing unpacks to more than the file holds."""
     *_, n_name, n_extra = _LOCAL_HEADER.unpack_from(content, entry.header_offset)
     start = entry.header_offset + _LOCAL_HEADER.size + n_name + n_extra
     is_plain = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size

@@ -24,8 +24,8 @@ class Rule(NamedTuple):
 
     :param value: What the name stands for where it is stored itself.
     :param call: Makes an object of the arguments that the file gives; None: it must not be called.
-    :param new: Makes an empty object of the arguments of ``__new__``.
-    :param build: Fills an object that ``call`` or ``new`` made, with the state that the file gives; once.
+    :param new: Makes an empty object of the arguments of `__new__`.
+    :param build: Fills an object that `call` or `new` made, with the state that the file gives; once.
     """
 
     value: Any

@@ -22,12 +22,12 @@ T = TypeVar("T")
 class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     """Collects step, episode and epoch statistics of the wrapped environment.
 
-    The statistics of an episode are complete at the ``reset`` that follows it; an episode that is reset before its end
+    The statistics of an episode are complete at the `reset` that follows it; an episode that is reset before its end
     counts as well. Key performance indicators are calculated then. :meth:`write_epoch_stats` logs all episodes since
-    its last call; ``increment_log_step`` does so as well, of the context in which the wrapper was made.
+    its last call; `increment_log_step` does so as well, of the context in which the wrapper was made.
 
     :param env: The environment.
-    :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); ``None``: only collect them.
+    :param logging_prefix: Log epoch statistics under this prefix ("train", "eval"); `None`: only collect them.
     """
 
     keeps_observations_and_actions = True
@@ -45,10 +45,10 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     @classmethod
     @override(Wrapper)
     def wrap(cls, env: T, logging_prefix: str | None = None) -> T | LogStatsWrapper:  # type: ignore[override]
-        """Wraps ``env``; equal to calling the class, but typed as both.
+        """Wraps `env`; equal to calling the class, but typed as both.
 
         :param env: The environment.
-        :param logging_prefix: Log epoch statistics under this prefix; ``None``: only collect them.
+        :param logging_prefix: Log epoch statistics under this prefix; `None`: only collect them.
         """
         return cls(env, logging_prefix)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
         return self._recorder.reset(self._env_reset, **kwargs)
 
     def publish_episode(self) -> None:
-        """Publishes the statistics of the episode so far at once; the ``reset`` that follows does not repeat them."""
+        """Publishes the statistics of the episode so far at once; the `reset` that follows does not repeat them."""
         self._recorder.publish()
 
     def finish_epoch(self) -> None:
@@ -78,7 +78,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
             self.write_epoch_stats()
 
     def discard_episode(self) -> None:
-        """Forgets the episode so far, as if it had not been played; a ``reset`` has to follow."""
+        """Forgets the episode so far, as if it had not been played; a `reset` has to follow."""
         self._recorder.discard()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class LogStatsWrapper(Wrapper[MazeEnv[Any]], LogStatsEnv):
     ) -> list[EventRecord]:
         """The events of the last environment step, its actions and reward among them.
 
-        :param query: An event's interface method, or several; ``None``: all events.
+        :param query: An event's interface method, or several; `None`: all events.
         """
         records = self._recorder.last_step_records()
         return records if query is None else EventCollection(records).query_events(query)

@@ -17,7 +17,7 @@ from .state import BatteryCommand, HouseState
 
 
 class BatteryActionConversion(ActionConversionInterface):
-    """The agent says ``battery``: 0 to discharge, 1 to leave it alone, 2 to charge.
+    """The agent says `battery`: 0 to discharge, 1 to leave it alone, 2 to charge.
 
     :param power: kWh that the battery can take or give in an hour.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ComparisonRunner(Runner):
     """Plays the same episodes with several policies, prints their KPIs side by side and writes them into a file.
 
-    The policy of the training in ``input_dir``, if there is one, takes part.
+    The policy of the training in `input_dir`, if there is one, takes part.
 
     :param policies: Configurations of the policies by name.
     :param n_episodes: Number of episodes.

@@ -12,7 +12,7 @@ from maze.core.wrappers.wrapper import ObservationWrapper
 
 
 class PriceLevelWrapper(ObservationWrapper[Any]):
-    """Adds ``price_level``: the price on a scale on which -1 is cheap and 1 is dear.
+    """Adds `price_level`: the price on a scale on which -1 is cheap and 1 is dear.
 
     :param env: A house.
     :param cheap: EUR per kWh that counts as -1.

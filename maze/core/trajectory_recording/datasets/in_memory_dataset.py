@@ -42,16 +42,16 @@ class InMemoryDataset(Dataset[Item], ABC):
     """Steps of recorded trajectories, converted to observations and actions and kept in memory.
 
     Files are loaded safely: what a file contains beyond data of Maze and of known types is refused by name. The types
-    of a project's states and actions are allowed by ``extra_types`` or ``register_safe_types``.
+    of a project's states and actions are allowed by `extra_types` or `register_safe_types`.
 
-    :param input_data: A trajectory file (``*.pkl``, ``*.npz``), a directory that is searched for them, or a list of
+    :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, or a list of
         these and of trajectories. None: start empty and use :meth:`append` or :meth:`load_data`.
     :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. None: there
         are only trajectories of observations and actions.
     :param n_workers: Number of processes that convert; with 1 (or a single file) it is done in this one.
     :param trajectory_processor: What is done with each trajectory, or its configuration.
     :param deserialize_in_main_thread: Read the files in this process and send their contents to the workers.
-    :param dir_or_file: Another name of ``input_data``.
+    :param dir_or_file: Another name of `input_data`.
     :param allow_pickle: Trust the files: load any type, which can run any code.
     :param extra_types: Further types that may be loaded from files: classes, full names, or patterns `my_project.*`.
     """
@@ -243,7 +243,7 @@ class DataLoadWorker:
 
         :param env_factory: Makes the environment that converts.
         :param trajectories_or_paths: This worker's share.
-        :param reporting_queue: Anything with ``put``.
+        :param reporting_queue: Anything with `put`.
         :param trajectory_processor: What is done with each trajectory.
         :param reader: Reads files; by default without additional permissions.
         """

@@ -41,7 +41,7 @@ class ActionRecord:
         return len(self.actions)
 
     def save(self, directory: Path) -> Path:
-        """Writes ``<episode id>.json``, whole or not at all.
+        """Writes `<episode id>.json`, whole or not at all.
 
         :param directory: Where to; created if need be.
         """

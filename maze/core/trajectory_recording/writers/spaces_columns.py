@@ -74,9 +74,9 @@ def write_spaces_columns(path: str | Path, trajectories: Sequence[SpacesTrajecto
     """Writes trajectories into one file, whole or not at all.
 
     Observations, actions, next observations, logits, rewards, done flags, discounted returns and actors are kept
-    exactly, tensors as arrays. Of ``info``, what JSON can express is kept; event logs and statistics are not.
+    exactly, tensors as arrays. Of `info`, what JSON can express is kept; event logs and statistics are not.
 
-    :param path: The file; it gets the suffix ``.npz`` if it has none.
+    :param path: The file; it gets the suffix `.npz` if it has none.
     :param trajectories: The trajectories.
     """
     path = Path(path)
@@ -194,7 +194,7 @@ def _fields(record: SpacesRecord) -> Iterator[tuple[str, str | None, Any]]:
 
 
 def _describe(index: int, table: _Table, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Stacks the columns of a table into ``arrays`` and describes them."""
+    """Stacks the columns of a table into `arrays` and describes them."""
     arrays[f"{index}.places"] = np.asarray(table.places, dtype=np.int64)
     for number, values in enumerate(zip(*table.values, strict=True)):
         arrays[f"{index}.{number}"] = np.stack(values)

@@ -114,7 +114,7 @@ def estimated_statistics(
     :param env_factory: Makes such environments.
     :param n_samples: Number of observations to estimate from.
     :param input_dir: Directory of the run that is continued, whose statistics are taken over; empty: none.
-    :return: The statistics (``None``: nothing is normalized), and the factory.
+    :return: The statistics (`None`: nothing is normalized), and the factory.
     """
     if not isinstance(env, ObservationNormalizationWrapper):
         return None, env_factory

@@ -80,7 +80,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
 
     @abstractmethod
     def collect_rollouts(self) -> tuple[float, float, float]:
-        """Adds ``rollouts_per_iteration`` rollouts to the buffer.
+        """Adds `rollouts_per_iteration` rollouts to the buffer.
 
         :return: Number of rollouts that were waiting before and after, and the seconds spent on waiting for more.
         """
@@ -114,7 +114,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
         """One value of the last epoch's statistics.
 
         :param event: Interface method of the event.
-        :param level: ``LogStatsLevel.EPOCH``.
+        :param level: `LogStatsLevel.EPOCH`.
         :param name: Output name of the statistic.
         """
         assert level is LogStatsLevel.EPOCH, "only statistics of epochs are kept"

@@ -100,7 +100,7 @@ class DistributedActors(ABC):
         """The next batch of rollouts, where the actors of all environments act in the same fixed order.
 
         :param learner_device: Where the tensors go.
-        :return: The rollouts stacked, ``[n_rollout_steps, batch_size, ...]``; number of finished rollouts that waited
+        :return: The rollouts stacked, `[n_rollout_steps, batch_size, ...]`; number of finished rollouts that waited
             before and after; seconds spent on waiting.
         """
         batch = self.collect_batch()

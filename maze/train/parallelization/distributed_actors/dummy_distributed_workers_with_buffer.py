@@ -46,7 +46,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     together, perhaps elsewhere. What is collected does not depend on where that is.
 
     :param args: See the base class.
-    :param make_env: Makes environments that are stepped together, of a factory and their number; ``None``: in this
+    :param make_env: Makes environments that are stepped together, of a factory and their number; `None`: in this
         process.
     """
 

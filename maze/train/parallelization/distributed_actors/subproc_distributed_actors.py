@@ -47,7 +47,7 @@ class SubprocDistributedActors(DistributedActors):
     :param n_rollout_steps: Number of environment steps of a rollout.
     :param n_actors: Number of worker processes.
     :param batch_size: Number of rollouts in a batch.
-    :param queue_out_of_sync_factor: Times ``batch_size``, the number of finished rollouts that may wait.
+    :param queue_out_of_sync_factor: Times `batch_size`, the number of finished rollouts that may wait.
     :param start_method: `forkserver`, `spawn` or `fork`.
     :param actor_env_seeds: A seed for each environment.
     :param actor_agent_seeds: A seed for the policy of each actor.

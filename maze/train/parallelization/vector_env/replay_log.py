@@ -2,7 +2,7 @@
 
 The state of an environment cannot be written to a file that runs no code when it is read. It can be played again: an
 environment whose seed is known repeats itself under the same actions. Seeding takes as long as a few steps, so it is
-not done for every episode, but for the first one that begins ``RESEED_AFTER`` ticks after the last seeding.
+not done for every episode, but for the first one that begins `RESEED_AFTER` ticks after the last seeding.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReplayLog:
     def __init__(self, n_envs: int, only_step_key: StepKeyType) -> None:
         self._only_step_key = only_step_key
         self.seeds: list[int | None] = [None] * n_envs
-        """Own seed of each environment; ``None``: it was not seeded with an integer, and cannot be played again."""
+        """Own seed of each environment; `None`: it was not seeded with an integer, and cannot be played again."""
         self.n_seedings = [0] * n_envs
         """How often each was seeded from its own seed."""
         self.statistics: list[list[dict[str, float]]] = [[] for _ in range(n_envs)]
@@ -114,7 +114,7 @@ class ReplayLog:
 
         :param index: The environment.
         :param ticks_ago: 1 means the latest tick, 0 what follows it.
-        :return: ``None`` where the environment was not seeded with an integer.
+        :return: `None` where the environment was not seeded with an integer.
         """
         tick = self._n_ticks - ticks_ago
         for seed, first_tick in reversed(self._seedings[index]):

@@ -213,7 +213,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
         :param env_index: The environment.
         :param ticks_ago: 1 means the latest tick, 0 what follows it.
-        :return: ``None`` where that is not known.
+        :return: `None` where that is not known.
         """
         return None
 

@@ -36,14 +36,14 @@ class RolloutEvaluator(Evaluator):
     come from, would favour short episodes. Actions are drawn from generators of the evaluator's own, so that training
     draws the same numbers whatever is evaluated.
 
-    :param eval_env: Vector environment, or one environment with statistics (``LogStatsWrapper``).
+    :param eval_env: Vector environment, or one environment with statistics (`LogStatsWrapper`).
     :param n_episodes: Number of episodes.
-    :param model_selection: Told about the mean reward (or the objective); ``None``: nobody is.
+    :param model_selection: Told about the mean reward (or the objective); `None`: nobody is.
     :param deterministic: Take the most probable actions instead of drawing them.
-    :param objective: Statistic or KPI that the best model is chosen by, such as ``kpi/waste``; ``None``: the mean
+    :param objective: Statistic or KPI that the best model is chosen by, such as `kpi/waste`; `None`: the mean
         reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
     :param maximize: Whether more of it is better.
-    :param constraints: What has to hold for the best model, such as ``invalid_cut <= 0``.
+    :param constraints: What has to hold for the best model, such as `invalid_cut <= 0`.
     :raises ValueError: There is no episode to play.
     """
 

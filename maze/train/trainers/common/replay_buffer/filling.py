@@ -42,7 +42,7 @@ def fill_replay_buffer(
     :param run: The runner; its algorithm has the fields of `ReplayConfig`.
     :param replay_buffer: The buffer.
     :param demonstrations: A data set or its configuration.
-    :param sampling_policy: The initial policy, or its configuration; ``None``: as configured.
+    :param sampling_policy: The initial policy, or its configuration; `None`: as configured.
     """
     config: ReplayConfig = run.algorithm
     item_length = 1 if config.split_rollouts_into_transitions else config.n_rollout_steps

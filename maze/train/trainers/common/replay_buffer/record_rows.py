@@ -19,7 +19,7 @@ from maze.train.trainers.common.replay_buffer.transitions import Arrays, Transit
 
 
 class _Row(NamedTuple):
-    """One environment step; ``None`` where an actor did not act."""
+    """One environment step; `None` where an actor did not act."""
 
     observations: list[Any]
     actions: list[Any]
