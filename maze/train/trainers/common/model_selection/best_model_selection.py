@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError
 from maze.core.utils.checkpoint import save_state
@@ -166,6 +164,8 @@ class BestModelSelection(ModelSelectionBase):
 
 def _cpu_copy(state: Any) -> Any:
     """A deep copy with all tensors on the CPU, detached from the ones that are trained."""
+    from torch import Tensor  # rollouts compare scores, and need no torch
+
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, Mapping):
