@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import increment_log_step
+from maze.core.log_stats.log_stats import LogStatsAggregator, increment_log_step
 from maze.core.utils.factory import ConfigType, Factory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
@@ -56,6 +56,12 @@ class BCTrainer(EpochTrainer):
     update_name: ClassVar[str] = "minibatch"
 
     config: BCAlgorithmConfig
+    data_loader: Any
+    policy: TorchPolicy
+    optimizer: Optimizer
+    loss: BCLoss
+    train_stats: LogStatsAggregator
+    imitation_events: ImitationEvents
 
     def __init__(
         self,
@@ -74,7 +80,7 @@ class BCTrainer(EpochTrainer):
         self.loss = loss
         if len(data_loader) == 0:
             raise ConfigError("runner.dataset: there is no data to train on; lower algorithm.validation_percentage.")
-        self.imitation_events: ImitationEvents = self.events
+        self.imitation_events = self.events
         self._minibatches = _Minibatches(data_loader)
         self.run_evaluators: list[Evaluator] = []
         """What evaluates the policy where :meth:`train` is not told: on validation data, and by rollouts."""
