@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError
-from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 if TYPE_CHECKING:
@@ -146,25 +145,31 @@ class BestModelSelection(ModelSelectionBase):
         self.n_updates = state_dict["n_updates"]
         self._best_weights = state_dict["best_weights"]
         if self.dump_file is not None and self._best_weights is not None and not self.dump_file.exists():
-            save_state(self.dump_file, self._best_weights)  # the directory of a run that goes on with another one
+            _save(self.dump_file, self._best_weights)  # the directory of a run that goes on with another one
 
     def _keep_current_model(self) -> None:
         if self.model is None:
             return
         self._best_weights = _cpu_copy(self.model.state_dict())
         if self.dump_file is not None:
-            save_state(self.dump_file, self._best_weights)
+            _save(self.dump_file, self._best_weights)
 
     def _dump_numbered(self, epoch: int) -> None:
         if self.dump_interval is None or epoch % self.dump_interval or self.model is None or self.dump_file is None:
             return
         numbered = self.dump_file.with_stem(f"{self.dump_file.stem}-epoch_{epoch}")
-        save_state(numbered, _cpu_copy(self.model.state_dict()))
+        _save(numbered, _cpu_copy(self.model.state_dict()))
+
+
+def _save(file: Path, state: Any) -> None:
+    from maze.core.utils.checkpoint import save_state  # rollouts compare scores, and need no torch
+
+    save_state(file, state)
 
 
 def _cpu_copy(state: Any) -> Any:
     """A deep copy with all tensors on the CPU, detached from the ones that are trained."""
-    from torch import Tensor  # rollouts compare scores, and need no torch
+    from torch import Tensor
 
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
