@@ -86,7 +86,7 @@ class LogStatsAggregator(LogStatsConsumer):
     @override(LogStatsConsumer)
     def receive(self, stats: LogStats) -> None:
         period = len(self._lengths)
-        self._lengths.append(stats.get(_STEP_COUNT, 1))
+        self._lengths.append(stats.get(_STEP_COUNT, 1) if self.level is LogStatsLevel.EPOCH else 1)
         for (event, name, group), value in stats.items():
             for slot in self._add(event, value, name, group):
                 slot.count_period(period)
