@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
+from maze.core.utils.stored_config import is_own_package, read_stored_config, refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
 
@@ -65,8 +65,9 @@ def _stored_model(path: Path) -> Any:
 
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:
-    """Packages of the classes and functions that the command itself names: these run anyway."""
-    return [target.partition(".")[0] for target in _targets(OmegaConf.to_container(cfg, resolve=False))]
+    """Packages of the user's own whose classes and functions the command itself names: these run anyway."""
+    targets = _targets(OmegaConf.to_container(cfg, resolve=False))
+    return [package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)]
 
 
 def _targets(node: Any) -> Iterator[str]:

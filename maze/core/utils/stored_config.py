@@ -61,6 +61,10 @@ _FUNCTIONS = frozenset({
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
+_NEVER_WHOLE = frozenset(
+    {*_LIBRARIES, "builtins", "hydra", "hydra_plugins", "numpy", "omegaconf", *sys.stdlib_module_names}
+)
+"""Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
 _IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
@@ -82,16 +86,18 @@ def refuse_foreign_targets(config: Any, path: Path, trusted_packages: Sequence[s
 
     :param config: The configuration, of plain containers.
     :param path: The file that it comes from.
-    :param trusted_packages: Packages of the user's own.
+    :param trusted_packages: Packages of the user's own. Maze, torch, Python's own and a few others are never trusted as
+        a whole, even if they are named.
     :param way_out: What to do if the code is trusted after all.
     """
+    trusted = tuple(package for package in trusted_packages if package not in _NEVER_WHOLE)
     for text, is_target in _texts(config):
-        reason = _objection(text, is_target, tuple(trusted_packages))
+        reason = _objection(text, is_target, trusted)
         if isinstance(text, str) and text.rpartition(".")[2] == _WRITES_FILES:
             reason = "writes files wherever it is told to"
         if reason:
             package = re.split("[.:]", str(text))[0]
-            name_it = "" if package in _LIBRARIES else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
+            name_it = "" if package in _NEVER_WHOLE else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
             raise CheckpointError(
                 f"{path} names {text}, which {reason}. Stored configurations are built of classes of known kinds "
                 "(environments, wrappers, policies, networks and their parts) of Maze and torch, and of the packages "
@@ -216,6 +222,20 @@ def _module(name: str) -> ModuleType | None:
 
 def _own_path(found: Any) -> str:
     return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+
+
+def is_own_package(package: str) -> bool:
+    """Whether a package is the user's own code rather than an installed library, as far as its place tells.
+
+    :param package: Name without dots; the package is not imported.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    known = [place for place in places if place is not None]
+    return bool(known) and not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in known)
 
 
 def _is_importable(package: str) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import maze
-from maze.core.errors import CheckpointError
+from maze.cli.stored_model import use_stored_model
+from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
 
 PATH = Path("config.yaml")
@@ -28,6 +30,8 @@ MODEL = {
     "critic": {"_target_": "maze.perception.models.critics.StateCriticComposer", "optimizer": "torch.optim.Adam"},
 }
 EXPLOITS: list[Any] = [
+    {"_target_": "hydra._internal.instantiate._instantiate2.instantiate", "config": {}},
+    {"_target_": "numpy.testing.runstring", "astr": "1", "dict": {}},
     {"_target_": "torch.utils.collect_env.run", "command": "id"},
     {"_target_": "maze.core.utils.safe_pickle.safe_load", "file": "x.pkl", "allow_pickle": True},
     {"_target_": "torch.serialization.load", "f": "x.pt", "weights_only": False},
@@ -121,8 +125,9 @@ def test_an_exploit_is_refused_wherever_it_stands(exploit):
             hidden = chooser.choice([[hidden], {"a": hidden}, {"_target_": "torch.nn.Tanh", "_args_": [hidden]}])
         if path[-1] == "_target_":
             hidden = exploit
-        with pytest.raises(CheckpointError, match=r"config\.yaml names"):
-            refuse_foreign_targets(replaced(MODEL, path, hidden), PATH)
+        for trusted in ([], ["maze", "maze_envs", "torch", "hydra", "numpy", "os", "my_project"]):
+            with pytest.raises(CheckpointError, match=r"config\.yaml names"):
+                refuse_foreign_targets(replaced(MODEL, path, hidden), PATH, trusted)
 
 
 def test_classes_of_ones_own_are_built_from_packages_that_are_named():
@@ -133,6 +138,24 @@ def test_classes_of_ones_own_are_built_from_packages_that_are_named():
     imported = replaced(MODEL, ("policy", "networks", 0, "_target_"), "tests.core.utils.factory_targets.innocent_name")
     with pytest.raises(CheckpointError, match=r"posix\.system"):
         refuse_foreign_targets(imported, PATH, ["tests"])
+
+
+@pytest.mark.parametrize("exploit", EXPLOITS, ids=str)
+def test_a_rollout_does_not_take_over_such_a_model(exploit, tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    model = replaced(MODEL, ("policy", "networks", 0, "hidden_units"), exploit)
+    (tmp_path / ".hydra" / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+    env = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env", "name": "CartPole-v1"}
+    others = {
+        "_target_": "torch.nn.Tanh",
+        "_args_": [{"_target_": "numpy.zeros"}, {"_target_": "hydra.utils.get_class"}],
+    }
+    cfg = OmegaConf.create(
+        {"env": env, "o": others, "policy": {"model": None}, "input_dir": str(tmp_path), "model": {}}
+    )
+    with pytest.raises((CheckpointError, ConfigError)):
+        use_stored_model(cfg, [])
+    assert cfg.model == {}
 
 
 @pytest.mark.parametrize(
