@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from enum import Enum
@@ -146,16 +146,16 @@ class LogStatsAggregator(LogStatsConsumer):
 
         :param n_periods: How many steps (episodes) the episode (epoch) had, where the received statistics do not tell.
         """
-        slots: Iterable[StatsSlot] = self._slots.values()
-        if self.level is LogStatsLevel.STEP:
-            slots = self._touched
-        elif self.level is LogStatsLevel.EPISODE:
-            # Without the event an episode has no statistics of it, whether an earlier one had or not.
-            slots = [slot for slot in slots if any(slot.inputs.values())]
         stats: LogStats = {}
-        for slot in slots:
-            slot.reduce_into(stats, n_periods or len(self._lengths), self._lengths)
-        self._lengths.clear()
+        if self.level is LogStatsLevel.STEP:
+            for slot in self._touched:
+                slot.reduce_into(stats, 0)
+        else:
+            for slot in self._slots.values():
+                # Without the event an episode has no statistics of it, whether an earlier one had or not.
+                if self.level is LogStatsLevel.EPOCH or any(slot.inputs.values()):
+                    slot.reduce_into(stats, n_periods or len(self._lengths), self._lengths)
+            self._lengths.clear()
         self._touched.clear()
         self.last_stats = stats
         for consumer in self._consumers:

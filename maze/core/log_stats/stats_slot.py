@@ -61,7 +61,8 @@ class StatsSlot:
         """Drops the inputs; what cumulative statistics have already counted stays."""
         for values in self.inputs.values():
             values.clear()
-        self.periods.clear()
+        if self.periods:
+            self.periods.clear()
         self.is_touched = False
 
     def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
