@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ FREE_SECTIONS = ("algorithm.config.",)
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
-    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes.
+    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes, and what the
+    algorithm wants of the model.
 
     :param project: Directory that relative paths refer to.
     """
@@ -36,7 +37,21 @@ def complete(cfg: DictConfig, project: Path) -> None:
             brings_none = "critic" not in model or OmegaConf.is_interpolation(model, "critic")
             if is_ours and brings_none:
                 model.critic = "${critic}" if "critic" in cfg else None
+            if is_ours:
+                _use_distributions_of_algorithm(cfg)
         _draw_seeds(cfg)
+
+
+def _use_distributions_of_algorithm(cfg: DictConfig) -> None:
+    """Puts the distributions that the algorithm wants before those that the model configures."""
+    from maze.train.trainers.common.config_classes import algorithm_class
+
+    config_class = algorithm_class(cfg.get("algorithm"))
+    configured = cfg.model.get("distribution_mapper_config")
+    configured = list(configured.values() if isinstance(configured, Mapping) else configured or [])
+    missing = [entry for entry in (config_class.distributions if config_class else ()) if entry not in configured]
+    if missing:
+        cfg.model.distribution_mapper_config = [*missing, *configured]
 
 
 def _draw_seeds(cfg: DictConfig) -> None:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from maze.core.utils.config_description import config_to_yaml
 
@@ -93,6 +93,23 @@ def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: S
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
         atomic_write(directory / name, partial(_write_text, text=text))
+    _keep_distributions(directory / ".hydra" / "config.yaml", cfg)
+
+
+def _keep_distributions(file: Path, cfg: DictConfig) -> None:
+    """Adds the distributions that the algorithm wants to what Hydra wrote, by which the policy is built again later."""
+    from maze.core.utils.files import atomic_write
+
+    if not file.is_file() or not isinstance(cfg.get("model"), DictConfig):
+        return
+    stored, wanted = OmegaConf.load(file), cfg.model.get("distribution_mapper_config")
+    if (
+        isinstance(stored, DictConfig)
+        and stored.get("model")
+        and stored.model.get("distribution_mapper_config") != wanted
+    ):
+        stored.model.distribution_mapper_config = wanted
+        atomic_write(file, partial(_write_text, text=OmegaConf.to_yaml(stored)))
 
 
 def _write_text(file: BinaryIO, text: str) -> None:

@@ -15,6 +15,10 @@ from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteErr
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.gaussian import MAX_LOG_STD, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
+from maze.distributions.greedy import (
+    GreedyCategoricalProbabilityDistribution,
+    GreedyMultiCategoricalProbabilityDistribution,
+)
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.squashed_gaussian import (
     MAX_LOG_STD_BEFORE_SQUASHING,
@@ -31,6 +35,7 @@ Sampler = Callable[[np.ndarray, bool], np.ndarray]
 NumpyFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 """From observations `[batch, ...]` to a network's outputs by key."""
 
+_MULTI_CATEGORICAL = (MultiCategoricalProbabilityDistribution, GreedyMultiCategoricalProbabilityDistribution)
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -190,10 +195,10 @@ def _sampler_for(
 ) -> Sampler:
     """The NumPy sampler of exactly the default distributions; subclasses and all others are asked themselves."""
     distribution, space = mapper.distribution_class(head), mapper.action_space.spaces[head]
-    if distribution is CategoricalProbabilityDistribution:
-        return _Categorical(rng)
-    if distribution is MultiCategoricalProbabilityDistribution and isinstance(space, spaces.MultiDiscrete):
-        return _MultiCategorical(rng, space)
+    if distribution in (CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution):
+        return _Categorical(rng, is_greedy=distribution is GreedyCategoricalProbabilityDistribution)
+    if distribution in _MULTI_CATEGORICAL and isinstance(space, spaces.MultiDiscrete):
+        return _MultiCategorical(rng, space, is_greedy=distribution is GreedyMultiCategoricalProbabilityDistribution)
     if distribution is BernoulliProbabilityDistribution:
         return _Bernoulli(rng)
     if distribution is DiagonalGaussianProbabilityDistribution:
@@ -206,13 +211,14 @@ def _sampler_for(
 class _Categorical:
     """Exponential race: argmax of logit - log(exponential noise) follows the softmax of the logits."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: np.random.Generator, is_greedy: bool = False) -> None:
         self._rng = rng
+        self._is_greedy = is_greedy
         self._buffers: dict[tuple[int, ...], np.ndarray] = {}
 
     def __call__(self, logits: np.ndarray, deterministic: bool) -> np.ndarray:
         choices: np.ndarray
-        if deterministic:
+        if deterministic or self._is_greedy:
             choices = logits.argmax(-1)
             return choices
         noise = self._buffers.get(logits.shape)
@@ -227,8 +233,8 @@ class _Categorical:
 
 
 class _MultiCategorical:
-    def __init__(self, rng: np.random.Generator, space: spaces.MultiDiscrete) -> None:
-        self._choose = _Categorical(rng)
+    def __init__(self, rng: np.random.Generator, space: spaces.MultiDiscrete, is_greedy: bool) -> None:
+        self._choose = _Categorical(rng, is_greedy)
         self._shape = space.nvec.shape
         ends = np.cumsum(space.nvec.flatten()).tolist()
         self._slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

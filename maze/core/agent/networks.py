@@ -88,6 +88,7 @@ class TargetNetworks:
 
     def __init__(self, targets: Iterable[nn.Module], sources: Iterable[nn.Module]) -> None:
         targets, sources = list(targets), list(sources)
+        self._networks = targets
         self._targets: list[torch.Tensor] = [p for each in targets for p in each.parameters()]
         self._sources: list[torch.Tensor] = [p for each in sources for p in each.parameters()]
         buffers = ([buffer for each in part for buffer in each.buffers()] for part in (targets, sources))
@@ -102,6 +103,15 @@ class TargetNetworks:
         torch._foreach_lerp_(self._targets, self._sources, tau)
         for target, source in self._buffers:
             target.copy_(source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of the targets, for trainings whose model does not hold them."""
+        return {str(index): dict(network.state_dict()) for index, network in enumerate(self._networks)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continues from weights that :meth:`state_dict` gave."""
+        for index, network in enumerate(self._networks):
+            network.load_state_dict(state_dict[str(index)])
 
 
 def _tensor_problems(key: Hashable, expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
@@ -41,7 +41,7 @@ class AlgorithmConfig(ABC):
     `algorithm._target_` names the configuration's class, which names the rest. The author writes
 
     * the hyperparameters as fields with defaults and docstrings, checked in `__post_init__`;
-    * `trainer` and, unless there is none, `critic`;
+    * `trainer` and, unless there is none, `critic`, and `distributions` where a policy's logits mean something else;
     * a trainer, which says how it is built (:meth:`~maze.train.trainers.common.trainer.Trainer.build`).
 
     Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
@@ -57,6 +57,10 @@ class AlgorithmConfig(ABC):
 
     trainer: ClassVar[str | type[Trainer]] = ""
     """The trainer's class. Its path as text keeps the configuration cheap to import."""
+
+    distributions: ClassVar[Sequence[Mapping[str, str]]] = ()
+    """Distributions that policies of this algorithm have unless the model says otherwise: entries of a
+    `distribution_mapper_config`, which go before those of the model."""
 
     n_epochs: int = 0
     """Number of epochs to train; 0 trains until early stopping or an interrupt ends the training."""

@@ -17,6 +17,16 @@ class DQNAlgorithmConfig(AlgorithmConfig):
 
     critic = "state"
     trainer = "maze.train.trainers.dqn.dqn_trainer.DQN"
+    distributions = (
+        {
+            "action_space": "gymnasium.spaces.Discrete",
+            "distribution": "maze.distributions.greedy.GreedyCategoricalProbabilityDistribution",
+        },
+        {
+            "action_space": "gymnasium.spaces.MultiDiscrete",
+            "distribution": "maze.distributions.greedy.GreedyMultiCategoricalProbabilityDistribution",
+        },
+    )
 
     lr: float = 0.001
     """Learning rate of Adam."""

@@ -109,7 +109,6 @@ class DQN(ReplayTrainer):
         self._networks = [networks[id(policy.network_for(actor))] for actor in self.actors]
         self._targets = [targets[id(policy.network_for(actor))] for actor in self.actors]
         self._followers = TargetNetworks(targets.values(), networks.values())
-        self._target_weights = nn.ModuleList(targets.values())
         names = {id(policy.network_for(actor)): actor.step_key for actor in self.actors}
         self.optimizer = FlatAdam(
             {("grad_norm", (names[key], index)): network for index, (key, network) in enumerate(networks.items())},
@@ -230,7 +229,7 @@ class DQN(ReplayTrainer):
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {**super()._parts(), "optimizer": self.optimizer, "targets": self._target_weights}
+        return {**super()._parts(), "optimizer": self.optimizer, "targets": self._followers}
 
 
 def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID]) -> nn.Module:

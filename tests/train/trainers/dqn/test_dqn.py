@@ -12,7 +12,10 @@ from gymnasium import spaces
 from hydra import compose, initialize_config_module
 from torch import nn
 
+from maze.api.run_context import RunContext
+from maze.api.utils import RunMode
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import StatsContext
@@ -226,6 +229,21 @@ def test_worker_processes_give_the_same_weights(tmp_path, monkeypatch):
     other = trained(tmp_path / "local", monkeypatch, *several, "runner=local")
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_trained_policy_acts_greedily_wherever_it_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    assert main(["-cn", "conf_train", *SHORT, "env.name=CartPole-v1", f"hydra.run.dir={run}"]) == 0
+    policy = AgentDeployment.from_run(run).policy
+    observation = {"observation": np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)}
+    drawn = [policy.compute_actions(observation, ActorID(0, 0))["action"].copy() for _ in range(2)]
+    best = policy.compute_actions(observation, ActorID(0, 0), deterministic=True)["action"]
+    assert drawn[0].tolist() == drawn[1].tolist() == best.tolist()
+    with StatsContext():
+        context = RunContext(env="CartPole-v1", algorithm=DQNAlgorithmConfig(), run_dir=str(tmp_path / "context"))
+        entries = context.config[RunMode.TRAINING].model.distribution_mapper_config
+    assert [entry["action_space"].rpartition(".")[2] for entry in entries] == ["Discrete", "MultiDiscrete"]
 
 
 def test_target_networks_follow_after_each_interval_and_stay_in_between(tmp_path, monkeypatch):
