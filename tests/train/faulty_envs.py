@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -97,6 +98,11 @@ OBSERVATIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+class Blank(Renderer):
+    def render(self, maze_state: Any, maze_action: Any, events: Any, **kwargs: Any) -> None:
+        return None
+
+
 class FaultyCoreEnv(CoreEnv):
     """Counts steps, and does something wrong.
 
@@ -112,8 +118,10 @@ class FaultyCoreEnv(CoreEnv):
         self.n_steps = self.n_resets = 0
         self.rng = np.random.default_rng(0)
         type(self).n_made += 1
-        if fault == "raise in factory" and self.n_made > 1:
+        is_first = self.n_made == 1 and multiprocessing.parent_process() is None
+        if fault == "raise in factory" and not is_first:
             raise RuntimeError("lost its marbles")
+        self.size = 4 if fault == "changing spaces" and not is_first else 3
 
     def is_due(self, fault: str) -> bool:
         return self.fault == fault and self.n_steps == self.at
@@ -134,7 +142,7 @@ class FaultyCoreEnv(CoreEnv):
         return state, reward, done, info
 
     def get_maze_state(self) -> Any:
-        return self.rng.random(3).astype(np.float32)
+        return self.rng.random(self.size).astype(np.float32)
 
     def reset(self) -> Any:
         self.n_resets += 1
@@ -174,7 +182,7 @@ class FaultyCoreEnv(CoreEnv):
     def get_renderer(self) -> Renderer:
         if self.fault == "raise in render":
             raise RuntimeError("lost its marbles")
-        raise NotImplementedError
+        return Blank()
 
     def get_serializable_components(self) -> dict[str, Any]:
         return {}
@@ -196,10 +204,8 @@ class FaultyObservation(ObservationConversionInterface):
         raise NotImplementedError
 
     def space(self) -> spaces.Dict:
-        n = 4 if self.env.fault == "changing spaces" and FaultyCoreEnv.n_made > 1 else 3
-        return spaces.Dict(
-            {"position": spaces.Box(0.0, 1.0, (n,), np.float32), "mask": spaces.Box(0.0, 1.0, (2,), np.float32)}
-        )
+        shapes = {"position": (self.env.size,), "mask": (2,)}
+        return spaces.Dict({key: spaces.Box(0.0, 1.0, shape, np.float32) for key, shape in shapes.items()})
 
 
 class FaultyAction(ActionConversionInterface):

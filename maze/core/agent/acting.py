@@ -82,7 +82,9 @@ class ActionHeads:
         try:
             all_logits = network(observation)
         except EnvironmentContractError as error:
-            raise EnvironmentContractError(f"Sub-step {self._name}: {error}") from error
+            named = EnvironmentContractError(f"Sub-step {self._name}: {error}")
+            named.row = error.row
+            raise named from error
         actions: dict[str, np.ndarray] = {} if out is None else out
         n_heads = 0
         for head, sampler in self._samplers.items():

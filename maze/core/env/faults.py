@@ -92,6 +92,8 @@ def failure(error: BaseException, place: Place, call: str) -> MazeError:
     text = str(error)
     if not isinstance(error, EnvironmentContractError) or error.args != (text,):
         return error  # it says itself what is wrong
+    if "sub-step" not in text:
+        return type(error)(f"{place}: {text}")
     name = "" if text.startswith(place.name) else f"{place.name}: "
     return type(error)(f"{name}{text}" + (f" ({place.when})" if place.when else ""))
 

@@ -103,7 +103,9 @@ class ParallelRolloutWorker:
                     episode_seeds=episode_seeds,
                     deterministic=deterministic,
                 )
-        except Exception as error:
+        except (
+            BaseException
+        ) as error:  # signals are left to the parent: whatever comes is the environment's or the agent's
             reporting_queue.put(WorkerFailure.of(error))
 
 

@@ -28,8 +28,9 @@ from maze.core.env.faults import (
     failure_of_acting,
 )
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.space_checks import check_observation
 from maze.core.env.structured_env import StructuredEnv
-from maze.core.errors import CheckpointError, ConfigError, MazeError
+from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.rendering import StepRenderer
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
@@ -206,7 +207,7 @@ class RolloutRunner(Runner, ABC):
             call = "reset"
             env.reset()
         except USER_CODE_ERRORS as error:
-            named = _failure(error, call, Place.of(env, name), observation)
+            named = _failure(error, call, env, name, observation)
             if named is error:
                 raise
             raise named from error
@@ -222,14 +223,23 @@ class RolloutRunner(Runner, ABC):
         ]
 
 
-def _failure(error: BaseException, call: str, place: Place, observation: Mapping[str, Any]) -> BaseException:
+def _failure(error: BaseException, call: str, env: Any, name: str, observation: Any) -> BaseException:
     """What to raise where an episode has failed; errors that are not the environment's stay what they are."""
+    place = Place.of(env, name)
     if call not in ("", _ACTING):
         return failure(error, place, call)
-    if not (call and isinstance(error, MazeError)):
+    if not call:
+        return error
+    try:
+        step_key = place.actor.step_key if place.actor is not None else ""
+        check_observation(observation, env.observation_space, type(env).__name__, step_key)
+    except EnvironmentContractError as misfit:
+        return failure(misfit, place, call)
+    if not isinstance(error, MazeError):
         return error
     batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-    return failure_of_acting(error, batch, lambda _: place)
+    named = failure_of_acting(error, batch, lambda _: place)
+    return type(error)(f"{place}: {error}") if named is error and error.args == (str(error),) else named
 
 
 def _build_env(config: Any) -> MazeEnv[Any]:

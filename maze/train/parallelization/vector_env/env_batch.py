@@ -324,8 +324,7 @@ class EnvBatch:
 
     def _fail(self, error: BaseException, call: str, index: int) -> NoReturn:
         """Raises what to say of an environment that failed, or gave something that does not fit its spaces."""
-        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        if raised_here and self._last[index] is not None:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised where it was called
             try:
                 check_observation(
                     self._last[index], self.actor_ids[index], self._observation_specs, self.first_index + index
@@ -460,15 +459,48 @@ class _EpisodeReport(LogStatsConsumer):
         self._batch.finished_episodes[self._env_index] = stat
 
 
+class CheckedEnvFactory:
+    """Makes environments of known spaces; names those that cannot be made, or that have others.
+
+    :param env_factory: Makes one environment.
+    :param spaces: Has the expected spaces as attributes, as environments have.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any], spaces: Any) -> None:
+        self.env_factory = env_factory
+        self.spaces = spaces
+
+    def __call__(self) -> Any:
+        try:
+            env = self.env_factory()
+        except USER_CODE_ERRORS as error:
+            fail(error, Place("environment"), "the factory")
+        name, expected, found = other_spaces(self.spaces, env)
+        if name:
+            raise EnvironmentContractError(
+                f"environment: all environments of a run need the same `{name}`. The first one has {expected}, this "
+                f"one {found}."
+            )
+        return env
+
+
 def check_same_spaces(reference: Any, env: Any, env_index: int) -> None:
     """Raises an error if an environment has other spaces than the first one."""
+    name, expected, found = other_spaces(reference, env)
+    if name:
+        raise EnvironmentContractError(
+            f"environment {env_index}: all environments of a vector environment need the same `{name}`. "
+            f"Environment 0 has {expected}, this one {found}."
+        )
+
+
+def other_spaces(reference: Any, env: Any) -> tuple[str, Any, Any]:
+    """Returns the name of what differs between the spaces of two environments, and both; empty where nothing does."""
     for name in ("observation_spaces_dict", "action_spaces_dict", "agent_counts_dict"):
         expected, found = getattr(reference, name), dict(getattr(env, name))
         if found != expected:
-            raise EnvironmentContractError(
-                f"environment {env_index}: all environments of a vector environment need the same `{name}`. "
-                f"Environment 0 has {expected}, this one {found}."
-            )
+            return name, expected, found
+    return "", None, None
 
 
 def _of_step(step_key: StepKeyType, actions: Mapping[Any, Any]) -> Mapping[str, Any]:

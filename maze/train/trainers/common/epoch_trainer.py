@@ -322,9 +322,13 @@ class EpochTrainer(Trainer, ABC):
         """
         if self.evaluator is None:
             raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
-        with self.evaluator.choosing(deterministic):
-            for _ in range(repeats):
-                self.evaluator.evaluate(self.policy)
+        try:
+            with self.evaluator.choosing(deterministic):
+                for _ in range(repeats):
+                    self.evaluator.evaluate(self.policy)
+        except MazeError as error:
+            error.remark("This happened in an evaluation.")
+            raise
 
     def _evaluate_if_due(self) -> None:
         """Evaluates once between two epochs; not while critics learn alone and the policy stays what it is."""

@@ -30,6 +30,7 @@ from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.placement import placement_of
+from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
 from maze.train.trainers.common.config_classes import SUITABLE_CRITICS, AlgorithmConfig, algorithm_class
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -130,9 +131,14 @@ class TrainingRunner(Runner):
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
         )
         self.env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {}, self.env_timeout)
-        env = self.env_factory()
+        try:
+            env = self.env_factory()
+        except USER_CODE_ERRORS as error:
+            fail(error, Place(PROBE), "the factory")
+        call = "seed"
         try:
             env.seed(self.maze_seeding.generate_env_instance_seed())
+            call = "reset or step"
             self.normalization_statistics, self.env_factory = estimated_statistics(
                 env, self.env_factory, self.normalization_samples, cfg.get("input_dir")
             )
@@ -142,11 +148,12 @@ class TrainingRunner(Runner):
                 "agent_counts_dict": env.agent_counts_dict,
             }
         except USER_CODE_ERRORS as error:
-            fail(error, Place.of(env, PROBE), "seed, reset or step")
+            fail(error, Place.of(env, PROBE), call)
         finally:
             closed(env.close, PROBE)
         self.spaces = SpacesConfig(**spaces)
         """Spaces of the environment."""
+        self.env_factory = CheckedEnvFactory(self.env_factory, self.spaces)
         self.spaces.save(self.spaces_config_dump_file)
         setup_logging(job_config=cfg)
         self._model_composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # built from a subclass

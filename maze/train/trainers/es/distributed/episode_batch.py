@@ -281,14 +281,17 @@ class EpisodeBatch(EpisodePlayer):
             else:
                 if slot.n_steps % LONG_EPISODE == 0:
                     check_episode_ends(slot.n_steps, str(slot.episode))
-                for key, column in self._observations[slot.actor[0]].items():
-                    column[row] = observation[key]
+                self._store(row, slot, observation)
         # from the last one down: a place that becomes free is filled up with an episode that goes on
         return [self._finish(row) for row in reversed(finished)]
 
     def _store(self, row: int, slot: _Slot, observation: Any) -> None:
-        for key, column in self._observations[slot.actor[0]].items():
-            column[row] = observation[key]
+        try:
+            for key, column in self._observations[slot.actor[0]].items():
+                column[row] = observation[key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            check_observation(observation, slot.actor, self._specs, row)
+            raise
 
     def _chosen_actions(self) -> list[dict[str, Any]]:
         """One action for each active slot."""
