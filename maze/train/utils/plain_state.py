@@ -80,7 +80,9 @@ def load_states(parts: Mapping[str, Part], states: Mapping[str, Any]) -> list[st
             part.set_state(states[name])
         else:
             reported = part.load_state_dict(from_plain(states[name]))
-            problems += new_episodes(reported) if isinstance(reported, Mapping) else reported or []
+            if isinstance(reported, Mapping):
+                reported = new_episodes(reported)
+            problems += reported if isinstance(reported, list) else []  # modules return something else
     return problems
 
 

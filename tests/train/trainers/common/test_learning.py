@@ -214,9 +214,10 @@ class OwnTrainer(EpochTrainer):
         self.networks = {("toy_grad_norm", key): network for key, network in self.policy.networks.items()}
         self.optimizer = FlatAdam(self.networks, lr=self.config.lr, eps=1e-8)
         self.generator = seeded_generator(seed)
+        self.module = nn.Linear(1, 1)
 
     def _parts(self):
-        return {"optimizer": self.optimizer, "generator": self.generator}
+        return {"optimizer": self.optimizer, "generator": self.generator, "module": self.module}
 
     def _update(self):
         losses = ToyLosses(torch.zeros(()))
