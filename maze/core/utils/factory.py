@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, Union, cast
+from typing import Annotated, Any, Generic, TypeVar, Union, cast
 
 from maze.core.errors import ConfigError, closest
-from maze.core.utils.parameter_hints import ParameterHints
+from maze.core.utils.parameter_hints import TAKES_CONFIGURATION, ParameterHints
 from maze.core.utils.targets import locate
 
 BaseType = TypeVar("BaseType")
 
-ConfigType = Union[None, Mapping[str, Any], Any]
+ConfigType = Annotated[Union[Mapping[str, Any], Any, None], TAKES_CONFIGURATION]
 """An object, or a mapping with `_target_` (dotted path of a class or function) and its arguments, or None."""
 
-CollectionOfConfigType = Union[list[ConfigType], Mapping[Union[str, type], ConfigType]]
+CollectionOfConfigType = Annotated[Union[list[ConfigType], Mapping[Union[str, type], ConfigType]], TAKES_CONFIGURATION]
 """Several of them, as a list or by name."""
 
 TARGET_KEY = "_target_"

@@ -42,3 +42,10 @@ def make_number():
 
 def never():
     raise AssertionError("must not be called")
+
+
+class ForTypeCheckers:
+    """Some of its annotations name what is not there at run time."""
+
+    def __init__(self, first: Missing[int] | Shape, second: missing.Type | ConfigType, dictionary: Shape | None = None):  # noqa: F821
+        self.first, self.second, self.dictionary = first, second, dictionary

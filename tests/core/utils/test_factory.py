@@ -54,6 +54,14 @@ def test_nested_targets_are_built_for_who_wants_objects_and_left_to_who_takes_co
     assert (studio.shape, studio.options) == (CIRCLE, {"a": CIRCLE})
 
 
+def test_the_marker_decides_who_builds_and_not_the_words_of_an_annotation():
+    target = {"_target_": f"{HERE}.ForTypeCheckers", "first": CIRCLE, "second": CIRCLE, "dictionary": CIRCLE}
+    built = Factory(object).instantiate(target)
+    assert isinstance(built.first, Circle)
+    assert built.second == CIRCLE
+    assert isinstance(built.dictionary, Circle)
+
+
 def test_omegaconf_is_accepted_with_its_interpolations_and_its_gaps_are_named():
     config = OmegaConf.create({"size": 5, "shape": {**CIRCLE, "size": "${size}"}, "open": {**CIRCLE, "size": "???"}})
     circle = Factory(Shape).instantiate(config.shape)
