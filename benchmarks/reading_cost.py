@@ -7,7 +7,7 @@ Taken as given, because it can be used without being read, is what steps environ
 evaluates and selects models, networks and distributions, logging, files and small helpers:
 
 * of Maze everything outside `maze.train`, except for the advantages (`maze.core.agent.returns`), and of `maze.train`
-  the rooms in `GIVEN` (`maze.train.utils` holds the optimizer, signals, the progress bar, statistics and states);
+  the rooms in `GIVEN`;
 * of stable-baselines3 the modules in `GIVEN`.
 
 A second figure for Maze adds the modules that collect rollouts (stable-baselines3 has those in what is counted: its
@@ -34,7 +34,6 @@ GIVEN = (
     "maze.train.parallelization",
     "maze.train.trainers.common.evaluators",
     "maze.train.trainers.common.model_selection",
-    "maze.train.utils",
     *(
         f"stable_baselines3.common.{name}"
         for name in [
