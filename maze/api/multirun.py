@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NO_COLUMNS = ("number", "overrides", "epochs")
+"""Fields of a result that are its row's name, columns of their own, or a table themselves."""
+
 _IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 
 
@@ -123,7 +126,7 @@ def results_frame(results: Sequence[RunResult]) -> pd.DataFrame:
     import pandas as pd
 
     swept = list(dict.fromkeys(key for result in results for key in result.overrides))
-    others = [field.name for field in dataclasses.fields(RunResult) if field.name not in ("number", "overrides")]
+    others = [field.name for field in dataclasses.fields(RunResult) if field.name not in _NO_COLUMNS]
     rows = [
         {**{key: result.overrides.get(key) for key in swept}, **{name: getattr(result, name) for name in others}}
         for result in results

@@ -13,7 +13,8 @@ from maze.api.process_state import GlobalGenerators, hydra_config, output, worki
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import write_run_info
 from maze.cli.stored_model import use_stored_model
-from maze.core.log_stats.log_stats import LogStats, StatsContext
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
 from maze.core.rollout.recording import EVENT_LOG_DIR, TRAJECTORY_DIR
 from maze.core.rollout.rollout_runner import RolloutRunner
@@ -23,6 +24,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 INDEX = ("interface", "event", "statistic")
+
+
+class Evaluation(dict[LogStatsKey, Any]):
+    """Statistics of an evaluation, by their keys; shown as one line of means."""
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over the episodes of the sum of their rewards."""
+        return float(self[LogStatsKey(BaseEnvEvents.reward, "mean", None)])
+
+    @property
+    def kpis(self) -> dict[str, float]:
+        """Means of the environment's KPIs over the episodes, by their names; empty where it has none."""
+        means = (key for key in self if key.event is BaseEnvEvents.kpi and key.output_name == "mean")
+        return {"/".join(map(str, key.group or ())): float(self[key]) for key in means}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The statistics as a table; see :func:`statistics_frame`."""
+        return statistics_frame(self)
+
+    def __repr__(self) -> str:
+        kpis = "".join(f", {name}={value:.5g}" for name, value in self.kpis.items())
+        return f"Evaluation(mean_reward={self.mean_reward:.5g}{kpis})"
 
 
 def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
 from maze.api.multirun import results_frame, train_all
 from maze.api.process_state import output
-from maze.api.rollouts import roll_out
+from maze.api.rollouts import Evaluation, roll_out
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
-    from maze.core.log_stats.log_stats import LogStats
     from maze.core.wrappers.wrapper import Wrapper
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import BaseModelComposer
@@ -125,17 +124,27 @@ class RunContext:
 
     # -- what it does ------------------------------------------------------------------------------------------
 
-    def train(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
+    def train(
+        self, n_epochs: int | None = None, *, n_steps: int | None = None, **train_kwargs: Any
+    ) -> RunResult | list[RunResult]:
         """Trains the policy; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
+        :param n_steps: Number of environment steps instead of epochs; it is rounded up to whole epochs.
         :param train_kwargs: Further arguments of the trainer.
+        :return: What came of it so far: `best_score`, `path`, the table `history`.
+        :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
+            no fixed number of environment steps in an epoch.
         """
         self._require_training("train")
-        if not self._is_multirun:
-            self._runs[0].train(n_epochs, **train_kwargs)
-            return
-        train_all(self._runs, self._launcher, self._requested_dir is not None, n_epochs, train_kwargs)
+        if self._is_multirun:
+            numbers = {} if n_steps is None else {"n_steps": n_steps}
+            train_all(
+                self._runs, self._launcher, self._requested_dir is not None, n_epochs, {**numbers, **train_kwargs}
+            )
+        else:
+            self._runs[0].train(n_epochs, n_steps, **train_kwargs)
+        return self.results
 
     def compute_action(
         self,
@@ -158,10 +167,11 @@ class RunContext:
         ]
         return self._one_or_all(actions)
 
-    def evaluate(self, **eval_kwargs: Any) -> LogStats | list[LogStats]:
+    def evaluate(self, **eval_kwargs: Any) -> Evaluation | list[Evaluation]:
         """Rolls the trained policy out, prints the statistics and returns them.
 
         :param eval_kwargs: Arguments of `RolloutEvaluator`; the defaults are those of the algorithm's own evaluation.
+        :return: The statistics, with `mean_reward`, `kpis` and `to_frame()`.
         """
         self._require_training("evaluate")
         return self._one_or_all([run.evaluate(**eval_kwargs) for run in self._runs])

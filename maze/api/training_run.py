@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,12 +19,13 @@ from maze.api.config_auditor import unknown_argument
 from maze.api.config_loader import LoadedRun
 from maze.api.placing import place
 from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output, working_directory
+from maze.api.rollouts import Evaluation
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStats, LogStatsLevel, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
@@ -40,8 +42,11 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, BestScore, best_score
+from maze.train.utils.training_record import EpochSummary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from maze.core.agent.torch_policy import TorchPolicy
 
 EVALUATION_EPISODES = 8
@@ -69,6 +74,25 @@ class RunResult:
     """How far the best evaluation is from fulfilling its constraints; `None`: it had none."""
     maximize: bool = True
     """Whether more of `best_score` is better."""
+    epochs: tuple[EpochSummary, ...] = field(default=(), repr=False)
+    """The epochs that were trained."""
+
+    @property
+    def path(self) -> Path | None:
+        """Directory of the run."""
+        return None if self.run_dir is None else Path(self.run_dir)
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The epochs as a table, indexed by their numbers.
+
+        `n_steps`: environment steps of the training so far; `mean_reward`: of its episodes that ended in the epoch,
+        NaN where none did.
+        """
+        import pandas as pd
+
+        table: pd.DataFrame = pd.DataFrame(list(self.epochs), columns=list(EpochSummary._fields)).set_index("epoch")
+        return table
 
 
 class TrainingRun:
@@ -100,24 +124,34 @@ class TrainingRun:
         self._status = "not trained"
         self._error: str | None = None
         self._best_score: BestScore | None = None
+        self._epochs: tuple[EpochSummary, ...] = ()
         self._seconds = 0.0
 
     # -- training ----------------------------------------------------------------------------------------------
 
-    def train(self, n_epochs: int | None = None, **train_kwargs: Any) -> None:
+    def train(self, n_epochs: int | None = None, n_steps: int | None = None, **train_kwargs: Any) -> None:
         """Trains; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
+        :param n_steps: Number of environment steps instead, rounded up to whole epochs.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
-        :raises InvalidSpecificationError: The number of epochs is no whole number, or negative.
+        :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm does
+            not say how many steps an epoch has.
         """
         self.require_trainable()
-        epochs: Any = n_epochs
-        if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0):
-            raise InvalidSpecificationError(f"n_epochs: expected a whole number of at least 0, got {n_epochs!r}.")
+        for name, number, least in (("n_epochs", n_epochs, 0), ("n_steps", n_steps, 1)):
+            value: Any = number
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise InvalidSpecificationError(f"{name}: expected a whole number of at least {least}, got {value!r}.")
+        if n_epochs is not None and n_steps is not None:
+            raise InvalidSpecificationError(
+                f"train: expected either n_epochs or n_steps, got n_epochs={n_epochs} and n_steps={n_steps}."
+            )
         self.prepare()
         assert self.run_dir is not None
         self._check_arguments(train_kwargs)
+        if n_steps is not None:
+            n_epochs = self._epochs_of_steps(n_steps)
         start = time.perf_counter()
         self._policy = None
         try:
@@ -131,6 +165,7 @@ class TrainingRun:
         finally:
             self._seconds += time.perf_counter() - start
             self._best_score = best_score(self.runner)
+            self._epochs = tuple(getattr(self.runner.trainer, "history", ()))
         self._status = "completed"
 
     def require_trainable(self) -> None:
@@ -177,7 +212,7 @@ class TrainingRun:
         self._end = "The runs of a multirun are trained once."
         self.run_dir = None if result.run_dir is None else Path(result.run_dir)
         self._status, self._error = result.status, result.error
-        self._seconds = result.seconds
+        self._seconds, self._epochs = result.seconds, result.epochs
         if result.best_score is not None:
             self._best_score = BestScore(result.best_score, result.violation, result.maximize)
 
@@ -197,6 +232,7 @@ class TrainingRun:
             error=self._error,
             violation=None if score is None else score.violation,
             maximize=score is None or score.maximize,
+            epochs=self._epochs,
         )
 
     def close(self) -> None:
@@ -232,7 +268,7 @@ class TrainingRun:
         algorithm = self.cfg.algorithm
         return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
 
-    def evaluate(self, **eval_kwargs: Any) -> LogStats:
+    def evaluate(self, **eval_kwargs: Any) -> Evaluation:
         """Rolls the policy out and returns the statistics over all episodes.
 
         :param eval_kwargs: Arguments of `RolloutEvaluator`.
@@ -252,8 +288,7 @@ class TrainingRun:
                 arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
                 stack.callback(env.close)
             RolloutEvaluator(**arguments).evaluate(policy)
-            statistics: LogStats = arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats
-        return statistics
+            return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 
     @contextmanager
     def inside(self) -> Iterator[Path]:
@@ -305,8 +340,22 @@ class TrainingRun:
             text = f"{command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
             atomic_write(directory / COMMAND_FILE, partial(_write_text, text=text))
 
+    def _epochs_of_steps(self, n_steps: int) -> int:
+        per_epoch = int(getattr(self.runner.trainer, "steps_per_epoch", 0))
+        if not per_epoch:
+            raise InvalidSpecificationError(
+                f"n_steps: {type(self.runner.trainer).__name__} takes no fixed number of environment steps in an "
+                "epoch. Say n_epochs instead."
+            )
+        n_epochs = math.ceil(n_steps / per_epoch)
+        with output(self.silent):
+            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {per_epoch:,} environment steps"
+            rounded = "" if n_epochs * per_epoch == n_steps else f", for the {n_steps:,} asked for"
+            print(f"-> training for {epochs}: {n_epochs * per_epoch:,}{rounded}.", flush=True)
+        return n_epochs
+
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:
-        known = _named_parameters(self.runner.run)
+        known = [*_named_parameters(self.runner.run), "n_steps"]
         if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.runner.run).parameters.values()):
             known += [name for name in _named_parameters(self.runner.trainer.train) if name not in known]
         for name in train_kwargs:

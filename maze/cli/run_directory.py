@@ -25,6 +25,7 @@ WORTHLESS = (
     "hydra_config.yaml",
     "command.txt",
     "versions.json",
+    "run.json",
     "multirun.yaml",
     "spaces_config.pkl",
     "*.pdf",

@@ -148,6 +148,7 @@ _CHECKS: tuple[tuple[str, str, _Check], ...] = (
     ("events.out.tfevents.*", "TensorBoard statistics", _events),
     ("*.yaml", "settings", _yaml),
     ("versions.json", "versions", _json),
+    ("run.json", "how far the training is", _json),
     ("rllib_progress.json", "progress of the training", _json),
     ("command.txt", "command", _plain),
 )

@@ -27,6 +27,7 @@ from maze.core.log_stats.log_stats import (
 from maze.core.utils.checkpoint import load_into, load_state, save_state
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
+from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.plain_state import (
@@ -42,6 +43,7 @@ from maze.train.utils.plain_state import (
 )
 from maze.train.utils.progress import TrainingProgress
 from maze.train.utils.resumption import STATE_FORMAT
+from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 from maze.train.utils.update_stats import UpdateStats
 from maze.utils.console import lasting_console
 
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
+
+EPOCHS_WITHOUT_EPISODE = 10
+"""After so many epochs in a row in which no episode has ended, there is a word about it."""
 
 
 class EpisodeSource(Protocol):
@@ -144,6 +149,10 @@ class EpochTrainer(Trainer, ABC):
         """Number of completed epochs."""
         self.update = 0
         """Number of completed updates of the current epoch."""
+        self.n_env_steps = 0
+        """Number of environment steps of all completed epochs."""
+        self.history: list[EpochSummary] = []
+        """The epochs that this object has completed."""
         self._initial_policy: InitialPolicy | None = None
         """What the training started from, where the policy has to stay close to it."""
         self._first_epoch = 0
@@ -186,6 +195,11 @@ class EpochTrainer(Trainer, ABC):
     def _steps_per_update(self) -> int:
         """Number of environment steps per update, for the progress display."""
         return 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
+        return self._n_updates_per_epoch() * self._steps_per_update()
 
     def _begin_training(self, n_epochs: int) -> None:
         """Comes first in each call of :meth:`train`.
@@ -262,7 +276,10 @@ class EpochTrainer(Trainer, ABC):
                 f"{n_epochs}; raise it to go on.",
                 flush=True,
             )
+        elif n_epochs == 0:
+            print(f"-> algorithm.n_epochs is 0: {self._end_without_limit()}.", flush=True)
         self._progress = TrainingProgress(n_epochs, self._n_updates_per_epoch(), self._steps_per_update())
+        self._write_record(RUNNING)
         if self.model_selection is not None:
             self.model_selection.training_started()
         with lasting_console(), InterruptGuard(_announce_interrupt) as interrupt:
@@ -277,8 +294,10 @@ class EpochTrainer(Trainer, ABC):
                 self._end_training()
                 if self.model_selection is not None:
                     self.model_selection.training_ended()
-            except MazeError as error:
-                self._name_last_checkpoint(error)
+            except BaseException as error:
+                self._write_record(INTERRUPTED)
+                if isinstance(error, MazeError):
+                    self._name_last_checkpoint(error)
                 raise
             finally:
                 self._progress.close()
@@ -305,8 +324,10 @@ class EpochTrainer(Trainer, ABC):
         self.epoch, self.update = self.epoch + 1, 0
         progress.before_output()
         self._write_epoch_stats()
-        if self.evaluator is None and self.model_selection is not None:
-            self._training_reward = self._mean_training_reward()
+        self._training_reward = self._mean_training_reward()
+        self.n_env_steps += n_updates * progress.steps_per_update
+        self.history.append(EpochSummary(self.epoch, self.n_env_steps, self._training_reward))
+        self._tell_where_no_episode_ends()
         increment_log_step()
         self._epoch_done(progress.epoch_done(self.epoch, self.epoch - first))
         if self.model_selection is not None:
@@ -346,10 +367,37 @@ class EpochTrainer(Trainer, ABC):
     def _mean_training_reward(self) -> float:
         """Mean reward of the episodes that ended in this epoch; NaN if there are none."""
         episodes = self._episode_source()
-        for key, value in ({} if episodes is None else episodes.epoch_stats.last_stats).items():
+        statistics = self.train_stats if episodes is None else episodes.epoch_stats
+        for key, value in statistics.last_stats.items():
             if key.event is BaseEnvEvents.reward and key.output_name == "mean" and key.group is None:
                 return float(value)
         return math.nan
+
+    def _tell_where_no_episode_ends(self) -> None:
+        latest = self.history[-EPOCHS_WITHOUT_EPISODE:]
+        before = self.history[-EPOCHS_WITHOUT_EPISODE - 1 : -EPOCHS_WITHOUT_EPISODE]
+        if self._episode_source() is None or len(latest) < EPOCHS_WITHOUT_EPISODE:
+            return
+        if all(math.isnan(epoch.mean_reward) for epoch in latest) and not any(
+            math.isnan(epoch.mean_reward) for epoch in before
+        ):
+            logger.warning(
+                "No episode has ended for %d epochs, so their statistics say nothing of rewards. Either episodes are "
+                "longer than that (raise algorithm.epoch_length or algorithm.n_rollout_steps), or the environment "
+                "never reports `done`: a TimeLimitWrapper (max_episode_steps) ends them.",
+                EPOCHS_WITHOUT_EPISODE,
+            )
+
+    def _end_without_limit(self) -> str:
+        """What ends a training that has no number of epochs."""
+        patience = int(self.config.patience)
+        if patience <= 0 or self.model_selection is None:
+            return "training goes on until it is interrupted (Ctrl-C saves everything)"
+        return (
+            f"training ends after {patience} evaluations in a row without improvement, at the earliest after epoch "
+            f"{self.epoch + patience - self.model_selection.last_improvement}, or when it is interrupted (Ctrl-C "
+            "saves everything)"
+        )
 
     def _has_stopped_improving(self) -> bool:
         n_in_vain = 0 if self.model_selection is None else self.model_selection.last_improvement
@@ -447,6 +495,7 @@ class EpochTrainer(Trainer, ABC):
             "is_finished": self._is_finished,
             "evaluated_epoch": self._evaluated_epoch,
             "training_reward": self._training_reward,
+            "n_env_steps": self.n_env_steps,
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.run_seeds),
             "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
@@ -470,6 +519,7 @@ class EpochTrainer(Trainer, ABC):
         self._first_epoch, self._is_finished = state["first_epoch"], state["is_finished"]
         self._evaluated_epoch = state["evaluated_epoch"]
         self._training_reward = state["training_reward"]
+        self.n_env_steps = state["n_env_steps"]
         self.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)
@@ -520,6 +570,20 @@ class EpochTrainer(Trainer, ABC):
         if self.checkpoint_file is not None:
             save_state(self.checkpoint_file, self.training_state(is_last))
             self._saved_epoch = self.epoch
+            self._write_record(ENDED if self._is_finished else RUNNING)
+
+    def _write_record(self, state: str) -> None:
+        """Says beside the checkpoint how far the training is, for those who look at many runs."""
+        if self.checkpoint_file is None:
+            return
+        score = selected_score(self.model_selection)
+        values = {
+            "epoch": self.epoch,
+            "n_env_steps": self.n_env_steps,
+            "best_score": None if score is None else float(score),
+            "violation": None if score is None else score.violation,
+        }
+        write_record(self.checkpoint_file.parent, state, values)
 
     def _name_last_checkpoint(self, error: MazeError) -> None:
         if self._saved_epoch is not None:

@@ -200,7 +200,11 @@ def best_score(runner: Any) -> BestScore | None:
 
     :param runner: What ran the training.
     """
-    selection: Any = getattr(getattr(runner, "trainer", None), "model_selection", None)
+    return selected_score(getattr(getattr(runner, "trainer", None), "model_selection", None))
+
+
+def selected_score(selection: Any) -> BestScore | None:
+    """How good the best model of a selection is; `None`: it has none."""
     reward = getattr(selection, "best_reward", None)
     if reward is None or not math.isfinite(reward):
         return None

@@ -1,0 +1,142 @@
+"""What a training and an evaluation give back, and what a training writes down about itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maze.api.rollouts import Evaluation
+from maze.api.run_context import RunContext
+from maze.api.utils import InvalidSpecificationError
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStatsKey
+from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
+from tests.api.shorter import SEEDS, SHORTER
+
+STEPS_PER_EPOCH = 8  # SHORTER: one update of 4 steps in each of 2 environments
+
+
+def context(algorithm: str = "a2c", silent: bool = True, **overrides: Any) -> RunContext:
+    values = {**SHORTER[algorithm], **SEEDS, "env.name": "CartPole-v1", **overrides}
+    return RunContext(algorithm=algorithm, overrides=values, silent=silent)
+
+
+def test_steps_are_rounded_up_to_whole_epochs_and_the_rounding_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    rc = context(silent=False)
+    result = rc.train(n_steps=2 * STEPS_PER_EPOCH + 1)
+    assert "training for 3 epochs of 8 environment steps: 24, for the 17 asked for" in capsys.readouterr().out
+    assert list(result.history.index) == [1, 2, 3]
+    assert list(result.history["n_steps"]) == [8, 16, 24]
+    assert rc.train(n_steps=8).history["n_steps"].iloc[-1] == 32  # a further call trains on
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "arguments", "said"),
+    [
+        ("a2c", {"n_step": 10}, "n_step: unknown argument. Did you mean `n_steps`"),
+        ("a2c", {"n_steps": 0}, "n_steps: expected a whole number of at least 1"),
+        ("a2c", {"n_steps": 8, "n_epochs": 1}, "either n_epochs or n_steps"),
+        ("es", {"n_steps": 100}, "n_steps: ESTrainer takes no fixed number.*n_epochs instead"),
+    ],
+)
+def test_arguments_of_train_that_cannot_be_meant_are_refused(
+    algorithm: str, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidSpecificationError, match=said):
+        context(algorithm).train(**arguments)
+
+
+def test_a_training_gives_back_its_score_its_directory_and_its_history() -> None:
+    rc = context(**{"algorithm.n_rollout_steps": 100})
+    result = rc.train(n_epochs=2)
+    assert (result.path / "state_dict.pt").is_file()
+    assert result.best_score == rc.results.best_score > 0
+    assert list(result.history.columns) == ["n_steps", "mean_reward"]
+    assert result.history["mean_reward"].between(8, 200).all()  # CartPole: random play lasts about 20 steps
+
+
+def test_the_history_of_evolution_strategies_counts_the_steps_that_were_taken() -> None:
+    history = context("es").train(n_epochs=2).history
+    assert history["n_steps"].is_monotonic_increasing
+    assert (history["mean_reward"] > 0).all()
+    # CartPole rewards every step with 1, and an update has at least two episodes
+    assert history["n_steps"].iloc[0] >= 2 * history["mean_reward"].iloc[0]
+
+
+def test_an_evaluation_is_readable_and_still_the_documented_mapping() -> None:
+    rc = context()
+    rc.train(n_epochs=1)
+    evaluation = rc.evaluate(n_episodes=2)
+    mean = evaluation[LogStatsKey(BaseEnvEvents.reward, "mean", None)]
+    assert isinstance(evaluation, dict)
+    assert evaluation.mean_reward == mean == evaluation.to_frame().loc[("BaseEnvEvents", "reward", "mean"), "value"]
+    assert evaluation.kpis == {}
+    assert repr(evaluation) == f"Evaluation(mean_reward={mean:.5g})"
+
+
+def test_kpis_of_an_evaluation_have_their_names() -> None:
+    kpi = LogStatsKey(BaseEnvEvents.kpi, "mean", ("waste",))
+    reward = LogStatsKey(BaseEnvEvents.reward, "mean", None)
+    evaluation = Evaluation({reward: 2.0, kpi: 0.25, kpi._replace(output_name="std"): 0.1})
+    assert evaluation.kpis == {"waste": 0.25}
+    assert repr(evaluation) == "Evaluation(mean_reward=2, waste=0.25)"
+
+
+# -- run.json --------------------------------------------------------------------------------------------------
+
+
+def test_a_training_writes_down_how_far_it_is() -> None:
+    rc = context()
+    result = rc.train(n_epochs=2)
+    record = read_record(result.path)
+    assert record is not None
+    assert (record["state"], record["epoch"], record["n_env_steps"]) == ("ended", 2, 16)
+    assert record["best_score"] == result.best_score
+
+
+def test_a_resumed_training_goes_on_counting_steps() -> None:
+    first = context().train(n_epochs=2)
+    resumed = context(input_dir=str(first.path), resume=True).train(n_epochs=3)
+    assert read_record(resumed.path)["n_env_steps"] == 24
+
+
+def test_a_training_that_fails_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rc = context()
+    rc.train(n_epochs=1)
+    monkeypatch.setattr(rc.runner.trainer, "_update", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rc.train(n_epochs=1)
+    assert read_record(Path(rc.run_dir))["state"] == "interrupted"
+
+
+def test_a_training_whose_process_was_killed_is_interrupted(tmp_path: Path) -> None:
+    write_record(tmp_path, "running", {"epoch": 3})
+    assert read_record(tmp_path)["state"] == "running"
+    record = json.loads((tmp_path / RECORD_FILE).read_text(encoding="utf-8"))
+    (tmp_path / RECORD_FILE).write_text(json.dumps({**record, "process": 2**22 + 1}), encoding="utf-8")
+    assert read_record(tmp_path) == {**record, "process": 2**22 + 1, "state": "interrupted"}
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    (tmp_path / RECORD_FILE).write_text('{"state": "run', encoding="utf-8")
+    assert read_record(tmp_path) is None
+
+
+# -- what a training says --------------------------------------------------------------------------------------
+
+
+def test_a_training_without_a_number_of_epochs_says_what_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    context(silent=False, **{"algorithm.patience": 1, "algorithm.lr": 0.0}).train(n_epochs=0)
+    said = capsys.readouterr().out
+    assert "algorithm.n_epochs is 0: training ends after 1 evaluations in a row without improvement" in said
+    assert "at the earliest after epoch 1" in said
+
+
+def test_there_is_one_word_where_no_episode_ends_for_many_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    history = context(**{"env.name": "Pendulum-v1"}).train(n_epochs=12).history  # episodes of 200 steps
+    assert all(math.isnan(reward) for reward in history["mean_reward"])
+    assert sum("No episode has ended for 10 epochs" in message for message in caplog.messages) == 1
