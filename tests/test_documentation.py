@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: P
     finished = subprocess.run(
         [sys.executable, "-W", "error::DeprecationWarning:maze", str(script)],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "own_algorithm")},  # one page is about it
         capture_output=True,
         text=True,
         timeout=240,

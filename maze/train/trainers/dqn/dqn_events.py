@@ -12,7 +12,7 @@ Key = int | str
 
 
 class DQNEvents(ABC):
-    """What DQN reports, once per epoch as the mean over its updates. Percentages are of the time of an update."""
+    """What DQN reports, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
 
     @define_epoch_stats(np.mean)
     @define_stats_grouping("step_key")

@@ -1,0 +1,1 @@
+"""REINFORCE with a baseline: an algorithm on top of Maze."""

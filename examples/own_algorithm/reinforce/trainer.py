@@ -1,0 +1,102 @@
+"""REINFORCE with a baseline."""
+
+from abc import ABC
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.epoch_trainer import EpochTrainer
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.training_runner import TrainingRunner
+from maze.train.utils.flat_adam import FlatAdam
+from reinforce.config import ReinforceConfig
+
+
+class ReinforceEvents(ABC):
+    """What is reported, once per epoch as the mean over its updates."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def policy_loss(self, step_key: int | str, value: float) -> None:
+        """Loss of the policy of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def policy_entropy(self, step_key: int | str, value: float) -> None:
+        """Entropy of the actions of a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    def baseline_loss(self, value: float) -> None:
+        """Mean squared error of the baseline."""
+
+
+@dataclass
+class ReinforceLosses(Losses):
+    """The objective, and what it consists of."""
+
+    policy_loss: Terms = field(default_factory=list)
+    policy_entropy: Terms = field(default_factory=list)
+    baseline_loss: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+
+
+class Reinforce(EpochTrainer):
+    """REINFORCE (Williams 1992) with a learned baseline: raises the probability of actions by how much more they
+    brought than the critic had expected. An episode that a rollout cuts in two counts with the critic's value there."""
+
+    config_class = ReinforceConfig
+    events_class = ReinforceEvents
+    config: ReinforceConfig
+
+    def __init__(self, config: Any, model: TorchActorCritic, rollouts: RolloutGenerator, **common: Any) -> None:
+        super().__init__(config, model, **common)
+        self.rollouts = rollouts
+        networks = {"policy": model.policy, "baseline": model.critic}
+        named = {(name, key): net for name, part in networks.items() for key, net in part.networks.items()}
+        self.optimizer = FlatAdam(named, lr=self.config.lr, eps=1e-8)
+
+    @classmethod
+    def build(cls, run: TrainingRunner) -> "Reinforce":
+        model = run.model()
+        selection = run.best_model_selection(model)
+        evaluator, file = run.evaluator(selection), run.checkpoint_file
+        return cls(
+            run.algorithm, model, run.rollouts(), evaluator=evaluator, model_selection=selection, checkpoint_file=file
+        )
+
+    def _update(self) -> None:
+        columns = self.rollouts.allocate(self.config.n_rollout_steps, self.model.policy)
+        self.rollouts.collect(self.model.policy, columns)
+        losses = self._losses(value_rollout(self.model, columns, GAE(self.config.gamma, gae_lambda=1.0)))
+        gradient_step(losses, self.optimizer, self.config.max_grad_norm)
+        self.stats.add(losses)
+
+    def _losses(self, batch: Any) -> ReinforceLosses:
+        losses = ReinforceLosses(torch.zeros((), device=self.model.device))
+        for part in batch.parts:
+            policy, critic = self.model.compute_actor_critic_output(part.record)
+            log_probs = policy.joint_log_probs_for_actions(part.actions)
+            for index, output in enumerate(policy.substep_outputs):
+                advantage = part.advantages[index]  # return minus baseline
+                loss, entropy = -(log_probs[index] * advantage).mean(), output.entropy.mean()
+                losses.policy_loss.append((part.record.substep_keys[index], loss))
+                losses.policy_entropy.append((part.record.substep_keys[index], entropy))
+                losses.add(loss - self.config.entropy_coef * entropy)
+            for value, target in zip(critic.values, part.targets, strict=True):
+                losses.baseline_loss = losses.baseline_loss + (value - target).square().mean()
+        losses.add(losses.baseline_loss)
+        return losses
+
+    def _steps_per_update(self) -> int:
+        return self.config.n_rollout_steps * self.rollouts.env.n_envs
+
+    def _episode_source(self) -> Any:
+        return self.rollouts.env
+
+    def _parts(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "rollouts": self.rollouts}
