@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -56,6 +57,11 @@ def _close_console() -> None:
     print("something", flush=True)
 
 
+def _hang_in_native_code() -> None:
+    """Does not come back to where Python handles signals."""
+    sum(itertools.repeat(0))
+
+
 IN_STEP: dict[str, Callable[[], Any]] = {
     "raise in step": lambda: _raise(RuntimeError("lost its marbles")),
     "out of memory": lambda: _raise(MemoryError()),
@@ -73,6 +79,7 @@ IN_STEP: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "hang": _hang,
+    "native hang": _hang_in_native_code,
     "warn": lambda: warnings.warn("something is odd", UserWarning, stacklevel=1),
     "print": _close_console,
 }

@@ -22,7 +22,7 @@ from torch import nn
 from maze.core.agent.policy import Policy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env import faults
-from maze.core.errors import ConfigError, EnvironmentContractError, MazeError, NonFiniteError
+from maze.core.errors import ConfigError, EnvironmentContractError, MazeError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
@@ -30,6 +30,7 @@ from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.runner import Runner
+from maze.train.parallelization import placement
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.common.evaluators import rollout_evaluator
@@ -311,3 +312,14 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
         error, _ = run(name, "dev", "", env_timeout=seconds)
         assert isinstance(error, ConfigError)
         assert str(error).startswith("runner.env_timeout: expected a positive number of seconds")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(placement, "PATIENCE", 5.0)
+    error, _ = run("ppo", "local", "native hang", env_timeout=0.2)
+    assert isinstance(error, WorkerError)
+    assert "environment worker 0 (environment 0, pid" in str(error)
+    assert "did not answer within 5.4 seconds during `step`" in str(error)
+    assert "Raise `timeout` (`runner.env_timeout` of a run)" in str(error)
