@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -87,6 +87,8 @@ class ESTrainer(EpochTrainer):
         self._rollouts: ESDistributedRollouts | None = None
         self._make_rollouts: Callable[[], ESDistributedRollouts] | None = None
         self._eval_returns: list[float] = []
+        self._n_evaluations = 0
+        """Number of episodes in which the latest update has evaluated the policy."""
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
 
     @classmethod
@@ -205,6 +207,7 @@ class ESTrainer(EpochTrainer):
                     break
         finally:
             rollouts.close()
+        self._n_evaluations = len(self._eval_returns)
         return noise_indices, np.array(returns).reshape(-1, 2), n_steps
 
     def _check_finite(self, returns: list[float], noise_indices: list[int]) -> None:
@@ -232,9 +235,8 @@ class ESTrainer(EpochTrainer):
     @override(EpochTrainer)
     def _end_training(self) -> None:
         """Updates evaluate the policy before their step; nobody has seen yet what the last step led to."""
-        if not self._eval_returns or self._rollouts is None:
+        if not self._n_evaluations or self._evaluated_epoch == self.epoch or self._rollouts is None:
             return
-        n_evaluations = len(self._eval_returns)
         self._eval_returns = []
         self.policy.eval()
         self._rollouts.prepare_update(self.epoch, 0, 0)
@@ -244,7 +246,7 @@ class ESTrainer(EpochTrainer):
         try:
             for result in rollouts:
                 self._take_evaluation(result)
-                if not result.is_eval or len(self._eval_returns) >= n_evaluations:
+                if not result.is_eval or len(self._eval_returns) >= self._n_evaluations:
                     break
         finally:
             rollouts.close()
@@ -259,6 +261,15 @@ class ESTrainer(EpochTrainer):
             self._eval_returns += result.returns
 
     # -- state -----------------------------------------------------------------------------------------
+
+    @override(EpochTrainer)
+    def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        return {**super().training_state(is_last), "n_evaluations": self._n_evaluations}
+
+    @override(EpochTrainer)
+    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
+        super().load_training_state(state, origin)
+        self._n_evaluations = state["n_evaluations"]
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:

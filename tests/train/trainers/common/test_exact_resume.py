@@ -229,6 +229,15 @@ def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one
     check(uninterrupted(name), first, resumed)
 
 
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_run(name, tmp_path, uninterrupted):
+    n_updates = {"a2c": 8, "ppo": 8, "ppo-processes": 8, "impala": 8, "sac": 32, "sacfd": 32}.get(name, N_EPOCHS)
+    first = Run(name, tmp_path / "first", prepare=signal_after(n_updates))
+    assert first.interrupted
+    resumed = Run(name, tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    check(uninterrupted(name), first, resumed)
+
+
 @pytest.mark.parametrize("name", ["ppo", "sac", "bc"])
 def test_a_killed_training_is_resumed_from_its_last_epoch(name, tmp_path, uninterrupted):
     Run(name, tmp_path / "first", prepare=killed_after_saving(3))
