@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
-    from maze.train.trainers.common.evaluators.evaluator import Evaluator
-    from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.training_runner import TrainingRunner
 
@@ -69,6 +66,7 @@ class DQN(ReplayTrainer):
     :param algorithm_config: Hyperparameters.
     :param model: Policy and state critic.
     :param workers: Collect transitions into a buffer; it has been filled to begin with.
+    :param common: See :class:`~maze.train.trainers.common.replay_trainer.ReplayTrainer`.
     """
 
     config_class: ClassVar[type[AlgorithmConfig]] = DQNAlgorithmConfig
@@ -77,44 +75,23 @@ class DQN(ReplayTrainer):
     model: TorchActorCritic
 
     def __init__(
-        self,
-        algorithm_config: Any,
-        model: TorchActorCritic,
-        workers: BaseDistributedWorkersWithBuffer,
-        *,
-        seed: int | None = None,
-        evaluator: Evaluator | None = None,
-        model_selection: BestModelSelection | None = None,
-        checkpoint_file: str | Path | None = None,
+        self, algorithm_config: Any, model: TorchActorCritic, workers: BaseDistributedWorkersWithBuffer, **common: Any
     ) -> None:
-        super().__init__(
-            algorithm_config,
-            model,
-            workers,
-            seed=seed,
-            evaluator=evaluator,
-            model_selection=model_selection,
-            checkpoint_file=checkpoint_file,
-        )
+        super().__init__(algorithm_config, model, workers, **common)
         config, policy, self.actors = self.config, model.policy, workers.actors
         mapper = policy.distribution_mapper
         factors = {head: factors_of(head, space) for head, space in mapper.action_space.spaces.items()}
+        own = [policy.network_for(actor) for actor in self.actors]
         networks = {
-            id(policy.network_for(actor)): ActionValueNetwork(
-                policy.network_for(actor), _state_value(model, actor, self.actors) if config.dueling else None, factors
-            )
-            for actor in self.actors
+            net: ActionValueNetwork(net, _state_value(model, actor, self.actors) if config.dueling else None, factors)
+            for net, actor in zip(own, self.actors, strict=True)
         }
-        targets = {key: copy.deepcopy(network).requires_grad_(False) for key, network in networks.items()}
-        self._networks = [networks[id(policy.network_for(actor))] for actor in self.actors]
-        self._targets = [targets[id(policy.network_for(actor))] for actor in self.actors]
+        targets = {net: copy.deepcopy(values).requires_grad_(False) for net, values in networks.items()}
+        self._networks, self._targets = [networks[net] for net in own], [targets[net] for net in own]
         self._followers = TargetNetworks(targets.values(), networks.values())
-        names = {id(policy.network_for(actor)): actor.step_key for actor in self.actors}
-        self.optimizer = FlatAdam(
-            {("grad_norm", (names[key], index)): network for index, (key, network) in enumerate(networks.items())},
-            lr=config.lr,
-            eps=config.optimizer_eps,
-        )
+        keys = [(self.actors[own.index(net)].step_key, index) for index, net in enumerate(networks)]
+        named = {("grad_norm", key): values for key, values in zip(keys, networks.values(), strict=True)}
+        self.optimizer = FlatAdam(named, lr=config.lr, eps=config.optimizer_eps)
         self._n_batches = 0
 
     @classmethod
