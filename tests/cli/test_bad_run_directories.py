@@ -132,7 +132,7 @@ CONFIGURATIONS = [
     ("algorithm: {rollout_evaluator: {objectve: reward}}", "rollout_evaluator", "objectve", "objective"),
     ("runner: {concurency: 3}", "runner", "concurency", "concurrency"),
     ("env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.GymMaceEnv}", "env", "GymMaceEnv", "GymMazeEnv"),
-    ("env: {_target_: collections.OrderedDict}", "env", "collections.OrderedDict", "StructuredEnv"),
+    ("env: {_target_: collections.OrderedDict}", "env", "collections.OrderedDict", "Maze or gymnasium environment"),
     ("env: {_target_: subprocess.check_output}", "env", "subprocess.check_output", "refused"),
     ("runner: {_target_: maze.core.agent.random_policy.RandomPolicy}", "runner", "RandomPolicy", "Runner"),
     (

@@ -14,6 +14,7 @@ import pytest
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
+from maze.core.trajectory_recording.records import trajectory_record
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
@@ -258,3 +259,10 @@ def test_naming_a_module_allows_neither_its_functions_nor_what_it_imports(dock, 
         path = stored(Calling(function), tmp_path)
         with pytest.raises(CheckpointError, match=f"`{name}`"):
             load_trajectory(path, extra_types=["dock_project.*"])
+
+
+@pytest.mark.parametrize("name", sorted(trajectory_record._DATA_CLASSES | trajectory_record._EVENTS))
+def test_each_class_that_may_be_loaded_is_where_it_is_named(name):
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    assert (found.__module__, found.__qualname__) == (module, attribute)
