@@ -47,7 +47,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     """
     from maze.cli.checks import check, complete
     from maze.cli.run_info import config_as_yaml, write_run_info
-    from maze.cli.stored_model import use_stored_model
+    from maze.cli.stored_model import use_stored_run
     from maze.cli.sweeps.objective import recorder_of_sweep
     from maze.core.log_stats.log_stats import StatsContext
     from maze.core.utils.factory import Factory
@@ -59,7 +59,8 @@ def maze_run(cfg: DictConfig) -> float | None:
     complete(cfg, project)
     check(cfg)
     if started_by_hydra:
-        use_stored_model(cfg, HydraConfig.get().overrides.task)
+        use_stored_run(cfg, HydraConfig.get().overrides.task)
+        complete(cfg, project)
     print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project)

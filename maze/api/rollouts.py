@@ -12,7 +12,7 @@ from maze.api.config_loader import LoadedRun
 from maze.api.process_state import GlobalGenerators, hydra_config, output, working_directory
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import write_run_info
-from maze.cli.stored_model import use_stored_model
+from maze.cli.stored_model import use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
@@ -67,7 +67,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
         stack.enter_context(GlobalGenerators().active())
         stack.enter_context(StatsContext())
         try:
-            use_stored_model(cfg, loaded.arguments[2:])
+            use_stored_run(cfg, [*loaded.arguments[2:], *loaded.placed])
             write_run_info(directory, cfg, project, loaded.arguments)
             runner = Factory(RolloutRunner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
             runner.setup(cfg)

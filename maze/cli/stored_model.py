@@ -1,7 +1,8 @@
-"""The model a policy was trained with, read from the configuration that its training left behind."""
+"""What a policy was trained with and in, read from the configuration that its training left behind."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,107 @@ from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.stored_config import is_own_package, read_stored_config, refuse_foreign_targets
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
+_ROOTS = ("conf_rollout", "conf_train")
+"""Root configurations whose environment is a default."""
 
 
-def use_stored_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Takes over, in place, the model of the training run in `input_dir`, unless the command names one itself.
+def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Takes over, in place, what the run in `input_dir` was configured with, unless the command names it itself.
 
-    It may name the environments, networks and their parts of Maze and torch, and what is defined in the packages that
-    the command names: by `trusted_packages`, by its own classes, or as packages with configurations.
+    That is the environment and the wrappers, where one of Maze's own root configurations is used without an experiment
+    (others name them), and the model. They may name the environments, networks and their parts of Maze and torch, and
+    what is defined in the packages that the command names: by `trusted_packages`, by its own classes, or as packages
+    with configurations.
 
-    :param cfg: Configuration of a rollout.
-    :param overrides: The command's arguments.
+    :param cfg: Configuration of a rollout or a training.
+    :param overrides: The command's arguments, or the paths of what was given otherwise.
     :raises CheckpointError: The stored configuration cannot be read, or names other code.
     """
-    policy = cfg.get("policy")
-    if not cfg.get("input_dir") or not isinstance(policy, DictConfig) or "model" not in policy:
-        return
-    if any(
-        override.lstrip("+~").startswith(("model", "critic", "policy.model", "env_model")) for override in overrides
-    ):
-        return
-    stored = _stored_model(Path(cfg.input_dir) / STORED_CONFIG)
-    if stored is None or stored == _plain(cfg, "model"):
+    directory = str(cfg.get("input_dir") or "")
+    given = [override.lstrip("+~") for override in overrides]
+    wanted = [section for section in _taken_over(cfg, given) if not _is_named(section, given)]
+    if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
         return
     trusted = [*(cfg.get("trusted_packages") or ()), *packages_with_configurations(), *_packages_named_in(cfg)]
-    way_out = "name the model yourself, model=<option>, or its package, +"
-    refuse_foreign_targets(stored, Path(cfg.input_dir) / STORED_CONFIG, trusted, way_out)
+    stored = stored_sections(Path(directory), wanted, trusted)
+    if "algorithm" in cfg and "model" in stored:
+        stored["model"] = _model_for(cfg, stored["model"], Path(directory))
+    different = [section for section in stored if stored[section] != _plain(cfg, section)]
     with open_dict(cfg):
-        cfg.model = stored
-    print(f"Using the model configuration of {cfg.input_dir}; name model=<option> to choose another.")
+        for section in different:
+            cfg[section] = stored[section]
+    if different:
+        names = " and ".join([", ".join(different[:-1]), different[-1]] if len(different) > 1 else different)
+        choices = " ".join(f"{section}=<option>" for section in different)
+        print(f"Using the {names} configuration of {directory}; name {choices} to choose another.")
+
+
+def stored_sections(
+    directory: Path, sections: Sequence[str], trusted_packages: Sequence[str] = (), refer: str = ""
+) -> dict[str, Any]:
+    """Parts of a run's configuration as plain containers, judged: what they name may be built.
+
+    :param directory: Directory of the run.
+    :param sections: Their names; those that the configuration lacks are left out.
+    :param trusted_packages: Packages whose classes may be named.
+    :param refer: How to name a section oneself; empty: as on the command line.
+    :raises CheckpointError: The configuration cannot be read, or names other code.
+    """
+    path = directory / STORED_CONFIG
+    config = read_stored_config(path, "Name the model the policy was trained with: model=<option>.")
+    found = {}
+    for section in sections:
+        way_out = f"name the {section} yourself, {refer or f'{section}=<option>, or its package, +'}"
+        try:
+            value = _plain(config, section)
+        except OmegaConfBaseException as error:
+            raise CheckpointError(
+                f"{path}: its {section} refers to what is not there ({error}). Otherwise {way_out.partition(',')[0]}."
+            ) from error
+        if value is not None:
+            refuse_foreign_targets(value, path, trusted_packages, way_out)
+            found[section] = value
+    return found
+
+
+def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
+    policy = cfg.get("policy")
+    builds_model = "algorithm" in cfg or (isinstance(policy, DictConfig) and "model" in policy)
+    own_root = HydraConfig.initialized() and HydraConfig.get().job.config_name not in _ROOTS
+    is_chosen_elsewhere = own_root or any(override.startswith("experiment=") for override in given)
+    sections = [] if is_chosen_elsewhere else [name for name in ("env", "wrappers") if name in cfg]
+    if builds_model and "model" in cfg and not (is_chosen_elsewhere and "algorithm" in cfg):
+        sections.append("model")
+    return sections
+
+
+def _is_named(section: str, given: Sequence[str]) -> bool:
+    names = r"model|critic|policy\.model|env_model" if section == "model" else section
+    return any(re.match(rf"({names})([.=@]|$)", override) for override in given)
+
+
+def _model_for(cfg: DictConfig, model: Any, directory: Path) -> Any:
+    """A stored model as the algorithm that goes on can train it.
+
+    An algorithm that needs another kind of critic brings its own, and what the former one wanted of the distributions
+    is left out. The latter is known of Maze's own algorithms alone; nothing else is imported by a stored name.
+    """
+    from maze.train.trainers.common.config_classes import algorithm_class
+
+    stored, own = str(_plain(read_stored_config(directory / STORED_CONFIG), "algorithm._target_")), cfg.algorithm
+    before = algorithm_class({TARGET_KEY: stored}) if stored.startswith("maze.train.trainers.") else None
+    after = algorithm_class(own)
+    if before is after or not isinstance(model, dict):
+        return model
+    distributions = model.get("distribution_mapper_config")
+    if before is not None and isinstance(distributions, list):
+        model = {
+            **model,
+            "distribution_mapper_config": [entry for entry in distributions if entry not in before.distributions],
+        }
+    if before is None or after is None or before.critic != after.critic:
+        model = {**model, "critic": _plain(cfg, "model.critic")}
+    return model
 
 
 def packages_with_configurations() -> list[str]:
@@ -51,17 +125,6 @@ def packages_with_configurations() -> list[str]:
         return []
     sources = HydraConfig.get().runtime.config_sources
     return [str(source.path).partition(".")[0] for source in sources if source.schema == "pkg"]
-
-
-def _stored_model(path: Path) -> Any:
-    if not path.is_file():
-        return None
-    way_out = "Name the model the policy was trained with: model=<option>."
-    config = read_stored_config(path, way_out)
-    try:
-        return _plain(config, "model")
-    except OmegaConfBaseException as error:
-        raise CheckpointError(f"{path}: its model refers to what is not there ({error}). {way_out}") from error
 
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:

@@ -34,6 +34,8 @@ class SerializedTorchPolicy(TorchPolicy):
         from maze.perception.models.space_config import SpacesConfig
 
         spaces_config = SpacesConfig.load(spaces_dict_file)
+        self.spaces = spaces_config
+        """Spaces of the environment that it was trained in."""
         composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # the target is a concrete one
             model,
             config_path="model",

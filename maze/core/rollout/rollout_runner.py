@@ -140,6 +140,9 @@ class RolloutRunner(Runner, ABC):
             freeze_statistics(env)
             _warn_of_missing_normalization(env, input_dir)
             agent = _build_agent(agent_config, env)
+            trained_for: Any = getattr(agent, "spaces", None)
+            if hasattr(trained_for, "require_same"):
+                trained_for.require_same(env, "policy")
         if max_episode_steps:
             env = TimeLimitWrapper.wrap(env, max_episode_steps=max_episode_steps)
         if env_timeout is not None:

@@ -46,6 +46,40 @@ class SpacesConfig:
 
     __hash__ = None  # type: ignore[assignment]  # mutable, as spaces are
 
+    def differences(self, env: Any) -> list[str]:
+        """What keeps a model of these spaces from acting in an environment; empty: nothing.
+
+        Observations that the environment has beyond these do no harm, nor do other bounds of observations.
+
+        :param env: The environment.
+        """
+        found = []
+        for kind, known, there in (
+            ("observation", self.observation_spaces_dict, env.observation_spaces_dict),
+            ("action", self.action_spaces_dict, env.action_spaces_dict),
+        ):
+            for step_key in dict.fromkeys([*known, *there]):
+                mine: Mapping[str, Any] = known.get(step_key, {})
+                its: Mapping[str, Any] = there.get(step_key, {})
+                for name in dict.fromkeys([*mine, *(its if kind == "action" else ())]):
+                    one, other = mine.get(name), its.get(name)
+                    if not _fit(one, other, bounds=kind == "action"):
+                        entry = f"{kind} {name!r} of sub-step {step_key!r}"
+                        found.append(f"{entry}: {one or 'none'} in training, {other or 'none'} here")
+        return found
+
+    def require_same(self, env: Any, origin: str | Path) -> None:
+        """Raises a `CheckpointError` that names what differs, where a model of these spaces cannot act.
+
+        :param env: The environment.
+        :param origin: Where the model comes from.
+        """
+        if differences := self.differences(env):
+            raise CheckpointError(
+                f"{origin}: the policy was trained in an environment with other spaces. {'; '.join(differences)}. Use "
+                "the environment and the wrappers of its training: leave env and wrappers out, and they are taken over."
+            )
+
     def save(self, dump_file_path: str | Path) -> None:
         """Writes the file; a crash leaves the previous one untouched.
 
@@ -83,6 +117,18 @@ class SpacesConfig:
             raise
         except Exception as error:  # a damaged pickle raises almost anything
             raise CheckpointError(f"{path}: not a file of spaces written by Maze ({error}).") from error
+
+
+def _fit(one: Any, other: Any, bounds: bool) -> bool:
+    if type(one) is not type(other) or one is None:
+        return False
+    if isinstance(one, spaces.Dict):
+        return one.keys() == other.keys() and all(_fit(one[key], other[key], bounds) for key in one)
+    if isinstance(one, spaces.Tuple):
+        return len(one) == len(other) and all(_fit(*pair, bounds) for pair in zip(one, other, strict=True))
+    if isinstance(one, spaces.Box) and not bounds:
+        return bool(one.shape == other.shape)
+    return bool(one == other)
 
 
 def _no_rule(module_name: str, global_name: str) -> Rule:

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import maze
-from maze.cli.stored_model import use_stored_model
+from maze.cli.stored_model import use_stored_run
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
 
@@ -154,7 +154,7 @@ def test_a_rollout_does_not_take_over_such_a_model(exploit, tmp_path):
         {"env": env, "o": others, "policy": {"model": None}, "input_dir": str(tmp_path), "model": {}}
     )
     with pytest.raises((CheckpointError, ConfigError)):
-        use_stored_model(cfg, [])
+        use_stored_run(cfg, [])
     assert cfg.model == {}
 
 

@@ -420,6 +420,9 @@ class TrainingRunner(Runner):
         if not input_dir:
             return
         directory = Path(input_dir)
+        trained_for = directory / Path(self.spaces_config_dump_file).name
+        if trained_for.is_file():
+            SpacesConfig.load(trained_for).require_same(self.spaces, f"input_dir={directory}")
         with suppress(OSError):  # a directory that cannot be written to has nothing of ours to clean up
             clean_stale_temporaries(directory, min_age=60.0)
         if self._resumed is not None:

@@ -1,0 +1,101 @@
+"""Rollouts and trainings that go on from a run, with what that run was configured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from maze.maze_cli import main
+
+TINY = [
+    "algorithm.n_epochs=1",
+    "algorithm.epoch_length=1",
+    "algorithm.n_rollout_steps=4",
+    "runner.concurrency=2",
+    "algorithm.rollout_evaluator.n_episodes=1",
+]
+ROLLOUT = ["policy=torch_policy", "runner=sequential", "runner.n_episodes=1", "runner.max_episode_steps=3"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training on another environment than the default one, with wrappers and a network that are no defaults."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    own = ["env.name=Acrobot-v1", "wrappers=vector_obs", "algorithm=a2c", "runner.normalization_samples=20"]
+    network = "model.policy.networks.0.hidden_units=[8]"
+    assert main(["-cn", "conf_train", *own, *TINY, network, f"hydra.run.dir={directory}"]) == 0
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def used(directory: str) -> tuple[str, bool, list[int]]:
+    """Environment, whether observations are normalized, and the network's layers."""
+    cfg = OmegaConf.load(Path(directory) / "hydra_config.yaml")
+    normalizes = any("ObservationNormalizationWrapper" in str(name) for name in cfg.wrappers)
+    return cfg.env.name, normalizes, list(cfg.model.policy.networks[0].hidden_units)
+
+
+def test_a_rollout_takes_over_environment_wrappers_and_model(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLLOUT, f"input_dir={run}", "hydra.run.dir=out"]) == 0
+    assert "Using the env, wrappers and model configuration of" in capfd.readouterr().out
+    assert used("out") == ("Acrobot-v1", True, [8])
+
+
+ES = [
+    "algorithm.n_epochs=1",
+    "algorithm.n_rollouts_per_update=2",
+    "algorithm.max_steps=5",
+    "runner.n_eval_rollouts=1",
+    "runner.shared_noise_table_size=1000000",
+]
+
+
+@pytest.mark.parametrize(("algorithm", "short"), [("a2c", TINY), ("ppo", TINY), ("es", ES)], ids=["a2c", "ppo", "es"])
+def test_a_training_goes_on_in_the_environment_of_the_run(algorithm: str, short: list[str], run: Path) -> None:
+    command = ["-cn", "conf_train", f"algorithm={algorithm}", *short, f"input_dir={run}", "hydra.run.dir=out"]
+    assert main(command) == 0
+    assert used("out") == ("Acrobot-v1", True, [8])
+
+
+def test_what_the_command_names_is_not_taken_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*ROLLOUT, f"input_dir={run}", "env.name=CartPole-v1"]) == 1
+    error = capfd.readouterr().err
+    assert "observation 'observation' of sub-step 0: Box" in error
+    assert "action 'action' of sub-step 0: Discrete(3) in training, Discrete(2) here" in error
+    assert "Traceback" not in error
+
+
+def test_a_training_in_an_environment_with_other_spaces_is_refused(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "-cn",
+        "conf_train",
+        "algorithm=a2c",
+        *TINY,
+        f"input_dir={run}",
+        "env.name=CartPole-v1",
+        "wrappers=default",
+    ]
+    assert main(command) == 1
+    assert "action 'action' of sub-step 0: Discrete(3) in training, Discrete(2) here" in capfd.readouterr().err
+
+
+def test_an_environment_of_a_strangers_run_is_judged(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign"
+    (foreign / ".hydra").mkdir(parents=True)
+    for name in ("state_dict.pt", "spaces_config.pkl"):
+        (foreign / name).write_bytes((run / name).read_bytes())
+    config = OmegaConf.load(run / ".hydra" / "config.yaml")
+    config.env._target_ = "os.system"
+    OmegaConf.save(config, foreign / ".hydra" / "config.yaml")
+    assert main([*ROLLOUT, f"input_dir={foreign}"]) == 1
+    assert "names os.system" in capfd.readouterr().err
