@@ -111,8 +111,8 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
-    if (directory := _directory_to_describe(command)) is not None:
-        return _print_info(directory)
+    if (shown := _what_to_show(command)) is not None:
+        return _show(*shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     with ClaimedDirectories() as claimed:
         try:
@@ -131,19 +131,25 @@ def _main(command: list[str]) -> int:
     return 0
 
 
-def _directory_to_describe(command: Sequence[str]) -> str | None:
-    """What `--info` is followed by, unless it is one of Hydra's own words."""
+def _what_to_show(command: Sequence[str]) -> tuple[str, str] | None:
+    """`--info` or `--runs` with what it is followed by, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
-    if flag != "--info" or len(command) != (1 if equals else 2):
+    if flag == "--runs" and command == ["--runs"]:
+        return flag, "outputs"
+    if flag not in ("--info", "--runs") or len(command) != (1 if equals else 2):
         return None
     directory = value if equals else command[1]
-    return None if directory in HYDRA_INFO else directory
+    return None if flag == "--info" and directory in HYDRA_INFO else (flag, directory)
 
 
-def _print_info(directory: str) -> int:
-    from maze.cli.run_description import print_run_info
-
+def _show(flag: str, directory: str) -> int:
     try:
+        if flag == "--runs":
+            from maze.cli.run_list import print_runs
+
+            return print_runs(directory)
+        from maze.cli.run_description import print_run_info
+
         return print_run_info(directory)
     except MazeError as error:
         return _report(error, full=False)

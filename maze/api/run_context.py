@@ -16,6 +16,7 @@ from maze.api.config_loader import ConfigurationLoader, LoadedRun
 from maze.api.multirun import results_frame, train_all
 from maze.api.process_state import output
 from maze.api.rollouts import Evaluation, roll_out
+from maze.api.stored_run import stored_arguments
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
 
@@ -121,6 +122,30 @@ class RunContext:
             keeps = run_dir is not None or multirun
             self._runs = [TrainingRun(loaded, self._project, keeps, silent) for loaded in loader.runs]
         self._finalizer = weakref.finalize(self, _close, self._runs)
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        *,
+        trusted_packages: Sequence[str] = (),
+        overrides: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> RunContext:
+        """Picks up an earlier training: its policy acts, is evaluated, rolled out and trained further.
+
+        Environment, wrappers, model, algorithm with its numbers, and seeds are those of the run. A further training
+        starts from its best weights in a directory of its own.
+
+        :param run: Directory of the training.
+        :param trusted_packages: Packages of your own whose environments and networks the run may name.
+        :param overrides: Values in place of those of the run.
+        :param arguments: Further arguments of the constructor; components take the place of those of the run.
+        :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
+        """
+        given = stored_arguments(Path(run), trusted_packages, arguments)
+        stored_values = given.pop("overrides")
+        return cls(**given, overrides={**stored_values, **(overrides or {})})
 
     # -- what it does ------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from yaml import YAMLError
 from maze.cli.errors import UsageError
 from maze.cli.run_commands import resume_command, rollout_command
 from maze.cli.run_files import CheckedFile, checked_files
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, installed_versions
+from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, chosen_options, installed_versions
+from maze.train.utils.training_record import read_record
 
 SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
-HYDRA_SETTINGS = Path(".hydra") / "hydra.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 _NEEDED_OF_TRAININGS = ("latest.pt", "state_dict.pt", "spaces_config.pkl")
 _N_CANDIDATES = 5
@@ -97,7 +97,7 @@ def _runs_below(directory: Path) -> Iterator[Path]:
 
 def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> list[str]:
     cfg, problem = _stored_config(directory)
-    choices = _choices(directory)
+    choices = chosen_options(directory)  # where they are lost, the configuration itself says what was used
     is_training = cfg is not None and "algorithm" in cfg
     lines = [f"Run in {directory.absolute()}", ""]
     lines += _row("kind", _kind(cfg))
@@ -112,6 +112,7 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> list[str]:
     if cfg is not None and is_rllib(cfg):
         lines += [line for label, text in _rllib_progress(directory) for line in _row(label, text)]
     elif is_training and cfg is not None:
+        lines += [line for label, text in _recorded(directory) for line in _row(label, text)]
         lines += [line for label, text in _progress(cfg, state) for line in _row(label, text)]
     lines += ["", "Files"]
     lines += [file.line() for file in files] or ["  (none)"]
@@ -135,16 +136,6 @@ def _stored_config(directory: Path) -> tuple[DictConfig | None, str | None]:
             return None, f"{name} cannot be read ({type(error).__name__})"
         return (cfg, None) if isinstance(cfg, DictConfig) else (None, f"{name} holds no configuration")
     return None, f"{HYDRA_CONFIG} is missing"
-
-
-def _choices(directory: Path) -> dict[str, Any]:
-    """Which option of each group was chosen, as far as it is known."""
-    try:
-        settings = OmegaConf.load(directory / HYDRA_SETTINGS)
-        choices: Any = OmegaConf.to_container(OmegaConf.select(settings, "hydra.runtime.choices"))
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError, ValueError):
-        return {}  # only names are lost; the configuration itself says what was used
-    return choices if isinstance(choices, dict) else {}
 
 
 def _kind(cfg: DictConfig | None) -> str:
@@ -222,6 +213,13 @@ def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[s
 
 def _is_scalar(section: DictConfig, key: Any) -> bool:
     return not OmegaConf.is_missing(section, key) and not OmegaConf.is_config(section._get_node(key))
+
+
+def _recorded(directory: Path) -> Iterator[tuple[str, str]]:
+    record = read_record(directory)
+    if record is not None:
+        steps = record.get("n_env_steps")
+        yield "state", f"{record.get('state')}{f', {steps:,} environment steps' if isinstance(steps, int) else ''}"
 
 
 def _progress(cfg: DictConfig, state: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

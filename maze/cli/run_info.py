@@ -112,5 +112,28 @@ def _keep_distributions(file: Path, cfg: DictConfig) -> None:
         atomic_write(file, partial(_write_text, text=OmegaConf.to_yaml(stored)))
 
 
+def read_plain_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as plain containers, references in it unresolved; empty: it holds no mapping, or cannot be read.
+
+    Only what YAML itself knows is built, with libyaml where it is there: ten times as fast as OmegaConf.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        content = yaml.load(path.read_bytes(), loader)
+    except (OSError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def chosen_options(directory: Path) -> dict[str, Any]:
+    """Which option of each group a run was started with, as far as it is known."""
+    found: Any = read_plain_yaml(directory / ".hydra" / "hydra.yaml")
+    for key in ("hydra", "runtime", "choices"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def _write_text(file: BinaryIO, text: str) -> None:
     file.write(text.encode())
