@@ -81,6 +81,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
         "run_dir": str(directory),
         "trajectory_dir": str(directory / TRAJECTORY_DIR) if runner.record_trajectory else None,
         "event_log_dir": str(directory / EVENT_LOG_DIR) if runner.record_event_logs else None,
+        "n_cut_off": runner.n_cut_off,
         "seconds": time.perf_counter() - start,
     }
     return frame

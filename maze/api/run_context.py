@@ -220,7 +220,8 @@ class RunContext:
         :param runner_arguments: Further arguments of the runner, such as `max_episode_steps`, `deterministic`,
             `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
         :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` names the
-            directories: `run_dir`, `trajectory_dir` and `event_log_dir`.
+            directories (`run_dir`, `trajectory_dir`, `event_log_dir`) and says how many episodes were cut off after
+            `max_episode_steps` (`n_cut_off`).
         """
         arguments = {f"runner.{key}": value for key, value in runner_arguments.items()}
         if n_episodes is not None:

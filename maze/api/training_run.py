@@ -284,6 +284,8 @@ class TrainingRun:
         arguments = {**self._evaluation_defaults(), **eval_kwargs}
         with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
             register_log_stats_writer(LogStatsWriterConsole())
+            kind = "the most probable actions" if arguments["deterministic"] else "sampled actions"
+            print(f"Evaluating with {kind}; `deterministic` chooses.", flush=True)
             if "eval_env" not in arguments:
                 arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
                 stack.callback(env.close)

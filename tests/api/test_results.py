@@ -140,3 +140,16 @@ def test_there_is_one_word_where_no_episode_ends_for_many_epochs(caplog: pytest.
     history = context(**{"env.name": "Pendulum-v1"}).train(n_epochs=12).history  # episodes of 200 steps
     assert all(math.isnan(reward) for reward in history["mean_reward"])
     assert sum("No episode has ended for 10 epochs" in message for message in caplog.messages) == 1
+
+
+def test_an_evaluation_says_how_it_acts_and_a_rollout_how_many_episodes_it_cut_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rc = context(silent=False)
+    rc.train(n_epochs=1)
+    capsys.readouterr()
+    rc.evaluate(n_episodes=1, deterministic=False)
+    assert capsys.readouterr().out.startswith("Evaluating with sampled actions")
+    table = rc.rollout(n_episodes=2, max_episode_steps=3, record_trajectory=False, record_event_logs=False)
+    assert table.attrs["n_cut_off"] == 2
+    assert "Rolling out with sampled actions" in capsys.readouterr().out

@@ -99,3 +99,19 @@ def test_an_environment_of_a_strangers_run_is_judged(
     OmegaConf.save(config, foreign / ".hydra" / "config.yaml")
     assert main([*ROLLOUT, f"input_dir={foreign}"]) == 1
     assert "names os.system" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("runner", [["runner=sequential"], ["runner=parallel", "runner.n_processes=2"]], ids=str)
+def test_a_rollout_says_how_it_acts_and_how_many_episodes_were_cut_off(
+    runner: list[str], run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records = ["runner.record_trajectory=false", "runner.record_event_logs=false"]
+    command = [*ROLLOUT[:1], *runner, *records, "runner.n_episodes=2", f"input_dir={run}"]
+    assert main([*command, "runner.max_episode_steps=3"]) == 0
+    said = capfd.readouterr().out
+    assert "Rolling out with sampled actions of the policy" in said
+    assert said.splitlines()[-1].startswith("2 of 2 episodes were cut off after 3 steps")
+    assert main([*command, "runner.max_episode_steps=600", "runner.deterministic=true"]) == 0
+    said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
+    assert "Rolling out with the most probable actions" in said
+    assert "cut off" not in said

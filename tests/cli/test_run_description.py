@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from maze.cli.run_commands import _literal, _overrides
-from maze.maze_cli import _directory_to_describe, main
+from maze.maze_cli import _what_to_show, main
 
 TINY = (
     *("+experiment=cartpole_ppo", "runner.concurrency=2", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
@@ -181,10 +181,12 @@ def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("command", "directory"),
+    ("command", "shown"),
     [
-        (["--info", "outputs/run"], "outputs/run"),
-        (["--info=outputs/run"], "outputs/run"),
+        (["--info", "outputs/run"], ("--info", "outputs/run")),
+        (["--info=outputs/run"], ("--info", "outputs/run")),
+        (["--runs"], ("--runs", "outputs")),
+        (["--runs", "elsewhere"], ("--runs", "elsewhere")),
         (["--info"], None),  # Hydra's own
         (["--info", "searchpath"], None),
         (["--info", "config", "env.name=CartPole-v1"], None),
@@ -192,8 +194,8 @@ def test_the_runs_of_a_sweep_are_listed(copy: Path, capfd: pytest.CaptureFixture
         ([], None),
     ],
 )
-def test_hydras_own_info_stays_what_it_is(command: list[str], directory: str | None) -> None:
-    assert _directory_to_describe(command) == directory
+def test_hydras_own_info_stays_what_it_is(command: list[str], shown: tuple[str, str] | None) -> None:
+    assert _what_to_show(command) == shown
 
 
 def test_differences_between_configurations_become_overrides() -> None:

@@ -186,14 +186,15 @@ class ParallelRolloutRunner(RolloutRunner):
 
     @override(RolloutRunner)
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        report = RolloutReport(self.record_event_logs, self._cfg)
+        self._announce(agent)
+        report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         workers = self._start_workers(env, wrappers, agent)
         try:
             with Progress(self.n_episodes, "Rollouts") as progress:
                 self._collect(workers, report, progress)
         finally:
             _close(workers)
-        self.stats = report.publish()
+        self.stats, self.n_cut_off = report.publish(), report.n_cut_off
 
     def _start_workers(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> list[_Worker]:
         seeds = self.draw_episode_seeds()

@@ -48,12 +48,19 @@ class EpisodeStatsReport(NamedTuple):
     stats: LogStats
     event_log: EpisodeEventLog | None
     """None where events are not recorded."""
+    is_cut_off: bool = False
+    """Whether the rollout's limit of steps has ended it."""
 
 
 class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
-    """Keeps statistics and event log of the last episode until they are fetched."""
+    """Keeps statistics and event log of the last episode until they are fetched.
 
-    def __init__(self) -> None:
+    :param env: The environment; tells how many episodes were cut off, where there is a limit.
+    """
+
+    def __init__(self, env: Any = None) -> None:
+        self._env = env
+        self._n_cut_off = self._cut_off_so_far()
         self.last_stats: LogStats | None = None
         self.last_event_log: EpisodeEventLog | None = None
 
@@ -68,7 +75,11 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
     def get_last_episode_data(self) -> EpisodeStatsReport:
         """Statistics and event log of the last finished episode."""
         assert self.last_stats is not None, "no episode has finished"
-        return EpisodeStatsReport(self.last_stats, self.last_event_log)
+        before, self._n_cut_off = self._n_cut_off, self._cut_off_so_far()
+        return EpisodeStatsReport(self.last_stats, self.last_event_log, self._n_cut_off > before)
+
+    def _cut_off_so_far(self) -> int:
+        return int(getattr(self._env, "n_cut_off", 0))
 
 
 @contextmanager
@@ -90,7 +101,7 @@ def recorded(
     :param env: A Maze environment.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
-    recorder = EpisodeRecorder()
+    recorder = EpisodeRecorder(env)
     with ExitStack() as stack:
         stack.enter_context(StatsContext())
         stack.enter_context(_same_listeners(env.context.event_service.on_clear))
@@ -117,10 +128,15 @@ class RolloutReport:
 
     :param record_event_logs: Write the event logs.
     :param cfg: Configuration of the job, written to the logs with the statistics.
+    :param max_episode_steps: Steps after which the rollout cuts episodes off; 0: never.
     """
 
-    def __init__(self, record_event_logs: bool, cfg: DictConfig | None = None) -> None:
+    def __init__(self, record_event_logs: bool, cfg: DictConfig | None = None, max_episode_steps: int = 0) -> None:
         self._cfg = cfg
+        self._max_episode_steps = max_episode_steps
+        self._n_episodes = 0
+        self.n_cut_off = 0
+        """Number of episodes that the rollout has cut off."""
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
         self._earlier_episodes = _episodes_in(EVENT_LOG_DIR) if record_event_logs else set()
@@ -128,6 +144,8 @@ class RolloutReport:
     def add(self, report: EpisodeStatsReport) -> None:
         """Takes over a finished episode."""
         self._aggregator.receive(report.stats)
+        self._n_episodes += 1
+        self.n_cut_off += bool(report.is_cut_off and self._max_episode_steps)
         if self._event_log_writer is not None and report.event_log is not None:
             if report.event_log.episode_id in self._earlier_episodes:
                 _remove_episode(EVENT_LOG_DIR, report.event_log.episode_id)
@@ -145,6 +163,12 @@ class RolloutReport:
                 setup_logging(self._cfg, tensorboard_render_figure=False)
             get_stats_logger(STATS_PATH).receive(stats)
             increment_log_step()
+        if self.n_cut_off:
+            print(
+                f"{self.n_cut_off} of {self._n_episodes} episodes were cut off after {self._max_episode_steps} steps; "
+                "runner.max_episode_steps sets another limit, 0 none.",
+                flush=True,
+            )
         return stats
 
 

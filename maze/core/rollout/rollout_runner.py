@@ -91,6 +91,8 @@ class RolloutRunner(Runner, ABC):
         self.maze_seeding = MazeSeeding(None, None, False)
         self.stats: LogStats | None = None
         """Statistics over all episodes, once they have run."""
+        self.n_cut_off = 0
+        """Number of episodes that were cut off after `max_episode_steps`."""
         self._cfg: DictConfig | None = None
 
     @override(Runner)
@@ -216,6 +218,13 @@ class RolloutRunner(Runner, ABC):
             raise named from error
         if episode_end_callback is not None:
             episode_end_callback()
+
+    def _announce(self, agent: Any) -> None:
+        """Says how a policy of networks acts; of others nobody knows whether they draw their actions."""
+        if hasattr(agent, "networks") or (isinstance(agent, Mapping) and "state_dict_file" in agent):
+            other = "false draws them" if self.deterministic else "true takes the most probable ones"
+            kind = "the most probable actions" if self.deterministic else "sampled actions"
+            print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
 
     def draw_episode_seeds(self) -> list[tuple[int, int]]:
         """The seeds of all episodes, in their order."""

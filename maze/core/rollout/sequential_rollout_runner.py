@@ -44,7 +44,8 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(
             env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
         )
-        self._report = RolloutReport(self.record_event_logs, self._cfg)
+        self._announce(agent)
+        self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         with (
             recorded(maze_env, self.record_trajectory, self.record_event_logs, self.record_actions) as (
                 recorded_env,
@@ -61,7 +62,7 @@ class SequentialRolloutRunner(RolloutRunner):
                 episode_seeds=self.draw_episode_seeds(),
                 deterministic=self.deterministic,
             )
-        self.stats = self._report.publish()
+        self.stats, self.n_cut_off = self._report.publish(), self._report.n_cut_off
 
     def update_progress(self) -> None:
         """Takes over what the finished episode recorded, and moves the progress bar."""

@@ -30,6 +30,8 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
     def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
         self._elapsed_steps = 0
+        self.n_cut_off = 0
+        """Number of episodes that were cut off so far."""
         self._next_seed: int | None = None
         super().__init__(env)
 
@@ -64,6 +66,7 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
             return result
         if self._context is not None:
             self._context.is_episode_over = True
+        self.n_cut_off += not (result[2] or (len(result) == 5 and result[3]))
         return _cut_off(result)
 
     @override(BaseEnv)
