@@ -104,6 +104,7 @@ def run(arguments: tuple[str, ...], directory: Path, kill: tuple[int, float] | N
     """
     log = directory / f"console-{time.monotonic_ns()}.txt"
     start = time.monotonic()
+    log.touch()  # it may be killed before it writes anything
     pid = os.fork()
     if pid == 0:
         _become_command(arguments, directory, log)
