@@ -85,10 +85,6 @@ class Terminated(KeyboardInterrupt):
     exit_status = 128 + signal.SIGTERM
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated("terminated.")
-
-
 def _run_once(cfg: DictConfig) -> float | None:
     """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
     try:
@@ -114,10 +110,11 @@ def _main(command: list[str]) -> int:
     if (shown := _what_to_show(command)) is not None:
         return _show(*shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
+    signals: list[int] = []
     with ClaimedDirectories() as claimed:
         try:
             overrides = with_own_algorithm([_readable_to_hydra(argument) for argument in command])
-            with _as_command_of_this_process(_flags_first(overrides)):
+            with _as_command_of_this_process(_flags_first(overrides), signals):
                 _run_hydra()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -127,7 +124,8 @@ def _main(command: list[str]) -> int:
             return int(getattr(interrupt, "exit_status", 128 + signal.SIGINT))
         except (Exception, RunFailedError) as error:
             claimed.remove_worthless()
-            return _report(error.__cause__ if isinstance(error, RunFailedError) else error, full_errors)
+            cause = error.__cause__ if isinstance(error, RunFailedError) else error
+            return _report_interruption(signals) or _report(cause, full_errors)
     return 0
 
 
@@ -163,6 +161,14 @@ def _run_hydra() -> None:
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 
 
+def _report_interruption(signals: Sequence[int]) -> int:
+    """The exit status of a command that has failed after a signal, on its way out; 0: there was none."""
+    if not signals:
+        return 0
+    print(f"maze-run: interrupted by {signal.Signals(signals[0]).name}.", file=sys.stderr)
+    return 128 + signals[0]
+
+
 def _report(error: BaseException | None, full: bool) -> int:
     """Prints an error the way its reader needs it: a message for what users cause, a traceback for bugs."""
     assert error is not None
@@ -182,12 +188,25 @@ def _kind(error: MazeError) -> str:
 
 
 @contextmanager
-def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
-    """Hydra reads `sys.argv`, and reports errors itself unless the environment asks for full ones."""
+def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Iterator[None]:
+    """Hydra reads `sys.argv`, and reports errors itself unless the environment asks for full ones.
+
+    :param arguments: Those of the command.
+    :param signals: Takes the signals by which it is interrupted.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        signals.append(signum)
+        raise Terminated("terminated.") if signum == signal.SIGTERM else KeyboardInterrupt
+
     previous_argv, previous_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     previous_format = warnings.formatwarning
     is_main_thread = threading.current_thread() is threading.main_thread()
-    previous_handler = signal.signal(signal.SIGTERM, _terminate) if is_main_thread else None
+    previous_handlers = {}
+    if is_main_thread:
+        previous_handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            previous_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     sys.argv = ["maze-run", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     warnings.formatwarning = _one_line_warning
@@ -196,8 +215,8 @@ def _as_command_of_this_process(arguments: list[str]) -> Iterator[None]:
     finally:
         sys.argv = previous_argv
         warnings.formatwarning = previous_format
-        if is_main_thread:
-            signal.signal(signal.SIGTERM, previous_handler)
+        for signum, handler in previous_handlers.items():
+            signal.signal(signum, handler)
         HydraConfig.instance().cfg = None
         if previous_setting is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -216,3 +217,22 @@ def test_a_directory_that_cannot_be_made_is_one_message(
     message = capfd.readouterr().err
     assert message.count("\n") == 1
     assert message.startswith(f"ConfigError: Cannot create the run directory {(tmp_path / place)}: ")
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_fails_because_it_is_interrupted_is_reported_as_interrupted(
+    signum: int, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As libraries do that clean up in a ``finally`` which relies on what was interrupted."""
+
+    def fragile(cfg: object) -> None:
+        try:
+            os.kill(os.getpid(), signum)
+        finally:
+            raise AttributeError("'NoneType' object has no attribute 'flags'")
+
+    monkeypatch.setattr("maze.maze_cli.maze_run", fragile)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert main(SEQUENTIAL) == status
+    assert capfd.readouterr().err == f"maze-run: interrupted by {signal.Signals(signum).name}.\n"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers

@@ -318,6 +318,7 @@ class EpochTrainer(Trainer, ABC):
             except NonFiniteError as error:
                 raise self._with_reproduction_file(error) from error
             self.update += 1
+            self.n_env_steps += progress.steps_per_update
             progress.update_done()
             if interrupt.requested:
                 self._stop_if_requested(interrupt)
@@ -325,7 +326,6 @@ class EpochTrainer(Trainer, ABC):
         progress.before_output()
         self._write_epoch_stats()
         self._training_reward = self._mean_training_reward()
-        self.n_env_steps += n_updates * progress.steps_per_update
         self.history.append(EpochSummary(self.epoch, self.n_env_steps, self._training_reward))
         self._tell_where_no_episode_ends()
         increment_log_step()
