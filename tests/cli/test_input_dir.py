@@ -115,3 +115,23 @@ def test_a_rollout_says_how_it_acts_and_how_many_episodes_were_cut_off(
     said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
     assert "Rolling out with the most probable actions" in said
     assert "cut off" not in said
+
+
+def test_a_run_is_played_without_a_display_as_a_page(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--play", str(run), "runner.max_episode_steps=4"]) == 0
+    said = capfd.readouterr().out
+    assert "Rolling out with the most probable actions" in said
+    (page,) = tmp_path.glob("outputs/*/*/trajectory_data/*.html")
+    assert said.splitlines()[-1].endswith(f"Open the episode in a browser: {page}")
+    assert "an episode of its best policy" in page.read_text(encoding="utf-8")
+
+
+def test_playing_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--play"]) == 2
+    assert "--play: name the directory of a training" in capfd.readouterr().err
+    assert main(["--play", "nowhere"]) == 2
+    assert "nowhere is not a directory" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from enum import Enum, auto
@@ -22,6 +23,8 @@ from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.rendering.renderer import Renderer
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class DeploymentError(MazeError):
@@ -97,6 +100,7 @@ class ExternalCoreEnv(CoreEnv):
         self.renderer = renderer
         self.kpi_calculator = kpi_calculator
         self._agent_counts: dict[StepKeyType, int] = {0: 1} if agent_counts_dict is None else dict(agent_counts_dict)
+        self._has_events = self._is_warned = False
         self._actor_id = ActorID(0, 0)
         self._is_actor_done = False
         self._is_step_complete: bool | None = None
@@ -126,6 +130,7 @@ class ExternalCoreEnv(CoreEnv):
         done = bool(update.done)
         if done or update.is_last:
             self._is_over = True
+            self._warn_of_missing_events()
             if not done:
                 done = info[TRUNCATION_KEY] = True
         return update.maze_state, self._summed(update.reward), done, info
@@ -138,8 +143,19 @@ class ExternalCoreEnv(CoreEnv):
         self._maze_state = update.maze_state
         self._is_step_complete = update.is_step_complete
         for event in update.events:
+            self._has_events = True
             self.context.event_service.notify_event(event)
         return update  # type: ignore[no-any-return]
+
+    def _warn_of_missing_events(self) -> None:
+        if self.kpi_calculator is None or self._has_events or self._is_warned:
+            return
+        self._is_warned = True
+        _LOGGER.warning(
+            "The episode is over, and no events were reported in this deployment. The KPIs that %s calculates from "
+            "events mean nothing: report what happens with `act(..., events=[EventRecord(...)])`.",
+            type(self.kpi_calculator).__name__,
+        )
 
     def _summed(self, reward: Any) -> Any:
         """The step's reward; an array has one for each actor."""

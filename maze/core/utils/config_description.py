@@ -20,6 +20,7 @@ LAYERS_KEY = "_layers_"
 
 _SIMPLE = (numbers.Number, str, Path, type)
 _MAX_DEPTH = 6
+"""Levels that are described of an object; the configuration's own containers are written down whole."""
 _MAX_ITEMS = 50
 _NOTHING = object()
 
@@ -51,11 +52,12 @@ def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
     if depth == 0 or id(value) in parents:
         return f"<{_path(type(value))}>"
     inner = (*parents, id(value))
+    below = depth if depth == _MAX_DEPTH else depth - 1  # no object is around it yet
     if isinstance(value, Mapping):
         entries = list(value.items())[:_MAX_ITEMS]
-        return {_key(key): _described(entry, depth - 1, inner) for key, entry in entries}
+        return {_key(key): _described(entry, below, inner) for key, entry in entries}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_described(entry, depth - 1, inner) for entry in list(value)[:_MAX_ITEMS]]
+        return [_described(entry, below, inner) for entry in list(value)[:_MAX_ITEMS]]
     return {key: _described(entry, depth - 1, inner) for key, entry in _target_and_arguments(value).items()}
 
 

@@ -73,3 +73,10 @@ def test_whatever_is_described_can_be_written_as_yaml() -> None:
     assert read["all"]["path"] == "a/b"
     assert read["all"]["number"] == 0.5
     assert "dict" in str(read["all"]["self"])
+
+
+def test_containers_of_a_configuration_are_written_down_however_deep_they_are() -> None:
+    config: Any = {"hidden_units": [64, 32]}
+    for key in ("block_params", "observation", "modality_config", "model_builder", "policy", "model", "sweep"):
+        config = {key: config}
+    assert yaml.safe_load(config_to_yaml(config)) == config
