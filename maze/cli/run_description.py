@@ -200,7 +200,7 @@ def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[s
         if isinstance(section, DictConfig):
             if group == "wrappers":
                 details = [str(name).rpartition(".")[2] for name in section]
-            elif section.get("_target_"):
+            elif section.get("_target_") and not (group == "algorithm" and choice):
                 details = [str(section._target_)]
         if group == "env" and isinstance(section, DictConfig):
             details += [f"{key!s}={section[key]}" for key in section if key != "_target_" and _is_scalar(section, key)]
