@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
+from maze.core.utils.targets import locate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -117,16 +119,25 @@ class EnvFactory:
 def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an environment without those that the default configuration has for another one.
 
-    Where only `env._target_` was changed the rest of the default `env` configuration is still there.
+    Where only `env._target_` was changed the rest of the default `env` configuration is still there. An argument that
+    the target cannot do without, such as the `name` of a gymnasium environment, is meant for it.
     """
     if env.get(TARGET_KEY) == _GYM_ENV:
         return dict(env)
     from importlib.resources import files
 
     defaults = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
-    return {
-        key: value for key, value in env.items() if key == TARGET_KEY or key not in defaults or value != defaults[key]
-    }
+    needed = {TARGET_KEY, *_required_arguments(env.get(TARGET_KEY))}
+    return {key: value for key, value in env.items() if key in needed or key not in defaults or value != defaults[key]}
+
+
+def _required_arguments(target: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
 
 
 def _is_gymnasium_env(env: Any) -> bool:
