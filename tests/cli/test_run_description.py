@@ -144,7 +144,7 @@ def test_a_rollout_is_described_and_a_cut_off_trajectory_found(copy: Path, capfd
     assert "2 trajectories: valid" in text
     assert "rollout (maze.core.rollout.sequential_rollout_runner.SequentialRolloutRunner)" in text
     trajectory = sorted((run / "trajectory_data").iterdir())[0]
-    trajectory.write_bytes(trajectory.read_bytes()[:-20])
+    trajectory.write_bytes(trajectory.read_bytes()[:-60])
     assert f"DAMAGED: 1 of them, {trajectory.name}" in info(run, capfd, status=1)
 
 

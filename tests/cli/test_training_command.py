@@ -132,7 +132,7 @@ def test_a_stored_model_cannot_run_foreign_code(
     config.model.policy.networks[0]._target_ = "tensorboard.program.TensorBoard"
     OmegaConf.save(config, tmp_path / "run" / ".hydra" / "config.yaml")
     assert main([*ROLLOUT, "input_dir=run"]) == 1
-    assert "names tensorboard.program.TensorBoard, which is neither part of Maze" in capfd.readouterr().err
+    assert "names tensorboard.program.TensorBoard" in capfd.readouterr().err
 
 
 ERRORS = [

@@ -153,11 +153,11 @@ def test_a_rollout_keeps_the_draws_while_the_environment_gets_them_clipped():
 
 def test_a_replay_buffer_holds_the_actions_that_the_environment_carried_out():
     trainer = build_trainer(walk_env)
-    trainer.actors.worker_policy = build_model(walk_env(), distributions=[]).policy
-    buffer, core_env = trainer.actors.replay_buffer, trainer.actors._groups[0].env.envs[0].core_env
+    trainer.workers.worker_policy = build_model(walk_env(), distributions=[]).policy
+    buffer, core_env = trainer.workers.replay_buffer, trainer.actors._groups[0].env.envs[0].core_env
     first = buffer.n_rows_added
     for _ in range(40):
-        trainer.actors.collect_rollouts()
+        trainer.workers.collect_rollouts()
     held = buffer.columns.actions[0]["push"][first : first + 40]
     np.testing.assert_array_equal(held, np.array(core_env.received))
     np.testing.assert_array_equal(held[:, 0], buffer.columns.rewards[first : first + 40, 0])
