@@ -154,7 +154,7 @@ def test_a_rollout_keeps_the_draws_while_the_environment_gets_them_clipped():
 def test_a_replay_buffer_holds_the_actions_that_the_environment_carried_out():
     trainer = build_trainer(walk_env)
     trainer.workers.worker_policy = build_model(walk_env(), distributions=[]).policy
-    buffer, core_env = trainer.workers.replay_buffer, trainer.actors._groups[0].env.envs[0].core_env
+    buffer, core_env = trainer.workers.replay_buffer, trainer.workers._groups[0].env.envs[0].core_env
     first = buffer.n_rows_added
     for _ in range(40):
         trainer.workers.collect_rollouts()
