@@ -245,9 +245,7 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
 
 REST = [
     *(("a2c", "dev", fault) for fault in KINDS),
-    *((name, "local", fault) for name in ("es", "impala") for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)),
-    # replay buffers are filled in the process of the training at first
-    *(("sac", "local", fault) for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP) if fault != "interrupt"),
+    *((name, "local", fault) for name in ("es", "impala", "sac") for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)),
     *((name, "local", fault) for name in ("ppo", "rollouts") for fault in KINDS if fault not in OF_PROCESSES),
 ]
 

@@ -19,6 +19,7 @@ from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 
 if TYPE_CHECKING:
     from maze.core.env.maze_env import MazeEnv
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.replay_trainer import ReplayConfig
     from maze.train.trainers.common.training_runner import TrainingRunner
@@ -55,6 +56,7 @@ def fill_replay_buffer(
             run.agent_seed(),
             item_length,
             run.env_factory,
+            run.placement.vector_env,
         )
         return
     dataset = Factory(InMemoryDataset).instantiate(
@@ -72,6 +74,7 @@ def fill_by_policy(
     seed: int,
     item_length: int,
     env_factory: Callable[[], MazeEnv[Any]],
+    make_env: Callable[[Callable[[], MazeEnv[Any]], int], StructuredVectorEnv] | None = None,
 ) -> None:
     """Fills a buffer by rolling a policy out.
 
@@ -81,13 +84,19 @@ def fill_by_policy(
     :param seed: Seed of policy and environment.
     :param item_length: Number of environment steps of an item.
     :param env_factory: Makes the environment.
+    :param make_env: Places so many environments of a factory; `None`, or a policy that looks into environments: in this
+        process.
     :raises EnvironmentContractError: No step can be learned from.
     """
-    env = SequentialVectorEnv([env_factory])
+    env: StructuredVectorEnv
+    env = SequentialVectorEnv([env_factory]) if make_env is None else make_env(env_factory, 1)
     try:
+        policy = _build_sampling_policy(sampling_policy, env.action_spaces_dict)
+        if make_env is not None and (policy.needs_state() or policy.needs_env()):
+            env.close()
+            env = SequentialVectorEnv([env_factory])
         env.seed([seed])
         spaces = (env.observation_spaces_dict, env.action_spaces_dict)
-        policy = _build_sampling_policy(sampling_policy, env.action_spaces_dict)
         policy.seed(seed)
         actors = fixed_actors(env.agent_counts_dict)
         replay_buffer.allocate(actors, *spaces, item_length)
