@@ -15,7 +15,7 @@ from maze.core.errors import EnvironmentContractError, EnvironmentFailedError, M
 logger = logging.getLogger(__name__)
 
 USER_CODE_ERRORS = (Exception, SystemExit, GeneratorExit)
-"""What code of an environment may raise without meaning to end the process. A ``KeyboardInterrupt`` is the user's."""
+"""What code of an environment may raise without meaning to end the process. A `KeyboardInterrupt` is the user's."""
 
 
 LONG_EPISODE = 10_000
@@ -141,11 +141,11 @@ def non_finite_entry(observation: Mapping[str, Any]) -> tuple[str, list[int], An
 def check_episode_ends(n_steps: int, name: str) -> None:
     """Warns of an episode that has become very long, and gives it up where it is endless.
 
-    Asked after every ``LONG_EPISODE`` steps by whoever waits for the end of the episode.
+    Asked after every `LONG_EPISODE` steps by whoever waits for the end of the episode.
 
     :param n_steps: Number of steps of the episode so far.
     :param name: Which environment.
-    :raises EnvironmentContractError: After ``ENDLESS_EPISODE`` steps.
+    :raises EnvironmentContractError: After `ENDLESS_EPISODE` steps.
     """
     text = (
         f"{name} has been in the same episode for {n_steps} steps, and its end is waited for. Environments without an "

@@ -63,11 +63,11 @@ class RolloutRunner(Runner, ABC):
 
     :param n_episodes: Number of episodes in total.
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.
-    :param record_trajectory: Store each episode's trajectory in ``trajectory_data``.
-    :param record_event_logs: Store all events in ``event_logs``.
+    :param record_trajectory: Store each episode's trajectory in `trajectory_data`.
+    :param record_event_logs: Store all events in `event_logs`.
     :param deterministic: Take the policy's most probable action instead of sampling one.
-    :param record_actions: Store each episode's seed and actions in ``action_records``, to be replayed.
-    :param env_timeout: Seconds that a step or a reset of the environment may take; ``None``: any time.
+    :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
+    :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RolloutRunner(Runner, ABC):
         agent_instance_seed: int | None = None,
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
-        """Builds environment and agent. Relative file names in their configurations refer to ``input_dir``."""
+        """Builds environment and agent. Relative file names in their configurations refer to `input_dir`."""
         with _working_directory(input_dir):
             env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})

@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any
 
 TAKES_CONFIGURATION = "takes a configuration"
-"""Marks a type, as ``Annotated[..., TAKES_CONFIGURATION]``: who is annotated with it builds the object himself."""
+"""Marks a type, as `Annotated[..., TAKES_CONFIGURATION]`: who is annotated with it builds the object himself."""
 
 _MAPPINGS = (dict, Mapping, collections.abc.MutableMapping, typing.Mapping, typing.MutableMapping)
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)

@@ -24,8 +24,7 @@ def stack_numpy_dict_list(dict_list: Sequence[dict[str, np.ndarray]]) -> dict[st
 def unstack_numpy_list_dict(list_dict: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """Inverse of :func:`stack_numpy_dict_list`: one dictionary (of views) per entry of the first dimension.
 
-    :param list_dict: Arrays with a common first dimension.
-    :param list_dict: Arrays `[n, ...]`.
+    :param list_dict: Arrays `[n, ...]` with a common first dimension.
     :raises ValueError: The arrays are not of the same length.
     """
     lengths = {key: len(value) for key, value in list_dict.items()}

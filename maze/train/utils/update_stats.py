@@ -55,9 +55,8 @@ class UpdateStats:
         """Adds what a gradient step has to report.
 
         :param losses: Its losses.
-        :param gradient_norms: Norms by network; what belongs to an agent counts for its sub-step.
+        :param gradient_norms: Norms by network, scalars `[]`; what belongs to an agent counts for its sub-step.
         :raises ConfigError: The interface has no event of a loss's name.
-        :param gradient_norms: Scalars `[]` by name.
         """
         terms = list(losses.terms())
         for (event, key), norm in (gradient_norms or {}).items():

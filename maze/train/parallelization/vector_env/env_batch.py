@@ -174,7 +174,7 @@ class EnvBatch:
         return [getattr(env, method)() for env in self.envs]
 
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
-        """The seed that a recent tick followed from, see :meth:`ReplayLog.seeding_at`; ``None``: another's environment.
+        """The seed that a recent tick followed from, see :meth:`ReplayLog.seeding_at`; `None`: another's environment.
 
         :param env_index: Index of the environment among all.
         :param ticks_ago: 1 means the latest tick, 0 what follows it.
@@ -393,7 +393,7 @@ class EnvBatch:
     def _play_again(self, index: int, state: EpisodeState) -> str | None:
         """Takes the actions of a state again.
 
-        :return: What went wrong; ``None``: the environment is where it was.
+        :return: What went wrong; `None`: the environment is where it was.
         """
         env = self.envs[index]
         log = self._log

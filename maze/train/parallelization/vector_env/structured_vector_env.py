@@ -129,9 +129,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
         """Resets all environments.
 
-        :param out: See :meth:`step`.
-        :return: Observations, as :meth:`step` gives them.
         :param out: Arrays `[n_envs, ...]` by step key and observation key; see :meth:`step`.
+        :return: Observations, as :meth:`step` gives them.
         """
 
     @abstractmethod

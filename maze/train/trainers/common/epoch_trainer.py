@@ -92,11 +92,11 @@ class EpochTrainer(Trainer, ABC):
     :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic` (rollouts of the current policy)
     or :class:`~maze.train.trainers.common.replay_trainer.ReplayTrainer` (a replay buffer).
 
-    :param algorithm_config: Hyperparameters: a ``config_class``, or a mapping of its fields.
-    :param model: What is trained and saved; it is moved to ``config.device``.
-    :param evaluator: Evaluates the policy; ``None``: nobody does, and the training's episodes say how good it is.
+    :param algorithm_config: Hyperparameters: a `config_class`, or a mapping of its fields.
+    :param model: What is trained and saved; it is moved to `config.device`.
+    :param evaluator: Evaluates the policy; `None`: nobody does, and the training's episodes say how good it is.
     :param model_selection: Keeps the best model; early stopping needs it.
-    :param checkpoint_file: Where the state of the training is written after each epoch; ``None``: nowhere.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
     :raises ConfigError: The device is not there.
     """
 
@@ -163,7 +163,7 @@ class EpochTrainer(Trainer, ABC):
         self._training_reward = math.nan
         """Mean reward of the episodes of the last epoch, where nothing else says how good the model is."""
         self._saved_epoch: int | None = None
-        """Which epoch the checkpoint is of; ``None``: this object has written none."""
+        """Which epoch the checkpoint is of; `None`: this object has written none."""
         self._restored: dict[str, Any] = {}
         """States of what is given to the next call of :meth:`train` only."""
 
@@ -258,7 +258,7 @@ class EpochTrainer(Trainer, ABC):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param n_epochs: Number of epochs; 0: no limit. ``None`` takes the configuration's.
+        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
         """
         self._train_epochs(n_epochs)
 
@@ -337,7 +337,7 @@ class EpochTrainer(Trainer, ABC):
     def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
         """Evaluates the current policy.
 
-        :param deterministic: Take the most probable actions; ``None`` leaves it to the evaluator.
+        :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
         :param repeats: How often.
         :raises ConfigError: There is no evaluator.
         """

@@ -147,10 +147,9 @@ def gradient_step(
     :param max_grad_norm: The gradient of all networks together is scaled down to this norm; 0 leaves it alone.
     :param inputs: Parameters that get gradients; `None`: all that the total depends on.
     :param frozen: Networks that stay as they are; their gradients count for the norm.
-    :return: Norm of the gradient of each network before it was scaled, to be reported together with the losses.
+    :return: Norm of the gradient of each network before it was scaled, scalars `[]`, to be reported with the losses.
     :raises NonFiniteError: The total or a gradient is not finite; names the first loss, or the network. No parameter
         was changed.
-    :return: The gradients' norms, scalars `[]` by name.
     """
     optimizer.zero_grad()
     if losses.total.requires_grad and (inputs is None or inputs):

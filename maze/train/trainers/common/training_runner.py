@@ -66,16 +66,16 @@ class TrainingRunner(Runner):
     the runner for its parts. Subclasses exist for arguments of single algorithms only.
 
     :param state_dict_dump_file: File for the weights of the best model.
-    :param dump_interval: Additionally keep the weights after every so many epochs; ``None``: only the best ones.
+    :param dump_interval: Additionally keep the weights after every so many epochs; `None`: only the best ones.
     :param spaces_config_dump_file: File for the action and observation spaces the model was built for.
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
     :param trainer_class: The trainer; empty: that of the algorithm's configuration.
     :param concurrency: Number of training environments; 0: one for each CPU core, but at least eight.
     :param eval_concurrency: Number of evaluation environments; 0: as many as episodes and CPU cores suggest.
     :param placement: Where environments are stepped: `in_process`, `processes`, or a
-        :class:`~maze.train.parallelization.placement.Placement` or its configuration; ``None``: as the runner's class
+        :class:`~maze.train.parallelization.placement.Placement` or its configuration; `None`: as the runner's class
         says. After :meth:`setup` the object.
-    :param env_timeout: Seconds that a step or a reset of an environment may take; ``None``: any time.
+    :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
@@ -107,7 +107,7 @@ class TrainingRunner(Runner):
         self._resumed: StoredTraining | None = None
         self._closing: list[Callable[[], None]] = []
         self.normalization_statistics: StructuredStatisticsType | None = None
-        """Statistics for observation normalization; ``None`` where nothing is normalized."""
+        """Statistics for observation normalization; `None` where nothing is normalized."""
         self.env_timeout = checked_time_limit("runner.env_timeout", self.env_timeout)
         for name in ("concurrency", "eval_concurrency"):
             n_envs = whole_number(f"runner.{name}", getattr(self, name), at_least=0)
@@ -221,7 +221,7 @@ class TrainingRunner(Runner):
     def torch_policy(self, seed: int | None = None) -> TorchPolicy:
         """The policy as configured, on the algorithm's device.
 
-        :param seed: Its seed; ``None``: the next one.
+        :param seed: Its seed; `None`: the next one.
         :raises ConfigError: The device is not there.
         """
         policy = self._configured("policy", self.model_composer.policy)
@@ -278,7 +278,7 @@ class TrainingRunner(Runner):
     def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
         """What collects rollouts into a replay buffer.
 
-        :param arguments: Those of ``BaseDistributedWorkersWithBuffer``, without the environment.
+        :param arguments: Those of `BaseDistributedWorkersWithBuffer`, without the environment.
         """
         workers = self._make_workers(env_factory=self.env_factory, **arguments)
         self._closing.append(workers.stop)
@@ -307,7 +307,7 @@ class TrainingRunner(Runner):
         """Environments for evaluation; they learn no statistics, so that evaluations of different epochs compare.
 
         :param n_episodes: Number of episodes of an evaluation.
-        :param env_factory: Makes one environment; ``None``: that of the training.
+        :param env_factory: Makes one environment; `None`: that of the training.
         :param n_envs: Number of environments; 0: as `eval_concurrency` says.
         """
         factory = self.env_factory if env_factory is None else env_factory

@@ -87,8 +87,7 @@ def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:
     """Writes a vector of parameters into a policy, in place.
 
     :param policy: The policy.
-    :param flat_params: As :func:`get_flat_parameters` returns it.
-    :param flat_params: `[n_parameters]`.
+    :param flat_params: As :func:`get_flat_parameters` returns it, `[n_parameters]`.
     :raises ValueError: It has another length.
     """
     n_parameters = n_trained_parameters(policy)

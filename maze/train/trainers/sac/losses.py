@@ -52,9 +52,8 @@ def critic_loss(q_values: Sequence[Tensor], target: Tensor, weight: Tensor | Non
 def continuous_policy_loss(log_prob: Tensor, q_value: Tensor, alpha: Tensor, weight: Tensor | None = None) -> Tensor:
     """`alpha * log_prob - Q` of reparameterised actions (equation 9), averaged.
 
-    :param log_prob: Joint log-probabilities of the actions, with gradients.
+    :param log_prob: Joint log-probabilities of the actions, `[batch]` as all others, with gradients.
     :param q_value: The smaller value of both networks, with gradients through the actions.
-    :param log_prob: `[batch]`, as values and weight.
     """
     return mean_of(alpha * log_prob - q_value, weight)
 

@@ -51,10 +51,9 @@ class EpisodePlayer:
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         """Prepares for an update; episodes that are still being played are forgotten.
 
-        :param parameters: Parameters of the policy.
+        :param parameters: Parameters of the policy, `[n_parameters]`.
         :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are cut off after this number of environment steps; ``None``: never.
-        :param parameters: `[n_parameters]`.
+        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
         """
         self._parameters = parameters
         self._noise_stddev = noise_stddev
@@ -142,7 +141,7 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
 
     :param env: An environment with statistics.
     :param policy: The policy.
-    :param max_steps: Cut off after this number of environment steps; ``None``: never.
+    :param max_steps: Cut off after this number of environment steps; `None`: never.
     :param episode: Which episode it is, for messages.
     :raises NonFiniteError: A reward or observation is NaN or infinite.
     """
