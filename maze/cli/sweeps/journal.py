@@ -170,7 +170,7 @@ def earlier_settings(directory: Path) -> dict[str, Any] | None:
 def _entries(content: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(content.splitlines(), start=1):
         try:
-            entry = json.loads(open_json(line, f"{path}, line {number},"))
+            entry = json.loads(open_json(line, f"{path}, line {number},").decode())
         except (ValueError, RecursionError) as error:
             raise _damaged(path, number) from error
         if not isinstance(entry, dict):

@@ -62,7 +62,7 @@ class ActionRecord:
         :raises CheckpointError: The file cannot be read, or is no record of actions.
         """
         try:
-            content = json.loads(open_json(Path(path).read_bytes(), str(path)))
+            content = json.loads(open_json(Path(path).read_bytes(), str(path)).decode())
             record = cls(content["episode_id"], content["seed"])
             for step_key, agent_id, action in content["actions"]:
                 record.append(ActorID(step_key, agent_id), _restored(action))

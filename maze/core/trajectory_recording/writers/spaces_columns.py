@@ -267,7 +267,7 @@ def _read(path: Path, build: Callable[[dict[str, np.ndarray], dict[str, Any]], l
         content = path.read_bytes()
         open_seal(content, str(path))
         arrays = _arrays(content)
-        manifest = json.loads(arrays.pop(_MANIFEST).tobytes())
+        manifest = json.loads(arrays.pop(_MANIFEST).tobytes().decode())
         if manifest["format"] != _FORMAT or manifest["version"] > _VERSION:
             raise CheckpointError(
                 f"{path}: holds {manifest['format']!r}, version {manifest.get('version')}; this release reads "
