@@ -52,6 +52,12 @@ TRAININGS = {
         *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
         *("runner.eval_concurrency=1", "algorithm.n_epochs=1"),
     ),
+    "dqn": (
+        *("algorithm=dqn", *EVALUATION, "critic=flatten_concat_shared", "algorithm.epoch_length=10"),
+        *("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.n_rollout_steps=2"),
+        *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
+        *("runner.eval_concurrency=1", "algorithm.n_epochs=1"),
+    ),
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=2", "runner.n_eval_rollouts=1"),
 }
 
@@ -244,8 +250,12 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
 
 
 REST = [
-    *(("a2c", "dev", fault) for fault in KINDS),
-    *((name, "local", fault) for name in ("es", "impala", "sac") for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)),
+    *((name, "dev", fault) for name in ("a2c", "dqn") for fault in KINDS),
+    *(
+        (name, "local", fault)
+        for name in ("es", "impala", "sac", "dqn")
+        for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)
+    ),
     *((name, "local", fault) for name in ("ppo", "rollouts") for fault in KINDS if fault not in OF_PROCESSES),
 ]
 
