@@ -20,11 +20,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env import faults
 from maze.core.errors import ConfigError, EnvironmentContractError, MazeError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import MazeSeeding
@@ -52,6 +54,13 @@ TRAININGS = {
         *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
         *("runner.eval_concurrency=1", "algorithm.n_epochs=1"),
     ),
+    "sacfd": (
+        *("algorithm=sacfd", *EVALUATION, "critic=flatten_concat_state_action", "algorithm.epoch_length=10"),
+        *("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.n_rollout_steps=2"),
+        *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
+        *("runner.eval_concurrency=1", "algorithm.n_epochs=1"),
+    ),
+    "bc": ("algorithm=bc", "algorithm.device=cpu", "algorithm.batch_size=8", "algorithm.n_eval_episodes=2"),
     "dqn": (
         *("algorithm=dqn", *EVALUATION, "critic=flatten_concat_shared", "algorithm.epoch_length=10"),
         *("algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2", "algorithm.n_rollout_steps=2"),
@@ -72,6 +81,17 @@ def composed(name: str, runner: str) -> Any:
         return compose("conf_train", overrides=overrides)
 
 
+@functools.cache
+def demonstrations() -> InMemoryDataset:
+    """Steps of the environment without a fault."""
+    env = FaultyEnv("none")
+    env.seed(1)
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    generator = RolloutGenerator(env, terminate_on_done=True, record_next_observations=True)
+    return InMemoryDataset([generator.rollout(policy, None) for _ in range(3)])
+
+
 FAILED = "raised "
 LOST = rf"{FAILED}RuntimeError: lost its marbles"
 PLACES = {
@@ -79,7 +99,7 @@ PLACES = {
     "rollouts": r"episode seeded with \d+.*after \d+ steps of its episode",
 }
 PLACE = r"environment \d.*after \d+ steps of its episode, \d+ ticks after it was seeded with \d+"
-NUMBER = rf"{PLACE}|environment \d, tick \d+ of \d+ .*\d+ ticks after it was seeded with \d+"
+NUMBER = rf"{PLACE}|environment \d, (tick \d+ of \d+|the end of the rollout) .*\d+ ticks after it was seeded with \d+"
 MISFIT = r"sub-step 0.*"
 
 ENDS: dict[str, str] = {
@@ -147,6 +167,7 @@ class Outcome(NamedTuple):
 IGNORED = {
     *(("rollouts", fault) for fault in ("reward nan", "reward inf", "raise in close", "exit in close")),
     *(("rollouts", fault) for fault in ("raise in factory", "changing spaces")),  # makes one environment only
+    *(("bc", fault) for fault in ("reward nan", "reward inf", "observation inf")),  # it evaluates and learns of none
 }
 """What nobody looks at."""
 
@@ -193,6 +214,10 @@ def run(name: str, runner: str, fault: str, **options: Any) -> Outcome:
                 built.maze_seeding = MazeSeeding(11, 11, False)
                 built.run_with(env=OmegaConf.to_container(cfg.env), wrappers={}, agent=Looking())
             else:
+                if name == "bc":
+                    built.dataset = demonstrations()
+                if name == "sacfd":
+                    built.initial_demonstration_trajectories = demonstrations()
                 built.setup(cfg)
                 built.run()
         except BaseException as raised:
@@ -250,7 +275,7 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
 
 
 REST = [
-    *((name, "dev", fault) for name in ("a2c", "dqn") for fault in KINDS),
+    *((name, "dev", fault) for name in ("a2c", "dqn", "sacfd", "bc") for fault in KINDS),
     *(
         (name, "local", fault)
         for name in ("es", "impala", "sac", "dqn")
