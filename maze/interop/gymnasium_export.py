@@ -11,8 +11,8 @@ from gymnasium import spaces
 from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
-from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.offscreen import figure_pixels, offscreen
+from maze.core.rendering.renderer import draw_current_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 
 _MAZE_RENDER_MODES = ["human", "rgb_array"]
@@ -76,10 +76,10 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
             )
             return None
         if self.render_mode == "human":
-            self._draw()
+            draw_current_state(self.maze_env)
             return None
         with offscreen() as plt:
-            self._draw()
+            draw_current_state(self.maze_env)
             return figure_pixels(plt.gcf())
 
     def close(self) -> None:
@@ -93,12 +93,6 @@ class MazeGymnasiumEnv(gymnasium.Env[Any, Any]):
         if not isinstance(self.observation_space, spaces.Dict):
             return np.int64(observation)
         return {**observation, **{key: np.int64(observation[key]) for key in self._discrete_keys}}
-
-    def _draw(self) -> None:
-        env = self.maze_env
-        events = StepEventLog(env.get_env_time())
-        events.extend(env.get_step_events())
-        env.get_renderer().render(env.get_maze_state(), env.get_maze_action(), events)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.maze_env!r})"

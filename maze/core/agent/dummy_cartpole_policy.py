@@ -25,10 +25,6 @@ class DummyCartPolePolicy(Policy):
         self._gains = np.array([0.05, 0.25, 2.0, 1.0])
 
     @override(Policy)
-    def seed(self, seed: int) -> None:
-        """Nothing is random here."""
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,

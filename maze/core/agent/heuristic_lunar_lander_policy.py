@@ -33,10 +33,6 @@ class HeuristicLunarLanderPolicy(Policy):
         self._offset_slowdown = 0.25
 
     @override(Policy)
-    def seed(self, seed: int) -> None:
-        """Nothing is random here."""
-
-    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,

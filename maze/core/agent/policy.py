@@ -21,9 +21,11 @@ class Policy(ABC):
     A policy draws from generators of its own, which :meth:`seed` sets, and never from a global one.
     """
 
-    @abstractmethod
     def seed(self, seed: int) -> None:
-        """Restarts the policy's generators: the same seed and observations give the same actions."""
+        """Restarts the policy's generators: the same seed and observations give the same actions.
+
+        Default: nothing, for policies that draw nothing.
+        """
 
     def needs_state(self) -> bool:
         """Whether `compute_action` wants `maze_state` (building it may cost a copy of the simulator's state)."""

@@ -199,7 +199,7 @@ class ExternalCoreEnv(CoreEnv):
         return self._maze_state
 
     @override(CoreEnv)
-    def get_renderer(self) -> Renderer | None:  # type: ignore[override]  # some simulations have none
+    def get_renderer(self) -> Renderer | None:
         return self.renderer
 
     @override(CoreEnv)
@@ -211,17 +211,8 @@ class ExternalCoreEnv(CoreEnv):
         return self.kpi_calculator
 
     @override(CoreEnv)
-    def get_serializable_components(self) -> dict[str, Any]:
-        """None: they are with the real system."""
-        return {}
-
-    @override(CoreEnv)
     def seed(self, seed: int) -> None:
         """Nothing to seed: chance is with the real system."""
-
-    @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 
@@ -46,3 +48,30 @@ class ActionConversionInterface(ABC):
         :raises NotImplementedError: There is none.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no noop action; implement `noop_action`.")
+
+
+class DictActionConversion(ActionConversionInterface):
+    """Passes actions on as they are, entries of `Discrete` spaces as integers.
+
+    For simulations whose actions are dictionaries already.
+
+    :param heads: The spaces of the entries.
+    """
+
+    def __init__(self, heads: Mapping[str, spaces.Space[Any]]) -> None:
+        self._space = heads if isinstance(heads, spaces.Dict) else spaces.Dict(dict(heads))
+
+    @override(ActionConversionInterface)
+    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> dict[str, Any]:
+        return {
+            key: int(action[key]) if isinstance(space, spaces.Discrete) else action[key]
+            for key, space in self._space.items()
+        }
+
+    @override(ActionConversionInterface)
+    def maze_to_space(self, maze_action: dict[str, Any]) -> dict[str, Any]:
+        return {key: maze_action[key] for key in self._space}
+
+    @override(ActionConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space

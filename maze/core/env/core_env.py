@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from maze.core.log_events.kpi_calculator import KpiCalculator
     from maze.core.rendering.renderer import Renderer
 
+_ONLY_ACTOR = ActorID(0, 0)
+
 
 class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, ABC):
     """Mechanics of an environment in terms of its own states and actions, which may be any objects.
 
-    :class:`~maze.core.env.maze_env.MazeEnv` makes it trainable.
+    :class:`~maze.core.env.maze_env.MazeEnv` makes it trainable. What has to be written are `reset`, `step`, `seed` and
+    `get_maze_state`; everything else has a default: one actor that always acts, no KPIs, nothing to draw or to release.
 
     :param context: Context to take part in; a new one by default.
     """
@@ -57,9 +60,8 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         """Seeds every random generator of the simulation."""
 
     @override(StructuredEnv)
-    @abstractmethod
     def close(self) -> None:
-        """Releases what the simulation holds."""
+        """Releases what the simulation holds. Default: nothing."""
 
     @abstractmethod
     def get_maze_state(self) -> MazeStateType:
@@ -86,25 +88,25 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         return None
 
     @override(SerializableEnvMixin)
-    @abstractmethod
-    def get_serializable_components(self) -> dict[str, Any]: ...
+    def get_serializable_components(self) -> dict[str, Any]:
+        return {}
 
-    @abstractmethod
-    def get_renderer(self) -> Renderer:
-        """Draws states and actions of this simulation."""
-
-    @override(StructuredEnv)
-    @abstractmethod
-    def actor_id(self) -> ActorID: ...
+    def get_renderer(self) -> Renderer | None:
+        """Draws states and actions of this simulation. Default: `None`, nothing is drawn."""
+        return None
 
     @override(StructuredEnv)
-    @abstractmethod
-    def is_actor_done(self) -> bool: ...
+    def actor_id(self) -> ActorID:
+        return _ONLY_ACTOR
+
+    @override(StructuredEnv)
+    def is_actor_done(self) -> bool:
+        return False
 
     @property
     @override(StructuredEnv)
-    @abstractmethod
-    def agent_counts_dict(self) -> dict[StepKeyType, int]: ...
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return {0: 1}
 
     def clone_from(self, env: CoreEnv) -> None:
         """Takes over the state of `env`, a simulation of the same type and configuration.

@@ -129,7 +129,7 @@ class MazeEnv(
         return self.context.episode_id
 
     @override(RecordableEnvMixin)
-    def get_renderer(self) -> Renderer:
+    def get_renderer(self) -> Renderer | None:
         return self.env.get_renderer()
 
     @property

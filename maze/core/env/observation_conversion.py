@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.env.maze_state import MazeStateType
 
 ObservationType = Any
@@ -30,3 +33,23 @@ class ObservationConversionInterface(ABC):
     @abstractmethod
     def space(self) -> spaces.Dict:
         """The observation space."""
+
+
+class DictObservationConversion(ObservationConversionInterface):
+    """Takes entries of the state as they are, as arrays of their spaces' types.
+
+    For simulations whose states are dictionaries of numbers already.
+
+    :param entries: The spaces of the entries that are observed.
+    """
+
+    def __init__(self, entries: Mapping[str, spaces.Space[Any]]) -> None:
+        self._space = entries if isinstance(entries, spaces.Dict) else spaces.Dict(dict(entries))
+
+    @override(ObservationConversionInterface)
+    def maze_to_space(self, maze_state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {key: np.array(maze_state[key], dtype=space.dtype) for key, space in self._space.items()}
+
+    @override(ObservationConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space

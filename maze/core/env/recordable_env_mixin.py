@@ -28,5 +28,5 @@ class RecordableEnvMixin(ABC):
         """Identifies the current episode."""
 
     @abstractmethod
-    def get_renderer(self) -> Renderer:
-        """Draws states and actions."""
+    def get_renderer(self) -> Renderer | None:
+        """Draws states and actions; `None` where nothing can be drawn."""

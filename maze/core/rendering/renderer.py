@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
+from maze.core.errors import ConfigError
+from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer_args import RendererArg
 
 if TYPE_CHECKING:
-    from maze.core.log_events.step_event_log import StepEventLog
+    from maze.core.env.maze_env import MazeEnv
 
 
 class Renderer(ABC):
@@ -35,3 +37,26 @@ class Renderer(ABC):
         :param events: Events of the step.
         :param kwargs: Values of the arguments that :meth:`arguments` declares.
         """
+
+
+def renderer_of(env: MazeEnv[Any]) -> Renderer:
+    """The renderer of an environment.
+
+    :raises ConfigError: It has none.
+    """
+    renderer = env.get_renderer()
+    if renderer is None:
+        raise ConfigError(
+            f"{type(env).__name__} cannot be drawn: it has no renderer. Return one from `get_renderer` of its CoreEnv."
+        )
+    return renderer
+
+
+def draw_current_state(env: MazeEnv[Any]) -> None:
+    """Draws the state that an environment is in, with the action and the events that led to it.
+
+    :raises ConfigError: The environment has no renderer.
+    """
+    events = StepEventLog(env.get_env_time())
+    events.extend(env.get_step_events())
+    renderer_of(env).render(env.get_maze_state(), env.get_maze_action(), events)

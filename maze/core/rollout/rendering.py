@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from maze.core.errors import ConfigError, MazeError
-from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.offscreen import figure_png, offscreen
+from maze.core.rendering.renderer import draw_current_state
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 
 if TYPE_CHECKING:
@@ -80,11 +80,9 @@ class StepRenderer:
 
 
 def _draw(env: Any) -> None:
-    events = StepEventLog(env.get_env_time())
-    events.extend(env.get_step_events())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
-        env.get_renderer().render(env.get_maze_state(), env.get_maze_action(), events)
+        draw_current_state(env)
 
 
 def _picture(env: Any) -> bytes | None:

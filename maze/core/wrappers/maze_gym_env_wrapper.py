@@ -20,17 +20,14 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
-from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.wrappers.gym_adapters import InfoActionMask, adapted, tells_action_mask
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
 
 if TYPE_CHECKING:
     from maze.core.log_events.step_event_log import StepEventLog
-
-_ONLY_ACTOR = ActorID(step_key=0, agent_id=0)
 
 
 class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
@@ -69,10 +66,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     @override(RenderEnvMixin)
     def render(self, mode: str = "human") -> None:
         """Draws the current state in the mode that the environment was made with."""
-        from maze.core.log_events.step_event_log import StepEventLog
-
-        events = StepEventLog(self.get_env_time())
-        self.get_renderer().render(self.get_maze_state(), self.get_maze_action(), events)
+        draw_current_state(self)
 
 
 def make_gym_maze_env(
@@ -165,25 +159,8 @@ class GymCoreEnv(CoreEnv):
         return self.renderer
 
     @override(CoreEnv)
-    def get_serializable_components(self) -> dict[str, Any]:
-        return {}
-
-    @override(CoreEnv)
     def is_step_complete(self) -> bool:
         return True
-
-    @override(CoreEnv)
-    def actor_id(self) -> ActorID:
-        return _ONLY_ACTOR
-
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
-    @property
-    @override(CoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}
 
     def set_render_mode(self, render_mode: str) -> None:
         """Makes the environment again with another render mode, which gymnasium fixes when it makes one.

@@ -12,7 +12,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
 from maze.core.events.event_collection import EventCollection
 from maze.core.log_events.step_event_log import StepEventLog
-from maze.core.rendering.renderer import Renderer
+from maze.core.rendering.renderer import Renderer, renderer_of
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
@@ -78,7 +78,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """
         if self.episode_record is None or not self.episode_record.step_records:
             raise ValueError("There is no recorded step to show yet; reset the environment and take one.")
-        renderer = self.env.get_renderer()
+        renderer = renderer_of(self.env)
         steps = self.episode_record.step_records
         if interactive:
             from maze.core.rendering.keyboard_controlled_trajectory_viewer import (  # type: ignore[import-not-found,unused-ignore]

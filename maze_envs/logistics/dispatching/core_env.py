@@ -13,7 +13,6 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.events.pubsub import Pubsub
 from maze_envs.common.grid_renderer import GridRenderer
-from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.logistics.dispatching.events import DispatchingEvents
 from maze_envs.logistics.dispatching.simulation import DispatchingSimulation, Vehicle
 
@@ -72,10 +71,6 @@ class DispatchingCoreEnv(CoreEnv):
     @override(CoreEnv)
     def seed(self, seed: Any) -> None:
         self.simulation.rng = np.random.default_rng(seed)
-
-    @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
 
     @override(CoreEnv)
     def get_serializable_components(self) -> dict[str, Any]:
@@ -176,7 +171,7 @@ class MultiAgentDispatchingCoreEnv(DispatchingCoreEnv):
         return {self.STEP_KEY: -1}
 
 
-class FlatDispatchingCoreEnv(SingleActorMixin, DispatchingCoreEnv):
+class FlatDispatchingCoreEnv(DispatchingCoreEnv):
     """One actor chooses for all vehicles at once; for those that are not idle the choice has no meaning.
 
     :param simulation: The simulation.

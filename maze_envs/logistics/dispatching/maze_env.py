@@ -6,8 +6,9 @@ from typing import Any
 
 from gymnasium import spaces
 
+from maze.core.env.action_conversion import DictActionConversion
 from maze.core.env.maze_env import MazeEnv
-from maze_envs.common.conversions import IntegerActionConversion, SelectingObservationConversion, box
+from maze.core.env.observation_conversion import DictObservationConversion
 from maze_envs.logistics.dispatching.core_env import FlatDispatchingCoreEnv, MultiAgentDispatchingCoreEnv
 from maze_envs.logistics.dispatching.simulation import DispatchingSimulation
 
@@ -21,13 +22,17 @@ def dispatching_env(**kwargs: Any) -> MazeEnv[MultiAgentDispatchingCoreEnv]:
     n_slots = simulation.n_slots
     actions = spaces.Dict({"order": spaces.Discrete(n_slots + 1)})
     observations = spaces.Dict(
-        {"orders": box(0, 1, n_slots, 3), "time_left": box(0, 1, 2), "order_mask": box(0, 1, n_slots + 1)}
+        {
+            "orders": spaces.Box(0, 1, (n_slots, 3)),
+            "time_left": spaces.Box(0, 1, (2,)),
+            "order_mask": spaces.Box(0, 1, (n_slots + 1,)),
+        }
     )
     key = MultiAgentDispatchingCoreEnv.STEP_KEY
     return MazeEnv(
         MultiAgentDispatchingCoreEnv(simulation),
-        {key: IntegerActionConversion(actions)},
-        {key: SelectingObservationConversion(observations)},
+        {key: DictActionConversion(actions)},
+        {key: DictObservationConversion(observations)},
     )
 
 
@@ -41,13 +46,13 @@ def flat_dispatching_env(**kwargs: Any) -> MazeEnv[FlatDispatchingCoreEnv]:
     actions = spaces.Dict({f"vehicle_{index}": spaces.Discrete(n_slots + 1) for index in range(n_vehicles)})
     observations = spaces.Dict(
         {
-            "orders": box(0, 1, n_vehicles, n_slots, 3),
-            "time_left": box(0, 1, n_vehicles, 2),
-            "is_idle": box(0, 1, n_vehicles),
+            "orders": spaces.Box(0, 1, (n_vehicles, n_slots, 3)),
+            "time_left": spaces.Box(0, 1, (n_vehicles, 2)),
+            "is_idle": spaces.Box(0, 1, (n_vehicles,)),
         }
     )
     return MazeEnv(
         FlatDispatchingCoreEnv(simulation),
-        {0: IntegerActionConversion(actions)},
-        {0: SelectingObservationConversion(observations)},
+        {0: DictActionConversion(actions)},
+        {0: DictObservationConversion(observations)},
     )

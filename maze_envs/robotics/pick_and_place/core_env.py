@@ -12,7 +12,6 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.events.pubsub import Pubsub
 from maze_envs.common.grid_renderer import GridRenderer
-from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.robotics.pick_and_place.events import PickAndPlaceEvents
 
 REACH, GRASP, MOVE, PLACE = TASKS = ("reach", "grasp", "move", "place")
@@ -128,10 +127,6 @@ class PickAndPlaceCoreEnv(CoreEnv):
     def is_step_complete(self) -> bool:
         return True
 
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
     @property
     @override(CoreEnv)
     def agent_counts_dict(self) -> dict[StepKeyType, int]:
@@ -140,10 +135,6 @@ class PickAndPlaceCoreEnv(CoreEnv):
     @override(CoreEnv)
     def seed(self, seed: Any) -> None:
         self.rng = np.random.default_rng(seed)
-
-    @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
 
     @override(CoreEnv)
     def get_serializable_components(self) -> dict[str, Any]:
@@ -169,11 +160,14 @@ class PickAndPlaceCoreEnv(CoreEnv):
         self.rng.bit_generator.state = env.rng.bit_generator.state
 
 
-class FlatPickAndPlaceCoreEnv(SingleActorMixin, PickAndPlaceCoreEnv):
+class FlatPickAndPlaceCoreEnv(PickAndPlaceCoreEnv):
     """The same robot, controlled by a single policy: in each step it moves or not, and grips or not.
 
     Whoever opens the gripper on the way drops what it holds; whoever drives and grips at once fails to grip.
     """
+
+    actor_id = CoreEnv.actor_id
+    agent_counts_dict = CoreEnv.agent_counts_dict
 
     @override(PickAndPlaceCoreEnv)
     def step(self, maze_action: dict[str, int]) -> tuple[dict[str, Any], float, bool, dict[Any, Any]]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from gymnasium import spaces
 
+from maze.core.env.action_conversion import DictActionConversion
 from maze.core.env.maze_env import MazeEnv
-from maze_envs.common.conversions import IntegerActionConversion, SelectingObservationConversion, box
+from maze.core.env.observation_conversion import DictObservationConversion
 from maze_envs.robotics.pick_and_place.core_env import (
     DIRECTIONS,
     GRASP,
@@ -29,14 +30,14 @@ def pick_and_place_env(**kwargs: Any) -> MazeEnv[PickAndPlaceCoreEnv]:
     core_env = PickAndPlaceCoreEnv(**kwargs)
     drive = spaces.Dict({"direction": spaces.Discrete(len(DIRECTIONS))})
     grip = spaces.Dict({"orientation": spaces.Discrete(core_env.n_orientations)})
-    offset = spaces.Dict({"offset": box(-1, 1, 2)})
-    orientation = spaces.Dict({"orientation": box(0, 1, core_env.n_orientations)})
+    offset = spaces.Dict({"offset": spaces.Box(-1, 1, (2,))})
+    orientation = spaces.Dict({"orientation": spaces.Box(0, 1, (core_env.n_orientations,))})
     actions = {REACH: drive, GRASP: grip, MOVE: drive, PLACE: grip}
     observations = {REACH: offset, GRASP: orientation, MOVE: offset, PLACE: orientation}
     return MazeEnv(
         core_env,
-        {task: IntegerActionConversion(actions[task]) for task in TASKS},
-        {task: SelectingObservationConversion(observations[task]) for task in TASKS},
+        {task: DictActionConversion(actions[task]) for task in TASKS},
+        {task: DictObservationConversion(observations[task]) for task in TASKS},
     )
 
 
@@ -48,5 +49,11 @@ def flat_pick_and_place_env(**kwargs: Any) -> MazeEnv[FlatPickAndPlaceCoreEnv]:
     core_env = FlatPickAndPlaceCoreEnv(**kwargs)
     n = core_env.n_orientations
     actions = spaces.Dict({"direction": spaces.Discrete(NO_MOVE + 1), "orientation": spaces.Discrete(n + 1)})
-    observations = spaces.Dict({"offset": box(-1, 1, 2), "orientation": box(0, 1, n), "task": box(0, 1, len(TASKS))})
-    return MazeEnv(core_env, {0: IntegerActionConversion(actions)}, {0: SelectingObservationConversion(observations)})
+    observations = spaces.Dict(
+        {
+            "offset": spaces.Box(-1, 1, (2,)),
+            "orientation": spaces.Box(0, 1, (n,)),
+            "task": spaces.Box(0, 1, (len(TASKS),)),
+        }
+    )
+    return MazeEnv(core_env, {0: DictActionConversion(actions)}, {0: DictObservationConversion(observations)})

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.action_conversion import ActionConversionInterface, DictActionConversion
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.observation_conversion import DictObservationConversion, ObservationConversionInterface
 from maze.core.env.structured_env import ActorID, StructuredEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.rendering.renderer import draw_current_state
+from maze.utils.check_env import check_env
 from tests.core.env.tutorial_cutting import (
     CuttingActionConversion,
     CuttingObservation,
@@ -314,3 +316,60 @@ def test_values_out_of_range_are_a_warning_on_the_first_observations_only():
         with pytest.warns(UserWarning, match="turn"):
             env.step({"number": 0})
     env.step({"number": 0})
+
+
+class CountdownEnv(CoreEnv):
+    """Counts down from three; what has no default is all there is."""
+
+    left = 3
+
+    def seed(self, seed):
+        """Nothing is random here."""
+
+    def reset(self):
+        self.left = 3
+        return self.get_maze_state()
+
+    def step(self, maze_action):
+        self.left -= maze_action["by"]
+        return self.get_maze_state(), 1.0, self.left <= 0, {}
+
+    def get_maze_state(self):
+        return {"left": [self.left]}
+
+
+def countdown_env():
+    actions = DictActionConversion({"by": spaces.Discrete(3, start=1)})
+    return MazeEnv(CountdownEnv(), {0: actions}, {0: DictObservationConversion({"left": spaces.Box(-3, 3, (1,))})})
+
+
+def test_a_simulation_of_four_methods_is_a_sound_environment_with_one_actor():
+    report = check_env(countdown_env)
+    assert report.findings == []
+    env = countdown_env()
+    assert env.reset() == {"left": np.array([3], np.float32)}
+    assert env.step({"by": np.int64(2)})[1:3] == (1.0, False)
+    assert type(env.get_maze_action()["by"]) is int
+    assert (env.actor_id(), env.agent_counts_dict, env.is_actor_done()) == (ActorID(0, 0), {0: 1}, False)
+    assert env.core_env.get_serializable_components() == {}
+    env.close()
+
+
+def test_dictionary_conversions_have_inverses_and_take_copies():
+    heads = {"which": spaces.Discrete(4), "how_much": spaces.Box(0, 1, (2,))}
+    actions = DictActionConversion(heads)
+    action = {"which": np.int64(3), "how_much": np.ones(2, np.float32)}
+    assert actions.maze_to_space(actions.space_to_maze(action, None)) == action
+    assert actions.space() == spaces.Dict(heads)
+    state = {"stock": np.zeros(2), "unseen": None}
+    observation = DictObservationConversion({"stock": spaces.Box(0, 1, (2,))}).maze_to_space(state)
+    state["stock"] += 1.0
+    assert observation["stock"].tolist() == [0.0, 0.0]
+    assert observation["stock"].dtype == np.float32
+
+
+def test_an_environment_without_a_renderer_says_so_when_it_is_to_be_drawn():
+    env = countdown_env()
+    env.reset()
+    with pytest.raises(ConfigError, match=r"MazeEnv cannot be drawn: it has no renderer.*get_renderer"):
+        draw_current_state(env)

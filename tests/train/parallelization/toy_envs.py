@@ -59,20 +59,8 @@ class ToyCoreEnv(CoreEnv):
     def seed(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
 
-    def close(self) -> None:
-        pass
-
-    def get_renderer(self) -> Any:
-        return None
-
-    def get_serializable_components(self) -> dict[str, Any]:
-        return {}
-
     def actor_id(self) -> ActorID:
         return self.actor
-
-    def is_actor_done(self) -> bool:
-        return False
 
     @property
     def agent_counts_dict(self) -> dict[Any, int]:

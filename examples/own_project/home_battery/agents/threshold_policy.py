@@ -29,10 +29,6 @@ class ThresholdPolicy(Policy):
         self.empty = empty
 
     @override(Policy)
-    def seed(self, seed: int) -> None:
-        """Nothing is random here."""
-
-    @override(Policy)
     def needs_state(self) -> bool:
         return False
 

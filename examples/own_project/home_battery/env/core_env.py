@@ -8,7 +8,6 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
-from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.events.pubsub import Pubsub
 from maze.core.rendering.renderer import Renderer
@@ -112,24 +111,3 @@ class HomeBatteryCoreEnv(CoreEnv):
     @override(CoreEnv)
     def get_renderer(self) -> Renderer:
         return self.renderer
-
-    @override(CoreEnv)
-    def get_serializable_components(self) -> dict[str, Any]:
-        return {}
-
-    @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
-
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
-    @override(CoreEnv)
-    def actor_id(self) -> ActorID:
-        return ActorID(step_key=0, agent_id=0)
-
-    @property
-    @override(CoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}

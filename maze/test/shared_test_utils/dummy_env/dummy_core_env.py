@@ -13,7 +13,6 @@ from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface
-from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer
 
@@ -61,29 +60,8 @@ class DummyCoreEnv(CoreEnv):
         self._rng = np.random.default_rng(seed)
 
     @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
-
-    @override(CoreEnv)
     def get_renderer(self) -> DummyRenderer:
         return DummyRenderer()
-
-    @override(CoreEnv)
-    def get_serializable_components(self) -> dict[str, Any]:
-        return {}
-
-    @override(CoreEnv)
-    def actor_id(self) -> ActorID:
-        return ActorID(0, 0)
-
-    @override(CoreEnv)
-    def is_actor_done(self) -> bool:
-        return False
-
-    @property
-    @override(CoreEnv)
-    def agent_counts_dict(self) -> dict[StepKeyType, int]:
-        return {0: 1}
 
 
 class DummyActionConversion(ActionConversionInterface):

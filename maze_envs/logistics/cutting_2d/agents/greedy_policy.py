@@ -27,10 +27,6 @@ class GreedyPolicy(Policy):
     """
 
     @override(Policy)
-    def seed(self, seed: int) -> None:
-        """Nothing is random here."""
-
-    @override(Policy)
     def needs_state(self) -> bool:
         return False
 

@@ -11,7 +11,6 @@ from maze.core.env.environment_context import EnvironmentContext
 from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.events.pubsub import Pubsub
 from maze.core.utils.factory import ConfigType, Factory
-from maze_envs.common.single_actor import SingleActorMixin
 from maze_envs.logistics.cutting_2d.demand_generator import DemandGenerator, build_demand_generator
 from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEvents
 from maze_envs.logistics.cutting_2d.env.inventory import Inventory
@@ -22,7 +21,7 @@ from maze_envs.logistics.cutting_2d.env.renderer import Cutting2DRenderer
 from maze_envs.logistics.cutting_2d.env.sizes import Size, as_size
 
 
-class Cutting2DCoreEnvironment(SingleActorMixin, CoreEnv):
+class Cutting2DCoreEnvironment(CoreEnv):
     """Fulfils one order per step by cutting a piece on stock.
 
     There is always a raw piece on stock: when it is cut, another one is delivered. What is left of a piece goes back to
@@ -105,10 +104,6 @@ class Cutting2DCoreEnvironment(SingleActorMixin, CoreEnv):
     @override(CoreEnv)
     def seed(self, seed: Any) -> None:
         self.demand_generator.seed(seed)
-
-    @override(CoreEnv)
-    def close(self) -> None:
-        """Nothing to release."""
 
     @override(CoreEnv)
     def get_kpi_calculator(self) -> Cutting2dKpiCalculator:
