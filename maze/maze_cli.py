@@ -58,6 +58,10 @@ def maze_run(cfg: DictConfig) -> float | None:
     started_by_hydra = HydraConfig.initialized()
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
     complete(cfg, project)
+    if "algorithm" in cfg:
+        from maze.cli.critic_choice import choose_critic
+
+        choose_critic(cfg)
     check(cfg)
     if started_by_hydra:
         use_stored_run(cfg, HydraConfig.get().overrides.task)

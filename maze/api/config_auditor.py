@@ -14,18 +14,11 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.model_composer import BaseModelComposer, critic_composer_type
+from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.runner import Runner
-from maze.train.trainers.common.config_classes import (
-    SUITABLE_CRITICS,
-    AlgorithmConfig,
-    CriticKind,
-    algorithm_class,
-)
+from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 
 _OverridesType = dict[str, Any]
 
@@ -33,10 +26,6 @@ COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "laun
 """Arguments that take the name of a module, a mapping or an object."""
 
 _COMPOSERS = (BaseModelComposer, BasePolicyComposer, CriticComposerInterface)
-_COMPOSER_OF_KIND: Mapping[CriticKind, type[Any]] = {
-    "state": BaseStateCriticComposer,
-    "state-action": BaseStateActionCriticComposer,
-}
 _OBJECTS: dict[str, tuple[type, ...]] = {
     "algorithm": (AlgorithmConfig,),
     "model": (BaseModelComposer,),
@@ -196,33 +185,6 @@ class ConfigurationAuditor:
             return option_of(config_class)
         except ConfigError as error:
             raise InvalidSpecificationError(str(error)) from error
-
-
-def check_critic(cfg: Any, critic_is_given: bool) -> None:
-    """Raises a :class:`ConfigError` where critic and algorithm do not belong together.
-
-    :param cfg: The composed configuration.
-    :param critic_is_given: Whether the critic was asked for, and is not only there by default.
-    """
-    model, config_class = cfg.get("model"), algorithm_class(cfg.get("algorithm"))
-    if isinstance(model, BaseModelComposer) or config_class is None:
-        return
-    name, kind = config_class.name, config_class.critic
-    if kind is None:
-        if critic_is_given:
-            raise InvalidSpecificationError(f"critic: algorithm={name!r} has no critic. Leave the argument out.")
-        return
-    critic = model.get("critic") if isinstance(model, Mapping) else None
-    try:
-        found = critic_composer_type(critic)
-    except ConfigError:
-        return  # the model says more about it when it is built
-    if found is None or not issubclass(found, BaseStateCriticComposer | BaseStateActionCriticComposer):
-        return
-    if not issubclass(found, _COMPOSER_OF_KIND[kind]):
-        raise InvalidSpecificationError(
-            f"critic: algorithm={name!r} needs {SUITABLE_CRITICS[kind]}; got a {found.__name__}."
-        )
 
 
 def _check_component(name: str, value: Any) -> None:

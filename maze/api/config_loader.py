@@ -17,11 +17,12 @@ from hydra.types import RunMode as HydraRunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.api.config_auditor import ConfigurationAuditor, check_critic
+from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.placing import as_wrapper_configs, is_plain, place
 from maze.api.process_state import hydra_config, hydra_session
 from maze.api.utils import InvalidSpecificationError, RunMode
 from maze.cli.checks import check, complete
+from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import value_text
 from maze.core.errors import ConfigError
@@ -219,6 +220,7 @@ class ConfigurationLoader:
         name = self.configuration or self.run_mode.value
         try:
             full = compose(name, overrides=texts, return_hydra_config=True)
+            choose_critic(full)
             if self.auditor.multirun:
                 self._check_sweeper(full)
             self._complete_hydra(full, number, texts, placed, name)

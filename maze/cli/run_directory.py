@@ -136,9 +136,13 @@ class ClaimedDirectories:
 
 
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
-    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it."""
+    """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it; its name tells what is chosen by then."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if "algorithm" in config:
+            from maze.cli.critic_choice import choose_critic
+
+            choose_critic(config)
         self._claim(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

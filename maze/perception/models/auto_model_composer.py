@@ -33,7 +33,8 @@ _MOST_PLACES = 512
 _GRID_SIZE = 16
 """Images smaller than this hold codes of what is in their cells, not intensities."""
 _N_HEADS = 4
-_FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat."
+_FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
+"""How the paths of the networks begin that flatten and concatenate all observations."""
 _SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks")
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
@@ -98,7 +99,7 @@ class AutoModelComposer(TemplateModelComposer):
         self._parts = {
             "distribution_mapper_config": plain_container(distribution_mapper_config) or [],
             "policy": plain_container(policy),
-            "critic": _without_flat_networks(critic),
+            "critic": without_flat_networks(critic),
         }
         super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, **self._parts, **self.template)
 
@@ -382,14 +383,18 @@ def _n_choices(space: spaces.Space[Any]) -> int | None:
     return int(math.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else None
 
 
-def _without_flat_networks(critic: Any) -> Any:
-    """A critic's configuration without networks that would flatten and concatenate all observations."""
-    critic = plain_container(critic) if isinstance(critic, Mapping) else critic
-    if not isinstance(critic, dict):
-        return critic
-    networks = critic.get("networks")
+def flat_networks(part: Any) -> list[Mapping[str, Any]]:
+    """The configurations of a policy's or critic's networks, where all of them flatten and concatenate.
+
+    :param part: The configuration of the policy or of the critic.
+    """
+    networks = part.get("networks") if isinstance(part, Mapping) else None
     listed = list(networks.values() if isinstance(networks, Mapping) else networks or [])
-    targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else network for network in listed]
-    if all(isinstance(target, str) and target.startswith(_FLATTEN_CONCAT) for target in targets):
-        return {key: value for key, value in critic.items() if key != "networks"}
-    return critic
+    targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else None for network in listed]
+    return listed if all(isinstance(path, str) and path.startswith(_FLATTEN_CONCAT) for path in targets) else []
+
+
+def without_flat_networks(part: Any) -> Any:
+    """The configuration of a policy or critic without networks that would flatten and concatenate all observations."""
+    part = plain_container(part)
+    return {key: value for key, value in part.items() if key != "networks"} if flat_networks(part) else part

@@ -23,7 +23,14 @@ from maze.perception.models.critics.shared_state_action_critics_composer import 
 from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
-from maze.perception.models.template_parts import ActionHeads, check_latent, cut_at, resolve_shared_keys
+from maze.perception.models.template_parts import (
+    ActionHeads,
+    PolicyBlock,
+    check_latent,
+    cut_at,
+    head_names,
+    resolve_shared_keys,
+)
 from maze.perception.weight_init import make_module_init_normc
 
 if TYPE_CHECKING:
@@ -117,9 +124,12 @@ class TemplateModelComposer(BaseModelComposer):
         shared = resolve_shared_keys(perception_net, shared_embedding_keys)
         in_keys = [*perception_net.in_keys]
         in_keys += [key for key in self._heads.mask_keys(action_space) if key not in in_keys]
-        out_keys = [*action_space.spaces, *shared]
-        policy_net = InferenceBlock(in_keys, out_keys, [shapes[key] for key in in_keys], blocks)
-        return policy_net, perception_net
+        names = head_names(action_space, shapes)
+        out_keys, in_shapes = [*names.values(), *shared], [shapes[key] for key in in_keys]
+        renamed = {name: head for head, name in names.items() if name != head}
+        if renamed:
+            return PolicyBlock(in_keys, out_keys, in_shapes, blocks, renamed), perception_net
+        return InferenceBlock(in_keys, out_keys, in_shapes, blocks), perception_net
 
     def template_value_net(
         self,

@@ -3,25 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.base import PerceptionBlock, TensorDict
 from maze.perception.blocks.general.action_masking import ActionMaskingBlock
 from maze.perception.blocks.general.functional import FunctionalBlock
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.builders.base import WHERE
+from maze.perception.program.network_program import Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
 
 _MASKS = "model.action_masks"
+
+
+class PolicyBlock(InferenceBlock):
+    """A policy network, whose action heads may be called like its observations.
+
+    :param heads: For outputs that are action heads under another name, that head.
+    """
+
+    def __init__(
+        self,
+        in_keys: list[str],
+        out_keys: list[str],
+        in_shapes: Sequence[Sequence[int]],
+        perception_blocks: Mapping[str, PerceptionBlock],
+        heads: Mapping[str, str],
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, perception_blocks)
+        self._heads = dict(heads)
+
+    @override(InferenceBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        return {self._heads.get(key, key): tensor for key, tensor in super().forward(block_input).items()}
+
+    @override(InferenceBlock)
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        return {self._heads.get(key, key): place for key, place in super().describe_forward(reader, inputs).items()}
 
 
 class ActionHeads:
@@ -64,13 +92,16 @@ class ActionHeads:
     def blocks(
         self, action_space: spaces.Dict, perception_net: InferenceBlock, obs_shapes: Mapping[str, Sequence[int]]
     ) -> dict[str, PerceptionBlock]:
-        """The blocks from the latent representation to the logits of all heads."""
+        """The blocks from the latent representation to the logits of all heads.
+
+        The logits of a head that is called like an observation are called `<head>_action`.
+        """
         blocks: dict[str, PerceptionBlock] = {}
         latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
-        for head in action_space.spaces:
+        for head, name in head_names(action_space, obs_shapes).items():
             shape = tuple(self._mapper.required_logits_shape(head))
             mask = self.masks.get(head)
-            stages = [head]
+            stages = [name]
             if mask is not None:
                 stages.insert(0, f"{head}_logits")
             if len(shape) != 1:
@@ -81,12 +112,16 @@ class ActionHeads:
                 unflatten = partial(_unflatten, shape=shape)
                 blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], linear.out_shapes(), unflatten)
             if mask is not None:
-                blocks |= self._masking(head, stages[-2], shape, mask, tuple(obs_shapes[mask]))
+                blocks |= self._masking(head, stages[-2:], shape, mask, tuple(obs_shapes[mask]))
         return blocks
 
     def _masking(
-        self, head: str, logits: str, shape: tuple[int, ...], mask: str, mask_shape: tuple[int, ...]
+        self, head: str, names: Sequence[str], shape: tuple[int, ...], mask: str, mask_shape: tuple[int, ...]
     ) -> dict[str, PerceptionBlock]:
+        """The blocks that mask logits.
+
+        :param names: Of the logits, and of the masked ones.
+        """
         blocks: dict[str, PerceptionBlock] = {}
         if mask_shape[1:] == shape:  # observations of several time steps: the present one decides
             current = f"{head}_mask"
@@ -99,15 +134,24 @@ class ActionHeads:
             )
         space = self._mapper.action_space.spaces[head]
         sizes = [int(size) for size in space.nvec.flatten()] if isinstance(space, spaces.MultiDiscrete) else None
-        blocks[head] = ActionMaskingBlock(
-            [logits, mask],
-            head,
+        blocks[names[1]] = ActionMaskingBlock(
+            [names[0], mask],
+            names[1],
             [shape, mask_shape],
             num_actors=len(sizes) if sizes else 1,
             num_of_actor_actions=sizes,
             require_valid_action=not isinstance(space, spaces.MultiBinary),
         )
         return blocks
+
+
+def head_names(action_space: spaces.Dict, observations: Container[str]) -> dict[str, str]:
+    """For action heads, the names of their logits among the tensors of a network.
+
+    :param action_space: The heads.
+    :param observations: The names of the observations.
+    """
+    return {head: f"{head}_action" if head in observations else head for head in action_space.spaces}
 
 
 def check_latent(perception_net: InferenceBlock) -> None:

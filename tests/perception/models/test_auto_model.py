@@ -188,6 +188,15 @@ def test_a_shared_embedding_is_computed_by_the_policy():
     assert next(iter(model.critic.networks.values())).in_keys == ["hidden"]
 
 
+def test_observations_and_actions_may_have_the_same_name():
+    observations = spaces.Dict({"turn": spaces.Box(-1, 1, (3,), np.float32), "turn_mask": spaces.Box(0, 1, (8,))})
+    model = composed(observations, spaces.Dict({"turn": spaces.Discrete(8)}))
+    observation = some(observations)
+    observation["turn_mask"][:] = np.eye(8)[5]
+    model.policy.seed(0)
+    assert model.policy.compute_actions(observation, ActorID(0, 0), deterministic=False)["turn"].tolist() == [5, 5, 5]
+
+
 def test_state_action_critics_are_derived_as_well():
     model = composed(MIXTURE, ACTIONS, critic=Q_CRITIC)
     assert model.critic is not None

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from importlib.resources import files
+
 import pytest
 import torch
+from gymnasium import spaces
+from omegaconf import OmegaConf
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.core.utils.factory import Factory
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateValueNet
+from maze.perception.models.model_composer import BaseModelComposer
 
 SHAPES = {"vector": (3,), "image": (2, 4), "level": ()}
 
@@ -45,3 +51,94 @@ def test_missing_activations_and_observations_are_named():
         FlattenConcatPolicyNet({"observation": (6,)}, {"action": (3,)}, [16])
     with pytest.raises(ConfigError, match="obs_shapes"):
         FlattenConcatStateValueNet({}, [16], nn.Tanh)
+
+
+FLAT = spaces.Dict(
+    {"vector": spaces.Box(-1.0, 1.0, (3,)), "bits": spaces.MultiBinary(2), "level": spaces.Box(0, 1, ())}
+)
+CHOICE = spaces.Dict({"choice": spaces.Discrete(4)})
+
+
+def composed(observations, actions=CHOICE, model="flatten_concat", **policy):
+    config = OmegaConf.load(files("maze.conf") / "model" / f"{model}.yaml")
+    critic = OmegaConf.load(files("maze.conf") / "critic" / "flatten_concat_shared.yaml")
+    if model == "flatten_concat":
+        config.critic = critic
+    config.policy.update(policy)
+    if not isinstance(observations, dict):
+        observations, actions = {0: observations}, {0: actions}
+    return Factory(BaseModelComposer).instantiate(
+        config,
+        action_spaces_dict=actions,
+        observation_spaces_dict=observations,
+        agent_counts_dict=dict.fromkeys(actions, 1),
+    )
+
+
+def test_flat_vectors_keep_flatten_and_concatenate(tmp_path, capsys):
+    model = composed(FLAT)
+    assert isinstance(model.policy.networks[0], FlattenConcatPolicyNet)
+    assert isinstance(next(iter(model.critic.networks.values())), FlattenConcatStateValueNet)
+    model.save_models(tmp_path)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "reason"),
+    [
+        ({"cell": spaces.Discrete(16)}, CHOICE, "`cell` is no flat vector but a Discrete"),
+        ({**FLAT.spaces, "hand": spaces.MultiDiscrete([3, 2])}, CHOICE, "`hand` is no flat vector but a MultiDiscrete"),
+        (
+            {**FLAT.spaces, "grid": spaces.Box(0, 1, (4, 2))},
+            CHOICE,
+            "`grid` is no flat vector but a Box of the shape (4, 2)",
+        ),
+        ({**FLAT.spaces, "action_mask": spaces.Box(0, 1, (4,))}, CHOICE, "`action_mask` masks the action `choice`"),
+    ],
+)
+def test_what_is_more_than_flat_vectors_is_handed_over_in_one_line(observations, actions, reason, tmp_path, capsys):
+    space = spaces.Dict(observations)
+    model = composed(space, actions)
+    model.save_models(tmp_path)
+    assert capsys.readouterr().out == f"model=flatten_concat hands over to model=auto: {reason}.\n"
+    assert (tmp_path / "model.yaml").is_file()
+    x = {key: torch.as_tensor(value)[None] for key, value in space.sample().items()}
+    x |= {key: torch.ones(1, 4) for key in x if key == "action_mask"}
+    assert model.policy.networks[0](x)["choice"].shape == (1, 4)
+    assert next(iter(model.critic.networks.values()))(x)["value"].shape == (1, 1)
+
+
+def test_categories_are_encoded_as_unit_vectors():
+    network = composed(spaces.Dict({"cell": spaces.Discrete(16)})).policy.networks[0]
+    (first,) = (layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.in_features == 16)
+    assert first.out_features == 64
+
+
+def test_several_substeps_share_one_entry_of_the_configuration(tmp_path, capsys):
+    steps = {0: spaces.Dict({"vector": FLAT["vector"]}), "second": FLAT}
+    model = composed(steps, {0: CHOICE, "second": spaces.Dict({"move": spaces.Box(-1, 1, (2,))})})
+    assert list(model.policy.networks) == [0, "second"]
+    model.save_models(tmp_path)
+    assert "there are 2 sub-steps, and one network is configured" in capsys.readouterr().out
+
+
+def test_width_activation_and_shared_embeddings_are_taken_along():
+    cell = spaces.Dict({"cell": spaces.Discrete(16)})
+    flat_net = "maze.perception.models.built_in.flatten_concat.FlattenConcatPolicyNet"
+    network = {"_target_": flat_net, "hidden_units": [96, 48], "non_lin": "torch.nn.ReLU"}
+    layers = list(composed(cell, networks=[network]).policy.networks[0].modules())
+    assert any(isinstance(layer, nn.Linear) and layer.out_features == 48 for layer in layers)
+    assert any(isinstance(layer, nn.ReLU) for layer in layers)
+    shared = composed(cell, model="flatten_concat_shared_embedding")
+    assert "hidden" in shared.policy.networks[0].out_keys
+    assert next(iter(shared.critic.networks.values())).in_keys == ["hidden"]
+
+
+class OwnNet(FlattenConcatPolicyNet):
+    pass
+
+
+def test_networks_of_ones_own_are_never_replaced():
+    own = {"_target_": f"{__name__}.OwnNet", "hidden_units": [8], "non_lin": "torch.nn.Tanh"}
+    model = composed(spaces.Dict({"grid": spaces.Box(0, 1, (4, 2))}), networks=[own])
+    assert isinstance(model.policy.networks[0], OwnNet)

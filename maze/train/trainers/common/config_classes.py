@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 ConfigType = TypeVar("ConfigType", bound="AlgorithmConfig")
 
 
-CriticKind = Literal["state", "state-action"]
+CriticKind = Literal["state", "sub-step state", "state-action"]
+"""What a critic values: states, states as each sub-step sees them, or pairs of states and actions."""
+
+CRITIC_OPTIONS: Mapping[CriticKind, tuple[str, str]] = {
+    "state": ("flatten_concat_shared", "template_state"),
+    "sub-step state": ("flatten_concat_step", "template_state"),
+    "state-action": ("flatten_concat_state_action", "template_state_action"),
+}
+"""Options of the group `critic` that are of a kind: with networks of their own, and by the template of the model."""
 
 SUITABLE_CRITICS: Mapping[CriticKind, str] = {
-    "state": "a state critic, such as critic='flatten_concat_shared' or critic='template_state'",
-    "state-action": (
-        "a state-action critic, such as critic='flatten_concat_state_action' or critic='template_state_action'"
-    ),
+    kind: f"a {kind} critic, such as critic={own!r} or critic={template!r}"
+    for kind, (own, template) in CRITIC_OPTIONS.items()
 }
 """What to choose where a critic of this kind is needed."""
 

@@ -31,7 +31,12 @@ from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
 from maze.train.parallelization.placement import placement_of
 from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
-from maze.train.trainers.common.config_classes import SUITABLE_CRITICS, AlgorithmConfig, algorithm_class
+from maze.train.trainers.common.config_classes import (
+    CRITIC_OPTIONS,
+    SUITABLE_CRITICS,
+    AlgorithmConfig,
+    algorithm_class,
+)
 from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -394,7 +399,7 @@ class TrainingRunner(Runner):
             return built
         kind, name = self.algorithm.critic, self._trainer_type().__name__
         needs = "a policy" if kind is None else f"a policy and a {kind} critic"
-        critic = f" and `critic=flatten_concat_{'shared' if kind == 'state' else 'state_action'}`" if kind else ""
+        critic = f" and `critic={CRITIC_OPTIONS[kind][0]}`" if kind else ""
         raise ConfigError(
             f"model.{part}: {name} needs a model with {needs}, but no {part} is configured. Choose one, for instance "
             f"with `model=flatten_concat`{critic}."

@@ -15,7 +15,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 class DQNAlgorithmConfig(AlgorithmConfig):
     """Hyperparameters of :class:`~maze.train.trainers.dqn.dqn_trainer.DQN`."""
 
-    critic = "state"
+    critic = "sub-step state"
     trainer = "maze.train.trainers.dqn.dqn_trainer.DQN"
     distributions = (
         {

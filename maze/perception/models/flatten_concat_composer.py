@@ -1,0 +1,114 @@
+"""Flatten-and-concatenate models for flat vectors, and models that follow from the spaces for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.perception.models.auto_model_composer import (
+    AutoModelComposer,
+    flat_networks,
+    is_flat,
+    recognised_masks,
+    without_flat_networks,
+)
+from maze.perception.models.custom_model_composer import CustomModelComposer
+from maze.perception.models.model_composer import BaseModelComposer, Critic
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.core.env.structured_env import StepKeyType
+    from maze.core.utils.factory import ConfigType
+
+
+class FlattenConcatModelComposer(BaseModelComposer):
+    """Builds the networks that are named, as long as flattening and concatenating does justice to the spaces.
+
+    Otherwise, where the networks are those of `flatten_concat`, an
+    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their width and activation:
+    where observations are more than flat vectors, where one of them is an action mask, or where there are sub-steps
+    without a network. :meth:`save_models` says so.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param agent_counts_dict: Number of agents by step key; -1: it changes.
+    :param distribution_mapper_config: Distributions that differ from the defaults.
+    :param policy: A policy composer, or its configuration; `None`: there is no policy.
+    :param critic: A critic composer, or its configuration; `None`: there is no critic.
+    """
+
+    def __init__(
+        self,
+        action_spaces_dict: dict[StepKeyType, spaces.Dict],
+        observation_spaces_dict: dict[StepKeyType, spaces.Dict],
+        agent_counts_dict: dict[StepKeyType, int],
+        distribution_mapper_config: ConfigType = None,
+        policy: ConfigType = None,
+        critic: ConfigType = None,
+    ) -> None:
+        super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
+        given = (action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
+        networks = flat_networks(policy)
+        self.handed_over = _more_than_flat(action_spaces_dict, observation_spaces_dict, networks) if networks else ""
+        """Why the model follows from the spaces; empty: it does not."""
+        self._composer: BaseModelComposer
+        if self.handed_over:
+            self._composer = AutoModelComposer(*given, without_flat_networks(policy), critic, **_settings(networks[0]))
+        else:
+            self._composer = CustomModelComposer(*given, policy, critic)
+
+    @classmethod
+    @override(BaseModelComposer)
+    def check_model_config(cls, model_config: ConfigType) -> None:
+        CustomModelComposer.check_model_config(model_config)
+
+    @property
+    @override(BaseModelComposer)
+    def policy(self) -> TorchPolicy | None:
+        return self._composer.policy
+
+    @property
+    @override(BaseModelComposer)
+    def critic(self) -> Critic | None:
+        return self._composer.critic
+
+    @override(BaseModelComposer)
+    def save_models(self, save_path: str | Path = ".") -> None:
+        if self.handed_over:
+            print(f"model=flatten_concat hands over to model=auto: {self.handed_over}.", flush=True)
+        self._composer.save_models(save_path)
+
+
+def _more_than_flat(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    networks: Sequence[Any],
+) -> str:
+    """What flattening and concatenating would not do justice to."""
+    for step_key, step in observation_spaces_dict.items():
+        for key, space in step.spaces.items():
+            if not is_flat({step_key: spaces.Dict({key: space})}):
+                shape = f" of the shape {space.shape}" if isinstance(space, spaces.Box) else ""
+                return f"`{key}` is no flat vector but a {type(space).__name__}{shape}"
+    if masks := recognised_masks(action_spaces_dict, observation_spaces_dict):
+        head, mask = next(iter(masks.items()))
+        return f"`{mask}` masks the action `{head}`"
+    if len(networks) == 1 < len(action_spaces_dict):
+        return f"there are {len(action_spaces_dict)} sub-steps, and one network is configured"
+    return ""
+
+
+def _settings(network: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the model that takes over, as far as a network says them."""
+    settings: dict[str, Any] = {}
+    if network.get("hidden_units"):
+        settings["hidden_units"] = list(network["hidden_units"])[-1:]
+    if network.get("non_lin"):
+        settings["non_lin"] = network["non_lin"]
+    if "head_units" in network:
+        settings["shared_embedding"] = True
+    return settings
