@@ -63,12 +63,13 @@ def maze_run(cfg: DictConfig) -> float | None:
 
         choose_critic(cfg)
     check(cfg)
+    taken_over: list[str] = []
     if started_by_hydra:
-        use_stored_run(cfg, HydraConfig.get().overrides.task)
+        taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
         complete(cfg, project)
     print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
-        write_run_info(Path.cwd(), cfg, project)
+        write_run_info(Path.cwd(), cfg, project, taken_over=taken_over)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
     objective = recorder_of_sweep()
     with StatsContext() as stats:
@@ -166,8 +167,9 @@ def _show(flag: str, directory: str) -> int:
 
 def _run_hydra() -> None:
     from maze.cli.hydra_setup import grid_by_default
+    from maze.cli.wrapper_overrides import wrappers_by_name
 
-    with grid_by_default():
+    with grid_by_default(), wrappers_by_name():
         # An absolute config path: nothing is looked up beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 

@@ -13,6 +13,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, open_dict
 
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.errors import suggestion
+from maze.cli.wrapper_overrides import SECTION, short_name, split_wrapper_path
 from maze.core.utils.factory import TARGET_KEY
 
 
@@ -94,6 +95,8 @@ class _Placement:
 
     def _set_in_mapping(self, node: DictConfig, keys: list[str], before: tuple[str, ...]) -> None:
         known = {str(key): key for key in node}
+        if before == (SECTION,):
+            keys = split_wrapper_path(keys, known)
         for n_keys in range(len(keys), 0, -1):
             name = ".".join(keys[:n_keys])
             if name not in known:
@@ -109,7 +112,8 @@ class _Placement:
                     _insert(node, key, changed)
             return
         if not self.is_new:
-            raise self._unknown(keys[0], list(known), before)
+            names = map(short_name, known) if before == (SECTION,) else known
+            raise self._unknown(keys[0], list(names), before)
         if len(keys) == 1:
             _insert(node, keys[0], self.value)
             return

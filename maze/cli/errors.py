@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from importlib import resources
@@ -12,6 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maze.core.errors import ConfigError, did_you_mean
+
+_LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
+"""The path of a wrapper's class as a key; its class alone says the same."""
 
 
 class UsageError(ConfigError):
@@ -80,14 +84,18 @@ def _composition(error: ConfigCompositionException) -> str:
     if message.startswith(prefix) and "No match in the defaults list" in message:
         group = message[len(prefix) :].partition("'")[0]
         return f"{group}: this group is not used by default; write +{group}=<option> to add it."
+    if message.startswith("Could not append to config"):
+        line = message.splitlines()[1].partition("'")[2].rstrip("'")
+        return f"+{line.partition('=')[0]}: is there already; write {line}, without the +."
     if isinstance(cause, OmegaConfBaseException):
         message = f"{message.splitlines()[0].rstrip('.')}: {_first_line(cause)}"
     return message
 
 
 def _unknown_key(cause: Any) -> str:
-    full_key, parent = str(cause.full_key), cause.parent_node
-    wrong = str(cause.key)
+    full_key, parent, wrong = str(cause.full_key), cause.parent_node, str(cause.key)
+    if "." not in wrong:
+        full_key = _LONG_WRAPPER.sub("wrappers.", full_key)
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     prefix = full_key.removesuffix(wrong)
     elsewhere = _paths_ending_in(parent._get_root(), wrong) if isinstance(parent, DictConfig) else []
@@ -95,10 +103,7 @@ def _unknown_key(cause: Any) -> str:
         hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
     else:
         hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
-    addition = f"+{full_key}=<value>"
-    if "." in wrong:  # the path of a class: on the command line its dots would lead into nested keys
-        addition = f"'+{prefix.removesuffix('.')}={{{wrong}:{{<argument>:<value>}}}}'"
-    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write {addition}."
+    return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
 
 
 def _paths_ending_in(node: Any, name: str) -> list[str]:

@@ -77,11 +77,18 @@ def config_as_yaml(cfg: DictConfig) -> str:
     return config_to_yaml(cfg, sort_keys=True)
 
 
-def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: Sequence[str] | None = None) -> None:
+def write_run_info(
+    directory: Path,
+    cfg: DictConfig,
+    project: Path,
+    arguments: Sequence[str] | None = None,
+    taken_over: Sequence[str] = (),
+) -> None:
     """Writes configuration, command and versions into a run directory.
 
     :param project: Where the command was started; its git state is recorded.
     :param arguments: Arguments of the command; those of this process by default.
+    :param taken_over: Sections that came from an earlier run, which Hydra knows nothing of.
     """
     from maze.core.utils.files import atomic_write
 
@@ -93,22 +100,27 @@ def write_run_info(directory: Path, cfg: DictConfig, project: Path, arguments: S
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
         atomic_write(directory / name, partial(_write_text, text=text))
-    _keep_distributions(directory / ".hydra" / "config.yaml", cfg)
+    _correct(directory / ".hydra" / "config.yaml", cfg, taken_over)
 
 
-def _keep_distributions(file: Path, cfg: DictConfig) -> None:
-    """Adds the distributions that the algorithm wants to what Hydra wrote, by which the policy is built again later."""
+def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
+    """Has what Hydra wrote, by which policy and environment are built again later, say what was used.
+
+    That is what came from an earlier run, and the distributions that the algorithm wants.
+    """
     from maze.core.utils.files import atomic_write
 
-    if not file.is_file() or not isinstance(cfg.get("model"), DictConfig):
+    stored = OmegaConf.load(file) if file.is_file() else None
+    if not isinstance(stored, DictConfig):
         return
-    stored, wanted = OmegaConf.load(file), cfg.model.get("distribution_mapper_config")
-    if (
-        isinstance(stored, DictConfig)
-        and stored.get("model")
-        and stored.model.get("distribution_mapper_config") != wanted
-    ):
+    is_right = not taken_over
+    for section in taken_over:
+        stored[section] = cfg[section]
+    if stored.get("model") and isinstance(cfg.get("model"), DictConfig):
+        wanted = cfg.model.get("distribution_mapper_config")
+        is_right &= stored.model.get("distribution_mapper_config") == wanted
         stored.model.distribution_mapper_config = wanted
+    if not is_right:
         atomic_write(file, partial(_write_text, text=OmegaConf.to_yaml(stored)))
 
 

@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from maze.cli.wrapper_overrides import changed_wrappers
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.stored_config import is_own_package, read_stored_config, refuse_foreign_targets
@@ -20,27 +21,30 @@ _ROOTS = ("conf_rollout", "conf_train")
 """Root configurations whose environment is a default."""
 
 
-def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> None:
+def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     """Takes over, in place, what the run in `input_dir` was configured with, unless the command names it itself.
 
     That is the environment and the wrappers, where one of Maze's own root configurations is used without an experiment
-    (others name them), and the model. They may name the environments, networks and their parts of Maze and torch, and
-    what is defined in the packages that the command names: by `trusted_packages`, by its own classes, or as packages
-    with configurations.
+    (others name them), and the model. Single wrappers that the command configures come on top of the run's. What is
+    taken over may name the environments, networks and their parts of Maze and torch, and what is defined in the
+    packages that the command names: by `trusted_packages`, by its own classes, or as packages with configurations.
 
     :param cfg: Configuration of a rollout or a training.
     :param overrides: The command's arguments, or the paths of what was given otherwise.
+    :return: The sections that were taken over.
     :raises CheckpointError: The stored configuration cannot be read, or names other code.
     """
     directory = str(cfg.get("input_dir") or "")
     given = [override.lstrip("+~") for override in overrides]
     wanted = [section for section in _taken_over(cfg, given) if not _is_named(section, given)]
     if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
-        return
+        return []
     trusted = [*(cfg.get("trusted_packages") or ()), *packages_with_configurations(), *_packages_named_in(cfg)]
     stored = stored_sections(Path(directory), wanted, trusted)
     if "algorithm" in cfg and "model" in stored:
         stored["model"] = _model_for(cfg, stored["model"], Path(directory))
+    if "wrappers" in stored:
+        stored["wrappers"] = changed_wrappers(stored["wrappers"], _plain(cfg, "wrappers") or {})
     different = [section for section in stored if stored[section] != _plain(cfg, section)]
     with open_dict(cfg):
         for section in different:
@@ -49,6 +53,7 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> None:
         names = " and ".join([", ".join(different[:-1]), different[-1]] if len(different) > 1 else different)
         choices = " ".join(f"{section}=<option>" for section in different)
         print(f"Using the {names} configuration of {directory}; name {choices} to choose another.")
+    return different
 
 
 def stored_sections(
@@ -92,7 +97,8 @@ def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
 
 def _is_named(section: str, given: Sequence[str]) -> bool:
     names = r"model|critic|policy\.model|env_model" if section == "model" else section
-    return any(re.match(rf"({names})([.=@]|$)", override) for override in given)
+    ends = "[=@]|$" if section == "wrappers" else "[.=@]|$"  # single wrappers are added to those of the run
+    return any(re.match(rf"({names})({ends})", override) for override in given)
 
 
 def _model_for(cfg: DictConfig, model: Any, directory: Path) -> Any:

@@ -77,6 +77,9 @@ def test_mappings_may_hold_objects() -> None:
     ("path", "value", "expected"),
     [
         ("wrappers.package.Wrapper.size", 2, {"package.Wrapper": {"size": 2}}),
+        ("wrappers.Wrapper.size", 2, {"package.Wrapper": {"size": 2}}),
+        ("+wrappers.Other.size", 2, {"package.Wrapper": {"size": 1}, "Other": {"size": 2}}),
+        ("+wrappers.own.package.Other.size", 2, {"package.Wrapper": {"size": 1}, "own.package.Other": {"size": 2}}),
         ("wrappers.package.Wrapper", {"extra": 3}, {"package.Wrapper": {"size": 1, "extra": 3}}),
         ("wrappers", {"other.Wrapper": {}}, {"package.Wrapper": {"size": 1}, "other.Wrapper": {}}),
     ],
@@ -85,6 +88,11 @@ def test_keys_with_dots_are_followed_and_mappings_merged(path: str, value: Any, 
     cfg = config()
     place(cfg, path, value)
     assert OmegaConf.to_container(cfg.wrappers) == expected
+
+
+def test_a_wrapper_that_is_not_configured_is_named_with_those_that_are() -> None:
+    with pytest.raises(InvalidSpecificationError, match=r"no key 'Wraper'\. Did you mean `Wrapper`"):
+        place(config(), "wrappers.Wraper.size", 2)
 
 
 def test_entries_of_lists_and_fields_of_objects_can_be_set() -> None:

@@ -47,6 +47,28 @@ def test_a_rollout_takes_over_environment_wrappers_and_model(run: Path, capfd: p
     assert used("out") == ("Acrobot-v1", True, [8])
 
 
+def test_single_wrappers_come_on_top_of_those_of_the_run(run: Path) -> None:
+    clip = "+wrappers.ObservationNormalizationWrapper.default_strategy_config.clip_range=[-5,5]"
+    further = ["+wrappers.TimeLimitWrapper.max_episode_steps=2", clip]
+    assert main([*ROLLOUT, *further, f"input_dir={run}", "hydra.run.dir=out"]) == 0
+    wrappers = OmegaConf.load("out/hydra_config.yaml").wrappers
+    by_name = {name.rpartition(".")[2]: arguments for name, arguments in wrappers.items()}
+    normalization, limit = by_name.pop("ObservationNormalizationWrapper"), by_name.pop("TimeLimitWrapper")
+    assert not by_name
+    assert list(normalization.default_strategy_config.clip_range) == [-5, 5]
+    assert normalization.statistics_dump == "statistics.pkl", "the run's own arguments are kept"
+    assert limit.max_episode_steps == 2
+    assert used("out") == ("Acrobot-v1", True, [8])
+
+
+def test_what_a_training_took_over_is_taken_over_from_it_in_turn(run: Path) -> None:
+    tiny = [*TINY, "algorithm=a2c", "+wrappers.TimeLimitWrapper.max_episode_steps=7"]
+    assert main(["-cn", "conf_train", *tiny, f"input_dir={run}", "hydra.run.dir=second"]) == 0
+    assert main([*ROLLOUT, "input_dir=second", "hydra.run.dir=out"]) == 0
+    assert used("out") == ("Acrobot-v1", True, [8])
+    assert "TimeLimitWrapper" in OmegaConf.load("out/hydra_config.yaml").wrappers
+
+
 ES = [
     "algorithm.n_epochs=1",
     "algorithm.n_rollouts_per_update=2",

@@ -87,7 +87,17 @@ USAGE_ERRORS = [
     ),
     (
         ["-cn", "conf_train", "wrappers={maze.some.Wrapper:{scale:2}}"],
-        "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write '+wrappers={maze.some.W",
+        "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write +wrappers.maze.some.W",
+    ),
+    (["wrappers.TimeLimitWrapper.max_episode_steps=5"], "no such wrapper is configured. To add a wrapper, write +wr"),
+    (["wrappers=vector_obs", "~wrappers.ObservationNormalisation"], "Did you mean `ObservationNormalizationWrapper`?"),
+    (
+        ["wrappers=vector_obs", "wrappers.ObservationNormalizationWrapper.exclud=[x]"],
+        "Did you mean `wrappers.ObservationNormalizationWrapper.exclude`?",
+    ),
+    (
+        ["wrappers=vector_obs", "+wrappers.ObservationNormalizationWrapper.exclude=[x]", "+env.name=Acrobot-v1"],
+        "+env.name: is there already; write env.name=Acrobot-v1, without the +.",
     ),
     (["-cn", "conf_train", "algorithm=ppo", "lr=1"], "lr: unknown key. Did you mean `algorithm.lr`?"),
     (["-cn", "conf_train", "runner.n_epochs=1"], "Did you mean `algorithm.n_epochs`?"),
@@ -111,7 +121,10 @@ CONFIG_ERRORS = [
     (["env._target_=no_such_package.make"], "no_such_package"),
     (["env._target_=os.system"], "refused"),
     (["+runner.renderr=1"], "unknown argument `renderr` (did you mean `render`?)"),
-    (["+wrappers.NoSuchWrapper={}"], "NoSuchWrapper"),
+    (["+wrappers.NoSuchWrapper={}"], "wrappers.NoSuchWrapper: there is no built-in or imported wrapper"),
+    (["+wrappers.TimeLimitWraper.max_episode_steps=5"], "Did you mean `TimeLimitWrapper`?"),
+    (["+wrappers.TimeLimitWrapper.max_steps=5"], "unknown argument `max_steps` (did you mean `max_episode_steps`?)"),
+    (["-cn", "conf_check", "+wrappers.TimeLimitWraper.max_episode_steps=5"], "Did you mean `TimeLimitWrapper`?"),
     (["runner.n_episodes=0"], "runner.n_episodes: expected a whole number of at least 1, got 0"),
     (["runner.n_episodes=many"], "runner.n_episodes: expected a whole number, got 'many'"),
     (["runner.n_processes=1.5", "runner=parallel"], "runner.n_processes: expected a whole number, got 1.5"),
@@ -141,7 +154,7 @@ def test_a_wrong_command_gives_one_message_and_status_2(
 def test_a_wrong_value_gives_one_message_and_status_1(
     arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = [] if "conf_train" in arguments or "runner=parallel" in arguments else ["runner=sequential"]
+    root = [] if "-cn" in arguments or "runner=parallel" in arguments else ["runner=sequential"]
     env = [] if any("env" in argument for argument in arguments) else ["env.name=CartPole-v1"]
     check_error([*root, *env, *arguments], message, 1, tmp_path, capfd)
 

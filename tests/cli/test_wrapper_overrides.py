@@ -1,0 +1,76 @@
+"""Wrappers are overridden by their class, whose path Hydra would split at its dots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from maze.cli.wrapper_overrides import changed_wrappers, split_wrapper_path, wrappers_by_name
+from maze.core.errors import ConfigError
+
+NORMALIZATION = (
+    "maze.core.wrappers.observation_normalization.observation_normalization_wrapper.ObservationNormalizationWrapper"
+)
+
+
+def wrappers_of(*overrides: str) -> dict[str, Any]:
+    with initialize_config_module("maze.conf", version_base="1.3"), wrappers_by_name():
+        cfg = compose("conf_train", overrides=["wrappers=vector_obs", *overrides])
+    return OmegaConf.to_container(cfg.wrappers)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", ["ObservationNormalizationWrapper", NORMALIZATION])
+def test_a_configured_wrapper_is_found_by_its_class_and_by_its_path(name: str) -> None:
+    wrappers = wrappers_of(f"wrappers.{name}.default_strategy_config.clip_range=[-5,5]", f"+wrappers.{name}.new=1")
+    assert list(wrappers) == [NORMALIZATION], "one wrapper, changed in its place"
+    assert wrappers[NORMALIZATION]["default_strategy_config"] == {"clip_range": [-5, 5], "axis": 0}
+    assert wrappers[NORMALIZATION]["new"] == 1
+    assert wrappers_of(f"~wrappers.{name}") == {}
+    assert "statistics_dump" not in wrappers_of(f"~wrappers.{name}.statistics_dump")[NORMALIZATION]
+
+
+@pytest.mark.parametrize("name", ["TimeLimitWrapper", "my_project.wrappers.Patient"])
+def test_a_further_wrapper_is_added_behind_them(name: str) -> None:
+    assert list(wrappers_of(f"+wrappers.{name}.steps=5").items())[1:] == [(name, {"steps": 5})]
+    assert list(wrappers_of(f"+wrappers.{name}={{}}").items())[1:] == [(name, {})]
+
+
+def test_hydra_is_left_as_it_was() -> None:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    before = ConfigLoaderImpl._apply_overrides_to_config
+    with wrappers_by_name():
+        assert ConfigLoaderImpl._apply_overrides_to_config is not before
+    assert ConfigLoaderImpl._apply_overrides_to_config is before
+
+
+@pytest.mark.parametrize(
+    ("path", "configured", "expected"),
+    [
+        ("a.b.C.x.y", ["a.b.C"], ["a.b.C", "x", "y"]),
+        ("C.x", ["a.b.C"], ["a.b.C", "x"]),
+        ("C.x", ["a.b.C", "C"], ["C", "x"]),  # what is written like that already
+        ("own_name.x", ["own_name"], ["own_name", "x"]),
+        ("z.C.x", ["a.b.C"], ["z.C", "x"]),  # another class of that name
+        ("C", [], ["C"]),
+        ("name.x", [], ["name", "x"]),
+    ],
+)
+def test_a_path_is_split_behind_the_wrapper(path: str, configured: list[str], expected: list[str]) -> None:
+    assert split_wrapper_path(path.split("."), configured) == expected
+
+
+def test_a_name_that_several_wrappers_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"wrappers\.C: may be any of a\.C, b\.C; write the path"):
+        split_wrapper_path(["C", "x"], ["a.C", "b.C"])
+
+
+def test_changes_are_merged_and_further_wrappers_follow() -> None:
+    wrappers = {"a.C": {"x": {"y": 1, "z": 2}}, "a.D": None}
+    changes = {"C": {"x": {"y": 3}}, "D": {"k": 1}, "E": None}
+    expected = {"a.C": {"x": {"y": 3, "z": 2}}, "a.D": {"k": 1}, "E": {}}
+    assert changed_wrappers(wrappers, changes) == expected
+    assert changed_wrappers([{"_target_": "a.C"}], {"E": {}}) == [{"_target_": "a.C"}, {"E": {}}]
