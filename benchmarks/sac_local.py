@@ -1,12 +1,10 @@
 """SAC with its environments in worker processes (`runner=local`) beside the same in one process (`runner=dev`).
 
-An environment's step burns a millisecond of CPU time. Both trainings step two environments with the same seeds, so that
-they collect the same transitions and end with the same weights, which is checked. What is timed is the training
-alone: collecting and learning, no evaluation. Rounds alternate between the two; medians and the median of the
-per-round ratios are printed.
-
-An update costs as much as one or two of these steps, and no process can help with it. How much is won therefore depends
-on how many steps each environment takes between two updates (`--steps`).
+An environment's step burns a millisecond of CPU time. All trainings step two environments with the same seeds. With
+`runner=local` the workers collect the next rollouts while the networks learn from those before; with
+`algorithm.collect_ahead=false` they wait for each other, and then both runners collect the same transitions and end
+with the same weights, which is checked. What is timed is the training alone: collecting and learning, no evaluation.
+Rounds alternate; medians and the median of the per-round ratios are printed.
 
     python benchmarks/sac_local.py              # 10 steps of each environment per update
     python benchmarks/sac_local.py --steps 1 2 4 10
@@ -16,6 +14,7 @@ on how many steps each environment takes between two updates (`--steps`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -32,6 +31,7 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 
 N_ENVS = 2
 STEP_SECONDS = 0.001
+TRAININGS = ("dev", "local, waiting", "local")
 
 
 class BurningEnv(gym.Env[np.ndarray, np.ndarray]):
@@ -64,10 +64,10 @@ def make_env() -> GymMazeEnv:
     return GymMazeEnv(BurningEnv())
 
 
-def training(runner: str, n_steps: int, n_updates: int, directory: str) -> RunContext:
+def training(name: str, n_steps: int, n_updates: int, directory: str) -> RunContext:
     """A training.
 
-    :param runner: `dev` or `local`.
+    :param name: One of `TRAININGS`.
     :param n_steps: Number of steps of each environment per update.
     :param n_updates: Number of updates per epoch.
     :param directory: Where it writes.
@@ -75,38 +75,42 @@ def training(runner: str, n_steps: int, n_updates: int, directory: str) -> RunCo
     values = {
         "num_actors": N_ENVS, "rollouts_per_iteration": N_ENVS, "n_rollout_steps": n_steps, "epoch_length": n_updates,
         "initial_buffer_size": 100, "replay_buffer_size": 10_000, "patience": 0, "rollout_evaluator": None,
+        "collect_ahead": False if name == "local, waiting" else None,
     }  # fmt: skip
     seeds = {"seeding.env_base_seed": 1, "seeding.agent_base_seed": 1}
+    runner = name.split(",", maxsplit=1)[0]
     return RunContext(
         env=make_env, algorithm="sac", critic="flatten_concat_state_action", runner=runner, run_dir=directory,
-        silent=True,        overrides={**seeds, **{f"algorithm.{key}": value for key, value in values.items()}},
+        silent=True, overrides={**seeds, **{f"algorithm.{key}": value for key, value in values.items()}},
     )  # fmt: skip
 
 
 def measure(n_steps: int, n_updates: int, n_rounds: int) -> dict[str, float]:
-    """Environment steps per second of both, and the ratio.
+    """Environment steps per second of all, and the ratios to `dev`.
 
     :param n_steps: Number of steps of each environment per update.
     :param n_updates: Number of updates in a round.
     :param n_rounds: Number of rounds.
     """
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        training("dev", n_steps, n_updates, f"{directory}/dev") as dev,
-        training("local", n_steps, n_updates, f"{directory}/local") as local,
-    ):
-        seconds: dict[str, list[float]] = {"dev": [], "local": []}
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(training(name, n_steps, n_updates, f"{directory}/{name}")) for name in TRAININGS
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in TRAININGS}
         for _ in range(n_rounds + 1):  # the first one sets up
-            for name, run in (("dev", dev), ("local", local)):
+            for name, run in runs.items():
                 start = time.perf_counter()
                 run.train(n_epochs=1)
                 seconds[name].append(time.perf_counter() - start)
-        one, other = (list(run.runner.trainer.model.parameters()) for run in (dev, local))
+        one, other = (list(runs[name].runner.trainer.model.parameters()) for name in ("dev", "local, waiting"))
         assert all(map(torch.equal, one, other)), "the two have not learned the same"
     rounds = {name: values[1:] for name, values in seconds.items()}
     done = n_steps * N_ENVS * n_updates
-    ratio = median(a / b for a, b in zip(rounds["dev"], rounds["local"], strict=True))
-    return {**{f"{name}_steps_per_second": done / median(values) for name, values in rounds.items()}, "ratio": ratio}
+    ratios = {
+        f"{name}, ratio": median(dev / own for dev, own in zip(rounds["dev"], values, strict=True))
+        for name, values in rounds.items()
+    }
+    return {**{f"{name}, steps per second": done / median(values) for name, values in rounds.items()}, **ratios}
 
 
 def main() -> None:
@@ -121,11 +125,10 @@ def main() -> None:
     results = {}
     for n_steps in arguments.steps:
         results[n_steps] = result = measure(n_steps, arguments.updates, arguments.rounds)
-        print(
-            f"{n_steps:3} steps per update: dev {result['dev_steps_per_second']:7.0f} steps/s, "
-            f"local {result['local_steps_per_second']:7.0f} steps/s, {result['ratio']:.2f} times dev",
-            flush=True,
+        told = (
+            f"{name} {result[f'{name}, steps per second']:.0f} ({result[f'{name}, ratio']:.2f})" for name in TRAININGS
         )
+        print(f"{n_steps:3} steps per update, steps per second (times dev): {'; '.join(told)}", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=2))
 

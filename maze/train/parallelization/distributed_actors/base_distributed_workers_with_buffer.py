@@ -62,6 +62,8 @@ class BaseDistributedWorkersWithBuffer(ABC):
         self.replay_buffer = replay_buffer
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         """Statistics of the episodes that ended in this epoch."""
+        self.is_ahead = False
+        """Whether the next rollouts were begun before they were asked for."""
 
     @abstractmethod
     def start(self) -> None:
@@ -80,9 +82,21 @@ class BaseDistributedWorkersWithBuffer(ABC):
 
     @abstractmethod
     def collect_rollouts(self) -> tuple[float, float, float]:
-        """Adds `rollouts_per_iteration` rollouts to the buffer.
+        """Adds `rollouts_per_iteration` rollouts to the buffer: those that were begun, if there are some.
 
         :return: Number of rollouts that were waiting before and after, and the seconds spent on waiting for more.
+        """
+
+    def begin_rollouts(self) -> None:
+        """Begins to collect the next rollouts, for a learner that goes on meanwhile and asks for them later.
+
+        Until then it has to leave `worker_policy` alone. Here nothing is begun: the learner waits for all of it.
+        """
+
+    def finish_rollouts(self) -> None:
+        """Waits for rollouts that were begun and adds them to the buffer; they count as those of the next collection.
+
+        Between two collections it changes nothing but when that is done; what is saved or counted in between needs it.
         """
 
     @property
@@ -127,7 +141,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""
-        return {"policy_generators": self.worker_policy.rng_state()}
+        return {"policy_generators": self.worker_policy.rng_state(), "is_ahead": self.is_ahead}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         """Continues from a state that :meth:`state_dict` returned, perhaps of other workers; the buffer comes first.
@@ -135,4 +149,5 @@ class BaseDistributedWorkersWithBuffer(ABC):
         :return: Why environments begin new episodes with the next rollouts, by their index.
         """
         self.worker_policy.set_rng_state(state_dict["policy_generators"])
+        self.is_ahead = state_dict["is_ahead"]
         return dict.fromkeys(range(self.n_workers), f"{type(self).__name__} does not keep where they were")

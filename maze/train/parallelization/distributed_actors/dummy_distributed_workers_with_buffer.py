@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +25,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     load_joint_state,
 )
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
-from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
+from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
+
+_CLOSE_SECONDS = 1.0
+"""How long rollouts under way may take to end by themselves before their environments are closed."""
 
 
 @dataclass
@@ -39,8 +45,44 @@ class _Group:
         return env
 
 
+class _UnderWay:
+    """Rollouts that a thread collects.
+
+    :param collect: Returns them.
+    """
+
+    def __init__(self, collect: Callable[[], list[TransitionRows]]) -> None:
+        self._collect = collect
+        self._rows: list[TransitionRows] = []
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()  # statistics belong to the run that asks for them
+        # it must not keep the process alive if an environment hangs
+        self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._rows = self._collect()
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits until it is done, or for some time."""
+        self._thread.join(seconds)
+
+    def rows(self) -> list[TransitionRows]:
+        """The rollouts; waits for them, and raises what went wrong."""
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._rows
+
+
 class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
-    """Steps the environments by turns; the learner waits for them.
+    """Steps the environments by turns. The learner waits for them, unless it has begun rollouts ahead.
+
+    What is collected ahead does not depend on how fast anything is: it reaches the buffer only when it is asked for,
+    and the policy is the same from its beginning to its end.
 
     As many of them as take turns together act with one pass through the network, in this process, and are stepped
     together, perhaps elsewhere. What is collected does not depend on where that is.
@@ -62,6 +104,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
         super().__init__(*args, **kwargs)
         self._make_env = make_env or (lambda env_factory, n_envs: SequentialVectorEnv([env_factory] * n_envs))
         self._groups = []
+        self._under_way: _UnderWay | None = None
         self._turn = 0
         self._actors: list[ActorID] = []
 
@@ -75,6 +118,9 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def stop(self) -> None:
+        if self._under_way is not None:
+            self._under_way.wait(_CLOSE_SECONDS)
+            self._under_way, self.is_ahead = None, False
         for group in self._groups:
             group.env.close()
         self._groups.clear()
@@ -85,16 +131,43 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def collect_rollouts(self) -> tuple[float, float, float]:
+        if not self.is_ahead:
+            self._add(self._collected())
+            return 0.0, 0.0, 0.0
+        start = time.perf_counter()
+        self.finish_rollouts()
+        self.is_ahead = False
+        return 0.0, 0.0, time.perf_counter() - start
+
+    @override(BaseDistributedWorkersWithBuffer)
+    def begin_rollouts(self) -> None:
+        if not self.is_ahead:
+            self.start()
+            self._under_way, self.is_ahead = _UnderWay(self._collected), True
+
+    @override(BaseDistributedWorkersWithBuffer)
+    def finish_rollouts(self) -> None:
+        if self._under_way is not None:
+            self._add(self._under_way.rows())
+            self._under_way = None
+
+    def _collected(self) -> list[TransitionRows]:
         self.start()
-        n_collected = 0
-        while n_collected < self.rollouts_per_iteration:
+        collected: list[TransitionRows] = []
+        n_rollouts, number = 0, self.replay_buffer.n_rows_added
+        while n_rollouts < self.rollouts_per_iteration:
             group = self._groups[self._turn]
             self._turn = (self._turn + 1) % len(self._groups)
             group.generator.collect(self.worker_policy, group.columns)
             group.columns.check_finite(group.env.seeding_at)
-            self.replay_buffer.add_rows(group.rows.convert(group.columns, self.replay_buffer.n_rows_added))
-            n_collected += group.columns.n_envs
-        return 0.0, 0.0, 0.0
+            collected.append(group.rows.convert(group.columns, number))
+            number += len(collected[-1])
+            n_rollouts += group.columns.n_envs
+        return collected
+
+    def _add(self, collected: list[TransitionRows]) -> None:
+        for rows in collected:
+            self.replay_buffer.add_rows(rows)
 
     @property
     @override(BaseDistributedWorkersWithBuffer)
@@ -104,6 +177,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
 
     @override(BaseDistributedWorkersWithBuffer)
     def state_dict(self) -> dict[str, Any]:
+        self.finish_rollouts()
         rows = [row for group in self._groups for row in group.rows.state()]
         environments = joint_state(group.env for group in self._groups)
         return {**super().state_dict(), "turn": self._turn, "n_groups": len(self._groups), "rows": rows, **environments}

@@ -54,6 +54,9 @@ class ReplayConfig(Protocol):
     """Number of items collected by the initial sampling policy before the training."""
     initial_sampling_policy: Any
     """The policy that collects them, or its configuration."""
+    collect_ahead: bool | None
+    """Whether rollouts are collected while the networks learn from those before; `None`: if that is done in worker
+    processes."""
 
 
 class ReplayTrainer(EpochTrainer, ABC):
@@ -63,6 +66,9 @@ class ReplayTrainer(EpochTrainer, ABC):
     `num_batches_per_iter` batches. An algorithm says what it learns from a batch (:meth:`_learn_from`), and lists
     its optimizers and generators as its :meth:`_parts`, besides those of this class. The buffer, which the workers
     fill, is part of the training's state; what it holds to begin with is up to who makes the trainer.
+
+    Where it collects ahead (:attr:`collects_ahead`), the rollouts of an update were begun with the policy that the
+    update before it began with: one that is exactly one update old, however fast workers and learner are.
 
     Where the class of events has them, it reports `time_learner_rollout`, `time_dequeuing_actors` and
     `time_sampling_from_buffer` (seconds, and perhaps percent), `estimated_queue_sizes` (before, after),
@@ -94,6 +100,8 @@ class ReplayTrainer(EpochTrainer, ABC):
             checkpoint_file=checkpoint_file,
         )
         self.workers = workers
+        self.collects_ahead = False
+        """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())
 
     @classmethod
@@ -106,10 +114,15 @@ class ReplayTrainer(EpochTrainer, ABC):
         """
         config: ReplayConfig = run.algorithm
         model = run.model()
+        collects_ahead = not run.placement.in_process if config.collect_ahead is None else config.collect_ahead
+        policy = _policy_of(model)
+        if collects_ahead or policy.device != "cpu":
+            policy = copy.deepcopy(policy)
+            policy.to("cpu")
         selection = run.best_model_selection(model)
         replay_buffer = cls._replay_buffer(run)
         workers = run.workers(
-            worker_policy=cls._worker_policy(_policy_of(model)),
+            worker_policy=cls._worker_policy(policy),
             n_rollout_steps=config.n_rollout_steps,
             n_workers=config.num_actors,
             batch_size=config.batch_size,
@@ -128,10 +141,11 @@ class ReplayTrainer(EpochTrainer, ABC):
             model_selection=selection,
             checkpoint_file=run.checkpoint_file,
         )
+        trainer.collects_ahead = collects_ahead
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
             if fill is None:
-                policy = cls._sampling_policy(config, workers.worker_policy)
-                fill_replay_buffer(run, replay_buffer, sampling_policy=policy)
+                sampling_policy = cls._sampling_policy(config, workers.worker_policy)
+                fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
             else:
                 fill(replay_buffer)
         return trainer
@@ -143,14 +157,10 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @classmethod
     def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
-        """The policy that collects, on the CPU: here the one that learns, or a copy where it learns elsewhere.
+        """The policy that collects: here that one itself.
 
-        :param policy: The policy that learns.
+        :param policy: The policy that learns, or a copy where it learns elsewhere or meanwhile.
         """
-        if policy.device == "cpu":
-            return policy
-        policy = copy.deepcopy(policy)
-        policy.to("cpu")
         return policy
 
     @classmethod
@@ -193,19 +203,31 @@ class ReplayTrainer(EpochTrainer, ABC):
 
         :return: Seconds spent on waiting for them.
         """
-        policy, workers = self.policy, self.workers
-        if not workers.worker_policy.shares_networks_with(policy):
-            workers.broadcast_updated_policy(policy.state_dict())
-        if self._has_modes:
-            workers.worker_policy.eval()
+        workers = self.workers
+        if not workers.is_ahead:
+            self._prepare_acting(workers.worker_policy)
         before, after, waiting = workers.collect_rollouts()
+        if self.collects_ahead:
+            self._prepare_acting(workers.worker_policy)
+            workers.begin_rollouts()
         if self._has_modes:
-            policy.train()
+            self.policy.train()
         self.stats.add_value("estimated_queue_sizes", before, after)
         return waiting
 
+    def _prepare_acting(self, worker_policy: TorchPolicy) -> None:
+        """Comes before rollouts are collected, or begun; while they are, the policy that acts is left alone.
+
+        :param worker_policy: That policy; it gets the weights that were learned.
+        """
+        if not worker_policy.shares_networks_with(self.policy):
+            self.workers.broadcast_updated_policy(self.policy.state_dict())
+        if self._has_modes:
+            worker_policy.eval()
+
     @override(EpochTrainer)
     def _write_epoch_stats(self) -> None:
+        self.workers.finish_rollouts()  # their episodes belong to this epoch, whether they are done by now or not
         buffer = self.workers.replay_buffer
         self.stats.add_value("buffer_size", len(buffer))
         self.stats.add_value("buffer_avg_pick_per_transition", buffer.avg_pick_per_transition)
@@ -226,12 +248,14 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        self.workers.finish_rollouts()
         buffer = self.workers.replay_buffer
         with_content = is_last or buffer.n_bytes <= ALWAYS_SAVED_BYTES
         return {**super().training_state(is_last), "replay_buffer": buffer.state_dict(with_content)}
 
     @override(EpochTrainer)
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        self.workers.finish_rollouts()
         self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
         problems = super()._load_parts(state)
         if state["replay_buffer"]["content"] is None:

@@ -92,6 +92,11 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     rollouts_per_iteration: int = 1
     """Number of rollouts collected before each update, all environments together."""
 
+    collect_ahead: bool | None = None
+    """Whether rollouts are collected while the networks learn from those before, with the policy of one update ago;
+    `None`: if environments are in worker processes (`runner=local`). `False`: they wait for each other, and all runners
+    learn the same."""
+
     replay_buffer_size: int = 100000
     """Most transitions that are kept; the oldest ones make room."""
 
@@ -129,6 +134,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
         self.require_number("max_grad_norm", 0.0)
         for name in ("double", "dueling", "prioritized"):
             self.require_choice(name, (True, False))
+        self.require_choice("collect_ahead", (True, False, None))
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(
                 f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "

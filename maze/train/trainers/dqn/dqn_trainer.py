@@ -106,7 +106,7 @@ class DQN(ReplayTrainer):
     @classmethod
     @override(ReplayTrainer)
     def _worker_policy(cls, policy: TorchPolicy) -> TorchPolicy:
-        return EpsilonGreedyPolicy(super()._worker_policy(policy))
+        return EpsilonGreedyPolicy(policy)
 
     @classmethod
     @override(ReplayTrainer)
@@ -125,17 +125,25 @@ class DQN(ReplayTrainer):
     @override(ReplayTrainer)
     def _update(self) -> None:
         config, buffer = self.config, self.workers.replay_buffer
-        n_updates = self.epoch * config.epoch_length + self.update
-        n_steps, self._n_batches = n_updates * self._steps_per_update(), n_updates * config.num_batches_per_iter
-        explorer = self.workers.worker_policy
-        assert isinstance(explorer, EpsilonGreedyPolicy)
-        explorer.epsilon = linear_schedule(
-            config.initial_epsilon, config.final_epsilon, config.epsilon_decay_steps, n_steps
-        )
+        self._n_batches = self._n_updates * config.num_batches_per_iter
         if isinstance(buffer, PrioritizedReplayBuffer):
-            buffer.beta = linear_schedule(config.priority_beta, 1.0, config.epsilon_decay_steps, n_steps)
-        self.stats.add_value("epsilon", explorer.epsilon)
+            buffer.beta = self._scheduled(config.priority_beta, 1.0)
         super()._update()
+
+    @override(ReplayTrainer)
+    def _prepare_acting(self, worker_policy: TorchPolicy) -> None:
+        super()._prepare_acting(worker_policy)
+        assert isinstance(worker_policy, EpsilonGreedyPolicy)
+        worker_policy.epsilon = self._scheduled(self.config.initial_epsilon, self.config.final_epsilon)
+        self.stats.add_value("epsilon", worker_policy.epsilon)
+
+    @property
+    def _n_updates(self) -> int:
+        return self.epoch * int(self.config.epoch_length) + self.update
+
+    def _scheduled(self, first: float, last: float) -> float:
+        n_steps = self._n_updates * self._steps_per_update()
+        return linear_schedule(first, last, self.config.epsilon_decay_steps, n_steps)
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:

@@ -89,6 +89,11 @@ class SACAlgorithmConfig(AlgorithmConfig):
     rollout_evaluator: Any = field(default_factory=default_rollout_evaluator)
     """Evaluates the policy between epochs (or its configuration); `None`: training episodes say how good it is."""
 
+    collect_ahead: bool | None = field(default=None, kw_only=True)
+    """Whether rollouts are collected while the networks learn from those before, with the policy of one update ago;
+    `None`: if environments are in worker processes (`runner=local`). `False`: they wait for each other, and all runners
+    learn the same."""
+
     critic_burn_in_epochs: int = field(default=0, kw_only=True)
     """Number of epochs at the start in which the critics learn alone and the policy stays as it is."""
 
@@ -120,6 +125,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
             self.require_number(name, 0.0)
         for name in ("entropy_tuning", "split_rollouts_into_transitions"):
             self.require_choice(name, (True, False))
+        self.require_choice("collect_ahead", (True, False, None))
         # a coefficient of zero has no logarithm, which is what is tuned
         self.require_number("entropy_coef", 0.0, above=self.entropy_tuning)
         if self.initial_buffer_size > self.replay_buffer_size:

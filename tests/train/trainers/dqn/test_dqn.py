@@ -223,8 +223,10 @@ def test_every_combination_trains(overrides, tmp_path, monkeypatch):
     assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
 
 
-def test_worker_processes_give_the_same_weights(tmp_path, monkeypatch):
+@pytest.mark.parametrize("ahead", ["false", "true"])
+def test_worker_processes_give_the_same_weights(ahead, tmp_path, monkeypatch):
     several = ("env.name=CartPole-v1", "algorithm.num_actors=2", "algorithm.rollouts_per_iteration=2")
+    several = (*several, f"algorithm.collect_ahead={ahead}")
     one = trained(tmp_path / "dev", monkeypatch, *several, "runner=dev")
     other = trained(tmp_path / "local", monkeypatch, *several, "runner=local")
     for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):

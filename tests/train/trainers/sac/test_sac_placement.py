@@ -1,8 +1,11 @@
 """SAC where its environments are placed elsewhere, and with buffers and runners of somebody's own."""
 
+import functools
 import os
 import random
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -13,12 +16,11 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
     DummyDistributedWorkersWithBuffer,
 )
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 from maze.train.trainers.sac.sac_runners import SACRunner
 from maze.train.trainers.sac.sac_trainer import SAC
-from tests.train.parallelization.toy_envs import random_walk_env, two_step_env
+from tests.train.parallelization.toy_envs import counting_env, random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import build_model
 
 SMALL = {
@@ -27,10 +29,10 @@ SMALL = {
 }  # fmt: skip
 
 
-def training(runner):
-    overrides = {f"algorithm.{key}": value for key, value in SMALL.items()}
+def training(runner, make_env=random_walk_env, **algorithm):
+    overrides = {f"algorithm.{key}": value for key, value in {**SMALL, **algorithm}.items()}
     return RunContext(
-        env=random_walk_env,
+        env=make_env,
         algorithm="sac",
         critic="flatten_concat_state_action",
         runner=runner,
@@ -48,18 +50,92 @@ def groups(run):
     return [group.env for group in run.runner.trainer.workers._groups]
 
 
-def test_both_placements_collect_and_learn_the_same():
-    found = []
-    for runner, env_class in (("dev", SequentialVectorEnv), ("local", SubprocVectorEnv)):
-        with training(runner) as run:
-            run.train()
-            assert {type(env) for env in groups(run)} == {env_class}
-            columns = run.runner.trainer.workers.replay_buffer.columns
-            weights = [parameter.detach().clone() for parameter in run.runner.trainer.model.parameters()]
-            found.append((columns.state_dict()["arrays"], weights))
-    (one, first), (other, second) = found
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+def learned(runner, **algorithm):
+    with training(runner, **algorithm) as run:
+        run.train()
+        trainer = run.runner.trainer
+        is_in_processes = {type(env) for env in groups(run)} == {SubprocVectorEnv}
+        assert is_in_processes == (runner == "local")
+        collected = trainer.workers.replay_buffer.columns.state_dict()["arrays"]
+        return collected, [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def are_equal(one, other):
+    return all(torch.equal(one[0][key], other[0][key]) for key in one[0]) and all(map(torch.equal, one[1], other[1]))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_both_placements_collect_and_learn_the_same(ahead):
+    # two groups of environments that take turns
+    one, other = (learned(runner, collect_ahead=ahead, num_actors=4) for runner in ("dev", "local"))
+    assert are_equal(one, other)
+
+
+def test_only_processes_collect_ahead_unless_it_is_said():
+    waiting, ahead = (learned("dev", collect_ahead=value) for value in (False, True))
+    assert not are_equal(waiting, ahead)
+    assert are_equal(learned("dev"), waiting)
+    assert are_equal(learned("local"), ahead)
+
+
+def test_what_is_collected_ahead_is_collected_with_the_policy_of_one_update_ago():
+    with training("dev", collect_ahead=True) as run:
+        run.train(n_epochs=1)  # ends with the rollouts of the next update, which came before the last one
+        trainer, before_updates, acted = run.runner.trainer, [], []
+        collected, update = trainer.workers._collected, trainer._update
+
+        def noted_collected():
+            time.sleep(0.05)  # the learner is done long before
+            acted.append(weights_of(trainer.workers.worker_policy))
+            return collected()
+
+        def noted_update():
+            before_updates.append(weights_of(trainer.policy))
+            update()
+
+        trainer.workers._collected, trainer._update = noted_collected, noted_update
+        run.train(n_epochs=1)
+    assert len(acted) == len(before_updates) == SMALL["epoch_length"]
+    assert all(map(torch.equal, acted, before_updates))
+    assert not torch.equal(acted[0], acted[1])
+
+
+def weights_of(policy):
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters()])
+
+
+def test_the_learner_goes_on_while_rollouts_are_collected():
+    with training("dev", collect_ahead=True) as run:
+        run.train(n_epochs=1)
+        trainer, has_learned = run.runner.trainer, threading.Event()
+        collected, learn = trainer.workers._collected, trainer._learn_from
+
+        def waiting_collected():
+            assert has_learned.wait(10), "the learner has waited"
+            has_learned.clear()
+            return collected()
+
+        def noted_learn(batch):
+            learn(batch)
+            has_learned.set()
+
+        trainer.workers._collected, trainer._learn_from = waiting_collected, noted_learn
+        run.train(n_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("runner", "fault", "message"),
+    [
+        ("dev", "raise", "nvironment 0.*the simulator lost its marbles"),
+        ("local", "raise", r"environment worker \d \(environment \d, .*the simulator lost its marbles"),
+        ("local", "kill", r"environment worker \d \(environment \d, pid \d+\) was killed by signal 9"),
+    ],
+)
+def test_what_goes_wrong_while_it_learns_is_named(runner, fault, message):
+    make_env = functools.partial(counting_env, ((20, "terminated"),), (fault, 7))
+    values = {"initial_buffer_size": 1, "n_rollout_steps": 2, "collect_ahead": True}
+    with training(runner, make_env, **values) as run, pytest.raises(MazeError, match=message):
+        run.train()
 
 
 def test_a_worker_that_is_killed_is_named():

@@ -101,7 +101,7 @@ class RolloutRows:
                 self._steps[index] = under_way
 
     def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
-        """The rows of a rollout, those of one environment after another.
+        """The rows of a rollout, those of one environment after another, in arrays of their own.
 
         Actions are clipped to their space, as they were on the way to the environment.
 
@@ -279,8 +279,8 @@ class RolloutRows:
 
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
-    """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another."""
-    return np.swapaxes(array, 0, 1).reshape(n_rows, *array.shape[2:])
+    """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another, as a copy."""
+    return np.array(np.swapaxes(array, 0, 1), order="C").reshape(n_rows, *array.shape[2:])
 
 
 def _at(values: list[Any], position: int) -> Any:
