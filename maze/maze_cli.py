@@ -47,6 +47,7 @@ def maze_run(cfg: DictConfig) -> float | None:
         best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
     from maze.cli.checks import check, complete
+    from maze.cli.run_facts import report_writer
     from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.stored_model import use_stored_run
     from maze.cli.sweeps.objective import recorder_of_sweep
@@ -75,6 +76,8 @@ def maze_run(cfg: DictConfig) -> float | None:
     with StatsContext() as stats:
         if objective is not None:
             stats.register_writer(objective)
+        if started_by_hydra and "algorithm" in cfg:
+            stats.register_writer(report_writer(Path.cwd(), project))
         runner.setup(cfg)
         runner.run()
     score = best_score(runner)
@@ -113,6 +116,8 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
+    if command[:1] == ["--report"]:
+        return _make_report(command[1:])
     if (shown := _what_to_show(command)) is not None:
         return _show(*shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
@@ -161,6 +166,15 @@ def _show(flag: str, directory: str) -> int:
         from maze.cli.run_description import print_run_info
 
         return print_run_info(directory)
+    except MazeError as error:
+        return _report(error, full=False)
+
+
+def _make_report(arguments: Sequence[str]) -> int:
+    try:
+        from maze.cli.report import make_report
+
+        return make_report(arguments)
     except MazeError as error:
         return _report(error, full=False)
 

@@ -22,6 +22,7 @@ from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_conf
 from maze.api.rollouts import Evaluation
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.run_facts import report_writer
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
@@ -183,6 +184,7 @@ class TrainingRun:
         try:
             with self._inside(directory):
                 self._write_run_info(directory)
+                self._stats.register_writer(report_writer(directory, self.project))
                 runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
                 with _own_evaluator(self.cfg) as evaluator:
                     runner.setup(self.cfg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _ADDRESSABLE = re.compile(r"^[\w-]+$")
 
 
 def resume_command(
-    arguments: Sequence[str], cfg: DictConfig, directory: Path, n_finished_epochs: int | None = None
+    arguments: Sequence[str], cfg: Container[str], directory: Path, n_finished_epochs: int | None = None
 ) -> str:
     """Goes on with a training where it stopped.
 

@@ -43,20 +43,22 @@ def print_run_info(argument: str) -> int:
     return int(any(file.problem for file in files))
 
 
-def find_run(path: Path) -> Path:
+def find_run(path: Path, flag: str = "--info") -> Path:
     """The directory of a run or a sweep; an error names others that were probably meant.
 
+    :param path: As it was given.
+    :param flag: What it was given to.
     :raises UsageError: There is no run; names what may have been meant.
     """
     if is_run(path) or is_sweep(path):
         return path
     if path.is_file() and is_run(path.parent):
-        raise UsageError(f"--info: {path} is a file of a run. Name its directory: maze-run --info {path.parent}")
+        raise UsageError(f"{flag}: {path} is a file of a run. Name its directory: maze-run {flag} {path.parent}")
     kind = "a file" if path.is_file() else "not the directory of a run" if path.is_dir() else "no directory"
     candidates = _candidates(path)
     hint = f" Did you mean {' or '.join(map(str, candidates))}?" if candidates else ""
     raise UsageError(
-        f"--info: {path} is {kind}. Expected a directory that maze-run has made "
+        f"{flag}: {path} is {kind}. Expected a directory that maze-run has made "
         f"({', '.join(_RUN_FILES[:2])} and {COMMAND_FILE} are in it), for instance outputs/<name>/<time>.{hint}"
     )
 

@@ -26,6 +26,8 @@ WORTHLESS = (
     "command.txt",
     "versions.json",
     "run.json",
+    "progress.csv",
+    "report.html",
     "multirun.yaml",
     "spaces_config.pkl",
     "*.pdf",

@@ -149,6 +149,8 @@ _CHECKS: tuple[tuple[str, str, _Check], ...] = (
     ("*.yaml", "settings", _yaml),
     ("versions.json", "versions", _json),
     ("run.json", "how far the training is", _json),
+    ("progress.csv", "table of all statistics", _plain),
+    ("report.html", "report, for a browser", _plain),
     ("rllib_progress.json", "progress of the training", _json),
     ("command.txt", "command", _plain),
 )

@@ -65,8 +65,8 @@ def _listed(run: Path, config: Path, cfg: Mapping[str, Any]) -> ListedRun:
     broken = f" (broken by {record['violation']:.3g})" if record.get("violation") else ""
     return ListedRun(
         run=str(run),
-        environment=_environment(cfg.get("env")),
-        algorithm=_algorithm(cfg["algorithm"], run),
+        environment=environment_name(cfg.get("env")),
+        algorithm=algorithm_name(cfg["algorithm"], run),
         steps=f"{steps:,}" if isinstance(steps, int) and steps else "-",
         best_score=f"{score:.5g}{broken}" if isinstance(score, int | float) else "-",
         state=str(record.get("state")),
@@ -74,13 +74,19 @@ def _listed(run: Path, config: Path, cfg: Mapping[str, Any]) -> ListedRun:
     )
 
 
-def _environment(env: Any) -> str:
+def environment_name(env: Any) -> str:
+    """The name of the environment that a section of a configuration describes."""
     section = env if isinstance(env, Mapping) else {}
     name = section.get("name")
     return name if isinstance(name, str) else str(section.get("_target_", env)).rpartition(".")[2]
 
 
-def _algorithm(algorithm: Any, run: Path) -> str:
+def algorithm_name(algorithm: Any, run: Path) -> str:
+    """The name of the algorithm that a section of a run's configuration describes.
+
+    :param algorithm: The section.
+    :param run: Directory of the run.
+    """
     target = algorithm.get("_target_") if isinstance(algorithm, Mapping) else None
     name = str(target).rpartition(".")[2]
     if target and name.endswith(_CLASS_SUFFIX):

@@ -255,6 +255,8 @@ class StatsContext:
     def __init__(self) -> None:
         self.step = 1
         """Number of the current log step, counted from 1."""
+        self.n_env_steps: int | None = None
+        """Environment steps that the training has taken so far; `None`: nobody counts them."""
         self.writers: list[LogStatsWriter] = []
         self.hooks: list[Callable[[], Any]] = []
         """Called whenever a log step is finished."""
@@ -330,6 +332,7 @@ class StatsContext:
         """Back to the state of a new context."""
         self.close()
         self.step = 1
+        self.n_env_steps = None
         self.hooks = []
 
     def close(self) -> None:

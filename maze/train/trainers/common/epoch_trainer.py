@@ -21,6 +21,7 @@ from maze.core.log_stats.log_stats import (
     GlobalLogState,
     LogStatsAggregator,
     LogStatsLevel,
+    StatsContext,
     get_stats_logger,
     increment_log_step,
 )
@@ -324,6 +325,7 @@ class EpochTrainer(Trainer, ABC):
                 self._stop_if_requested(interrupt)
         self.epoch, self.update = self.epoch + 1, 0
         progress.before_output()
+        self._tell_env_steps()
         self._write_epoch_stats()
         self._training_reward = self._mean_training_reward()
         self.history.append(EpochSummary(self.epoch, self.n_env_steps, self._training_reward))
@@ -359,10 +361,15 @@ class EpochTrainer(Trainer, ABC):
             return
         self._evaluated_epoch = self.epoch
         self._progress.before_output()
+        self._tell_env_steps()
         if self.evaluator is not None:
             self.evaluate()
         elif self.model_selection is not None and self.epoch > 0 and not math.isnan(self._training_reward):
             self.model_selection.update(self._training_reward)
+
+    def _tell_env_steps(self) -> None:
+        """Says after how many environment steps the statistics that follow were taken, where they are counted."""
+        StatsContext.active().n_env_steps = self.n_env_steps if self.steps_per_epoch else None
 
     def _mean_training_reward(self) -> float:
         """Mean reward of the episodes that ended in this epoch; NaN if there are none."""

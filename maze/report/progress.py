@@ -1,0 +1,260 @@
+"""The statistics of a run as a table, `progress.csv`: everything that a report shows comes from it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import MazeError
+from maze.core.log_stats.log_stats import LogStats
+from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.utils.files import atomic_write
+
+PROGRESS_FILE = "progress.csv"
+LEADING = ("step", "path", "seconds", "env_steps")
+"""Columns that every row has: log step, prefix such as `train`, seconds since the start, steps of the training."""
+QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+SHARE = "share_"
+MOST_CATEGORIES, MOST_COMPONENTS, MOST_SAMPLES = 32, 16, 10_000
+_WHOLE = 2.0**53
+_MISSING = math.nan
+
+
+class StatisticsOfPath:
+    """What was logged under one prefix, in columns of equal length; NaN where a statistic was not there.
+
+    :param path: The prefix: `train`, `eval` or another.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.steps = array("d")
+        self.seconds = array("d")
+        self.env_steps = array("d")
+        self.columns: dict[str, array[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def append(self, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
+        """Adds a row."""
+        for name in values:
+            if name not in self.columns:
+                self.columns[name] = array("d", [_MISSING]) * len(self)
+        self.steps.append(step)
+        self.seconds.append(seconds)
+        self.env_steps.append(env_steps)
+        for name, column in self.columns.items():
+            column.append(values.get(name, _MISSING))
+
+
+class Progress:
+    """The rows of `progress.csv`, collected while a run goes on, or read from the file.
+
+    Statistics that are written with the same prefix in the same log step make one row. Distributions become columns:
+    the share of each category (`.../share_2`), or quantiles (`.../p05` to `.../p95`) of real numbers, per component
+    where they are vectors.
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[str, StatisticsOfPath] = {}
+        self._columns: dict[str, int] = {}
+        """Position of each statistic among the columns of the file, in the order in which they occurred first."""
+        self._lines: list[tuple[int, str]] = []
+        """The completed rows as text, with their numbers of columns."""
+        self._open: dict[str, tuple[int, float, float, dict[str, float]]] = {}
+
+    def add(self, path: str | None, step: int, seconds: float, env_steps: float | None, stats: LogStats) -> None:
+        """Adds statistics to the row of the log step; :meth:`finish_step` completes it.
+
+        :param path: Their prefix.
+        :param step: Number of the log step.
+        :param seconds: Since the run began.
+        :param env_steps: Steps that the training has taken in its environments; `None`: nobody knows.
+        :param stats: The statistics.
+        """
+        values = self._open[path or ""][3] if (path or "") in self._open else {}
+        for key, value in stats.items():
+            values.update(columns_of("/".join(filter(None, (*event_names(key.event), statistic_name(key)))), value))
+        self._open[path or ""] = (step, seconds, _MISSING if env_steps is None else float(env_steps), values)
+
+    def finish_step(self) -> None:
+        """Completes the rows of the log step."""
+        for path, (step, seconds, env_steps, values) in self._open.items():
+            self._append(path, step, seconds, env_steps, values)
+        self._open.clear()
+
+    @property
+    def n_rows(self) -> int:
+        """Number of completed rows."""
+        return len(self._lines)
+
+    def is_empty(self) -> bool:
+        """Whether there is no completed row."""
+        return not self._lines
+
+    def text(self) -> str:
+        """The completed rows as CSV."""
+        head = _csv_line([*LEADING, *self._columns])
+        n_columns = len(self._columns)
+        return "".join([head, *(f"{line}{',' * (n_columns - n)}\n" for n, line in self._lines)])
+
+    def write(self, directory: Path) -> None:
+        """Writes the file, whole or not at all.
+
+        :raises OSError: The disk does not take it.
+        """
+        content = self.text().encode()
+        atomic_write(directory / PROGRESS_FILE, lambda file: file.write(content))
+
+    def take_over(self, earlier: Progress, before_step: float) -> float:
+        """Puts rows of the run that this one goes on with before all others.
+
+        :param earlier: Its table.
+        :param before_step: Log step with which this one begins.
+        :return: The seconds after which the last of these rows was written.
+        """
+        last = 0.0
+        for path, step, seconds, env_steps, values in earlier.rows():
+            if step < before_step:
+                self._append(path, step, seconds, env_steps, values)
+                last = max(last, seconds)
+        return last
+
+    def rows(self) -> Iterator[tuple[str, float, float, float, dict[str, float]]]:
+        """Prefix, log step, seconds, environment steps and statistics of each row, by log steps."""
+        rows = [
+            (statistics.steps[index], position, index, statistics)
+            for position, statistics in enumerate(self.paths.values())
+            for index in range(len(statistics))
+        ]
+        for step, _, index, statistics in sorted(rows, key=lambda row: row[:3]):
+            values = {name: column[index] for name, column in statistics.columns.items()}
+            present = {name: value for name, value in values.items() if not math.isnan(value)}
+            yield statistics.path, step, statistics.seconds[index], statistics.env_steps[index], present
+
+    def _append(self, path: str, step: float, seconds: float, env_steps: float, values: Mapping[str, float]) -> None:
+        self.paths.setdefault(path, StatisticsOfPath(path)).append(step, seconds, env_steps, values)
+        for name in values:
+            self._columns.setdefault(name, len(self._columns))
+        cells = [_text(step), _csv_cell(path), _text(round(seconds, 3)), _text(env_steps)]
+        last = max((self._columns[name] for name in values), default=-1)
+        statistics = [""] * (last + 1)
+        for name, value in values.items():
+            statistics[self._columns[name]] = _text(value) or "nan"
+        self._lines.append((last + 1, ",".join([*cells, *statistics])))
+
+
+def read_progress(directory: Path) -> Progress:
+    """Reads `progress.csv`; a last line that is cut off, or one that is damaged, is left out.
+
+    :param directory: Of the run.
+    :raises MazeError: There is no such file, or it is none that Maze has written.
+    """
+    file = directory / PROGRESS_FILE
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MazeError(
+            f"{file} cannot be read ({error.strerror}). A training writes it when its first epoch ends."
+        ) from error
+    rows = csv.reader(io.StringIO(text.replace("\0", "")))
+    header = next(rows, [])
+    if tuple(header[: len(LEADING)]) != LEADING:
+        raise MazeError(f"{file} is no table of a training: expected the columns {', '.join(LEADING)}, ....")
+    progress, names = Progress(), header[len(LEADING) :]
+    progress._columns = {name: position for position, name in enumerate(names)}
+    for row in rows:
+        numbers = list(map(_number, row))
+        if len(row) < len(LEADING) or numbers[0] is None:
+            continue
+        step, _, seconds, env_steps, *found = numbers
+        values = {name: value for name, value in zip(names, found, strict=False) if value is not None}
+        progress._append(row[1], step or 0.0, seconds or 0.0, _MISSING if env_steps is None else env_steps, values)
+    return progress
+
+
+def columns_of(name: str, value: Any) -> dict[str, float]:
+    """The columns that a statistic makes; none where it is neither a number nor a distribution of numbers.
+
+    :param name: Of the statistic.
+    :param value: A number, the samples of a distribution, or pairs of a category and the number of categories.
+    """
+    number = scalar_value(value)
+    if number is not None:
+        return {name: number}
+    samples = sample_values(value)
+    if samples is None or samples.dtype.kind not in "biuf" or not samples.size:
+        return {}
+    samples = samples[:: -(-samples.size // MOST_SAMPLES)] if samples.dtype.kind == "f" else samples
+    if samples.dtype.kind != "f" and samples.min() >= 0 and samples.max() < MOST_CATEGORIES:
+        counts = np.bincount(samples.astype(np.int64), minlength=_n_categories(value))
+        return {f"{name}/{SHARE}{index}": float(share) for index, share in enumerate(counts / samples.size)}
+    vectors = _vectors(value)
+    if vectors is None:
+        return _quantiles(name, samples)
+    columns: dict[str, float] = {}
+    for component in range(vectors.shape[1]):
+        columns.update(_quantiles(f"{name}/{component}", vectors[:, component]))
+    return columns
+
+
+def _n_categories(value: Any) -> int:
+    """How many categories there are, where the value says so."""
+    n_categories: Any = 0
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+        n_categories = value[1]
+    elif isinstance(value, (list, tuple)) and isinstance(value[0], tuple) and len(value[0]) == 2:
+        n_categories = value[0][1]
+    is_number = isinstance(n_categories, (int, np.integer)) and 0 <= n_categories <= MOST_CATEGORIES
+    return int(n_categories) if is_number else 0
+
+
+def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
+    """Samples `[n_samples, n_components]`, where they are short vectors of the same length."""
+    if not isinstance(value, (list, tuple)) or np.ndim(value[0]) != 1:
+        return None
+    kept = value[:: -(-len(value) // MOST_SAMPLES)]
+    n_components = len(kept[0])
+    if not 1 <= n_components <= MOST_COMPONENTS or any(np.shape(sample) != (n_components,) for sample in kept):
+        return None
+    return np.asarray(kept, np.float64)
+
+
+def _quantiles(name: str, samples: np.ndarray[Any, Any]) -> dict[str, float]:
+    finite = samples[np.isfinite(samples)] if samples.dtype.kind == "f" else samples
+    if not finite.size:
+        return {}
+    values = np.quantile(finite, list(QUANTILES.values()))
+    return {f"{name}/{label}": float(value) for label, value in zip(QUANTILES, values, strict=True)}
+
+
+def _text(value: float) -> str:
+    """The shortest text that is read as the same number; empty: it is missing."""
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if -_WHOLE < value < _WHOLE and value == int(value) else repr(float(value))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _csv_line(cells: Iterable[str]) -> str:
+    line = io.StringIO(newline="")
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    return _csv_line([text]).removesuffix("\n") if text else ""

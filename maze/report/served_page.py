@@ -1,0 +1,80 @@
+"""A page that is served on this machine, and loaded again when there is something new to see."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from maze.report.page import Page
+
+_HOST = "127.0.0.1"
+_NO_SCRIPT_FROM_ELSEWHERE = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; frame-src 'self'"
+)
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one page on this machine, built anew for each look at it.
+
+    :param build: Makes the page.
+    :param port: Where; 0: any that is free.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, build: Callable[[], Page], port: int = 0) -> None:
+        super().__init__((_HOST, port), _Handler)
+        self._build = build
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds the page."""
+        return f"http://{_HOST}:{self.server_address[1]}/"
+
+    def current(self) -> tuple[Page, str]:
+        """The page as it is now, and what tells it from others."""
+        with self._lock:
+            page = self._build()
+        # The time of writing is another each time, the rest is not.
+        content = page.text().replace(page.note, "") if page.note else page.text()
+        return page, hashlib.sha256(content.encode("utf-8", errors="replace")).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):
+            self.send_error(403)  # another page's name for this address
+            return
+        if self.path not in ("/", "/version"):
+            self.send_error(404)
+            return
+        page, version = self.server.current()
+        text = version if self.path == "/version" else page.text(version)
+        content = text.encode("utf-8", errors="replace")
+        self.send_response(200)
+        kind = "text/plain" if self.path == "/version" else "text/html"
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", _NO_SCRIPT_FROM_ELSEWHERE)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody needs to read of requests."""
+
+
+def serve(build: Callable[[], Page]) -> None:
+    """Serves a page until it is interrupted.
+
+    :param build: Makes the page.
+    """
+    with PageServer(build) as server:
+        print(f"The report is at {server.address} (Ctrl-C ends it).", flush=True)
+        server.serve_forever()

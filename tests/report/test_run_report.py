@@ -1,0 +1,177 @@
+"""The report that a run keeps about itself."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStatsKey, StatsContext
+from maze.report.page import RunData
+from maze.report.progress import PROGRESS_FILE, Progress, read_progress
+from maze.report.report_writer import ReportWriter
+from maze.report.run_page import REPORT_FILE, RunFacts, run_page
+from tests.report.browser import needs_browser, opened, result_of
+from tests.report.test_progress import HOSTILE
+
+MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
+FACTS = RunFacts("run", "CartPole, ppo")
+
+
+class Clock:
+    """Says the time that it is told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(stats: StatsContext, value: float, path: str = "train") -> None:
+    stats.write({MEAN: value}, path)
+    stats.finish_step()
+
+
+def test_it_is_written_soon_then_every_ten_seconds_and_at_the_end(tmp_path: Path) -> None:
+    clock = Clock()
+    writer = ReportWriter(tmp_path, FACTS, clock=clock)
+    with StatsContext() as stats:
+        stats.register_writer(writer)
+        seen = []
+        for clock.now in (0.0, 1.0, 9.9, 10.0, 19.0, 20.5):
+            step(stats, clock.now)
+            seen.append(len(list(read_progress(tmp_path).rows())))
+        assert seen == [1, 1, 1, 4, 4, 6]
+        assert 'state running">' in (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
+        step(stats, 7.0)
+    assert len(list(read_progress(tmp_path).rows())) == 7
+    assert 'state ended">' in (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("error", "state"), [(KeyboardInterrupt(), "interrupted"), (ValueError(HOSTILE), "failed")])
+def test_it_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: str) -> None:
+    def failing_run() -> None:
+        with StatsContext() as stats:
+            stats.register_writer(ReportWriter(tmp_path, FACTS))
+            step(stats, 1.0)
+            raise error
+
+    with pytest.raises(type(error)):
+        failing_run()
+    page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
+    assert f'state {state}">' in page
+    assert "<img" not in page
+    assert ("ValueError: waste" in page) == (state == "failed")
+
+
+def test_a_run_that_has_logged_nothing_has_no_report(tmp_path: Path) -> None:
+    with StatsContext() as stats:
+        stats.register_writer(ReportWriter(tmp_path, FACTS))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fault_in_the_report_is_told_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no picture")
+
+    monkeypatch.setattr("maze.report.report_writer.run_page", broken)
+    with caplog.at_level(logging.WARNING), StatsContext() as stats:
+        stats.register_writer(ReportWriter(tmp_path, FACTS, interval=0.0))
+        for _ in range(3):
+            step(stats, 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"The report in {tmp_path} is not written any more: RuntimeError: no picture"
+    ]
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.events: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.events += [name for name, _ in attrs if name.startswith("on")]
+
+
+def hostile_page(tmp_path: Path) -> Path:
+    progress = Progress()
+    key = LogStatsKey(BaseEnvEvents.kpi, "mean", (HOSTILE,))
+    for epoch in range(1, 4):
+        progress.add("train", epoch, epoch, epoch * 10, {key: epoch, MEAN: 2.0 * epoch})
+        progress.add(HOSTILE, epoch, epoch, epoch * 10, {key: epoch})
+        progress.finish_step()
+    texts = ((HOSTILE, HOSTILE),)
+    facts = RunFacts(HOSTILE, HOSTILE, None, texts, ((HOSTILE, HOSTILE, HOSTILE),), HOSTILE, texts)
+    run_page(facts, progress, "ended", datetime(2026, 1, 1), HOSTILE).write(tmp_path / REPORT_FILE)
+    return tmp_path / REPORT_FILE
+
+
+def test_names_and_texts_of_users_stay_text(tmp_path: Path) -> None:
+    found = _Tags()
+    found.feed(hostile_page(tmp_path).read_text(encoding="utf-8"))
+    assert "img" not in found.tags
+    assert found.tags.count("script") == 2  # data, and the page's own
+    assert found.events == []
+
+
+@needs_browser
+def test_the_page_draws_and_is_read_with_the_keyboard(tmp_path: Path) -> None:
+    script = """
+        const figure = document.querySelector("figure");
+        figure.focus();
+        for (const key of ["Home", "ArrowRight"]) figure.dispatchEvent(new KeyboardEvent("keydown", {key}));
+        return figure.querySelector("[role=status]").textContent;
+    """
+    document = opened(hostile_page(tmp_path), script)
+    assert "<img" not in document
+    assert re.search(r"train 4.*at 20", result_of(document)) is not None
+
+
+def long_history(n_epochs: int, n_statistics: int) -> Progress:
+    progress = Progress()
+    rng = np.random.default_rng(1)
+    keys = [LogStatsKey(BaseEnvEvents.kpi, "mean", (f"indicator_{index}",)) for index in range(n_statistics)]
+    for epoch in range(n_epochs):
+        values = rng.random(n_statistics)
+        progress.add("train", epoch + 1, epoch, epoch * 100, dict(zip(keys, values.tolist(), strict=True)))
+        progress.finish_step()
+    return progress
+
+
+def test_a_thousand_epochs_of_two_hundred_statistics_stay_below_three_megabytes(tmp_path: Path) -> None:
+    page = run_page(FACTS, long_history(1000, 200), "ended", datetime(2026, 1, 1)).text()
+    assert len(page.encode()) < 3e6
+    longer = run_page(FACTS, long_history(3000, 200), "ended", datetime(2026, 1, 1)).text()
+    assert len(longer.encode()) < 3e6
+
+
+def test_the_first_and_the_last_row_of_a_long_history_are_shown() -> None:
+    data = RunData.of("run", long_history(1234, 1), n_points=100).as_json()
+    steps = np.frombuffer(base64.b64decode(data["paths"]["train"]["step"]), "<f8")
+    assert (len(steps), steps[0], steps[-1]) == (100, 1, 1234)
+
+
+def test_the_table_is_there_after_a_training(tmp_path: Path) -> None:
+    from maze.api.run_context import RunContext
+    from tests.api.shorter import SHORTER
+
+    rc = RunContext(run_dir=str(tmp_path / "run"), algorithm="ppo", overrides=SHORTER["ppo"], silent=True)
+    rc.train(n_epochs=2)
+    page = (tmp_path / "run" / REPORT_FILE).read_text(encoding="utf-8")
+    assert 'state ended">' in page
+    rows = list(read_progress(tmp_path / "run").rows())
+    assert [(path, step) for path, step, *_ in rows][:4] == [("eval", 1), ("train", 1), ("eval", 2), ("train", 2)]
+    assert [env_steps for _, _, _, env_steps, _ in rows][:4] == [0, 8, 8, 16]
+    assert (tmp_path / "run" / PROGRESS_FILE).is_file()
