@@ -116,8 +116,6 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
-    if command[:1] == ["--report"]:
-        return _make_report(command[1:])
     if (shown := _what_to_show(command)) is not None:
         return _show(*shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
@@ -146,35 +144,32 @@ def _main(command: list[str]) -> int:
     return 0
 
 
-def _what_to_show(command: Sequence[str]) -> tuple[str, str] | None:
-    """`--info` or `--runs` with what it is followed by, unless that is one of Hydra's own words."""
+def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
+    """`--info`, `--runs` or `--report` with what it is followed by, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
-    if flag == "--runs" and command == ["--runs"]:
-        return flag, "outputs"
-    if flag not in ("--info", "--runs") or len(command) != (1 if equals else 2):
+    arguments = [*([value] if equals else []), *command[1:]]
+    if flag == "--report":
+        return flag, arguments
+    if flag == "--runs" and not arguments:
+        return flag, ["outputs"]
+    if flag not in ("--info", "--runs") or len(arguments) != 1:
         return None
-    directory = value if equals else command[1]
-    return None if flag == "--info" and directory in HYDRA_INFO else (flag, directory)
+    return None if flag == "--info" and arguments[0] in HYDRA_INFO else (flag, arguments)
 
 
-def _show(flag: str, directory: str) -> int:
+def _show(flag: str, arguments: list[str]) -> int:
     try:
+        if flag == "--report":
+            from maze.cli.report import make_report
+
+            return make_report(arguments)
         if flag == "--runs":
             from maze.cli.run_list import print_runs
 
-            return print_runs(directory)
+            return print_runs(*arguments)
         from maze.cli.run_description import print_run_info
 
-        return print_run_info(directory)
-    except MazeError as error:
-        return _report(error, full=False)
-
-
-def _make_report(arguments: Sequence[str]) -> int:
-    try:
-        from maze.cli.report import make_report
-
-        return make_report(arguments)
+        return print_run_info(*arguments)
     except MazeError as error:
         return _report(error, full=False)
 

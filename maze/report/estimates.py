@@ -132,7 +132,7 @@ def _groups(values: Sequence[str], n_groups: int) -> list[Any]:
     except ValueError:
         return list(values)
     edges = np.quantile(numbers, np.arange(1, n_groups) / n_groups)
-    return np.searchsorted(edges, numbers, side="right").tolist()
+    return list(np.searchsorted(edges, numbers, side="right"))
 
 
 def _student_t(degrees: int) -> float:
