@@ -6,16 +6,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from maze.cli.hydra_setup import environment_configs
-from maze.rllib.algorithms import register_dropped
 
 
 class MazeSearchPath(SearchPathPlugin):
-    """Appends the `conf` packages of environments and tutorials, as far as they are installed.
-
-    Options that only say what there is instead are none that anybody should copy: they have no files.
-    """
+    """Appends the `conf` packages of environments and tutorials, as far as they are installed."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        register_dropped()
         for package in environment_configs():
             search_path.append("maze", f"pkg://{package}")

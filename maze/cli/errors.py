@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maze.core.errors import ConfigError, did_you_mean
+from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
 """The path of a wrapper's class as a key; its class alone says the same."""
@@ -72,6 +73,8 @@ def _missing_config(error: MissingConfigException) -> str:
         return f"-cn {missing}: there is no such root configuration." + suggestion(missing, root_configs())
     if not options:
         return f"{group}={option}: there is no group {group!r}, or nothing in it."
+    if group == "rllib/algorithm" and (instead := what_is_there_instead(option)):
+        return instead
     return f"{group}={option}: there is no such option." + suggestion(option, options, f"Options of {group}")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 from maze.core.errors import ConfigError, did_you_mean
 
 INSTALLATION = "pip install maze-rl[rllib]"
@@ -58,6 +56,8 @@ _SUPPORTED = (
 )
 ALGORITHMS: Mapping[str, RLlibAlgorithm] = {algorithm.name: algorithm for algorithm in _SUPPORTED}
 
+_OPTIONS = ", ".join(name.lower() for name in ALGORITHMS)
+
 DROPPED = (
     "A2C", "A3C", "AlphaStar", "AlphaZero", "APEX", "APEX_DDPG", "ARS", "BanditLinTS", "BanditLinUCB", "CRR", "DDPG",
     "DDPPO", "Dreamer", "DT", "ES", "LeelaChessZero", "MADDPG", "MAML", "MBMPO", "PG", "QMIX", "R2D2", "Random",
@@ -77,29 +77,24 @@ def find_algorithm(name: Any) -> RLlibAlgorithm:
     for known in ALGORITHMS.values():
         if known.name.lower() == str(name).lower():
             return known
-    options = ", ".join(known.lower() for known in ALGORITHMS)
-    dropped = next((known for known in DROPPED if known.lower() == str(name).lower()), None)
-    if dropped is None:
-        raise ConfigError(
-            f"algorithm.algorithm: {name!r} is no algorithm that can be trained with RLlib here."
-            f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {options}."
-        )
-    native = _NATIVE.get(dropped)
-    own = f" Maze has an algorithm of its own: maze-run -cn conf_train algorithm={native}." if native else ""
     raise ConfigError(
-        f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
-        f"rllib/algorithm=<option>. Options: {options}.{own}"
+        what_is_there_instead(name)
+        or f"algorithm.algorithm: {name!r} is no algorithm that can be trained with RLlib here."
+        f"{did_you_mean(str(name), ALGORITHMS)} Choose one with rllib/algorithm=<option>. Options: {_OPTIONS}."
     )
 
 
-def register_dropped() -> None:
-    """Has the options of the group `rllib/algorithm` that RLlib has dropped compose, for :func:`find_algorithm` to
-    say what there is instead.
-    """
-    store = ConfigStore.instance()
-    for name in DROPPED:
-        values = dict.fromkeys(("lr", "gamma", "rollout_fragment_length", "train_batch_size"))
-        store.store(name.lower(), {"algorithm": name, "config": values}, group="rllib/algorithm", package="algorithm")
+def what_is_there_instead(name: Any) -> str | None:
+    """Returns what to choose in place of an algorithm that RLlib has dropped; `None`: it never had it, or still has."""
+    dropped = next((known for known in DROPPED if known.lower() == str(name).lower()), None)
+    if dropped is None:
+        return None
+    native = _NATIVE.get(dropped)
+    own = f" Maze has an algorithm of its own: maze-run -cn conf_train algorithm={native}." if native else ""
+    return (
+        f"rllib/algorithm={dropped.lower()}: RLlib no longer has {dropped}. Choose another one with "
+        f"rllib/algorithm=<option>. Options: {_OPTIONS}.{own}"
+    )
 
 
 def require_ray() -> None:
