@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from maze.cli.errors import UsageError
-from maze.cli.run_description import find_run
+from maze.cli.run_description import find_run, is_run
 from maze.cli.run_facts import facts_of
+from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
+from maze.core.errors import MazeError
 from maze.report.page import Page
-from maze.report.progress import read_progress
+from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, run_page
+from maze.report.runs_page import ReportedRun, runs_page
 from maze.report.served_page import serve
+from maze.report.sweep_sections import read_trials, sweep_sections
 from maze.train.utils.training_record import read_record
 
 USAGE = "maze-run --report <run> [<run> ...] [--output <file>] [--live]"
@@ -33,20 +38,50 @@ def make_report(arguments: Sequence[str]) -> int:
     :raises UsageError: There is no such run, or no run is named.
     """
     wanted = _parsed(arguments)
-    directories = [find_run(directory, "--report") for directory in wanted.directories]
+    places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.directories]
     if wanted.is_live:
-        serve(lambda: _page(directories))
+        serve(lambda: _page(places))
         return 0
-    path = wanted.output or directories[0] / REPORT_FILE
-    _page(directories).write(path)
+    path = wanted.output or places[0] / REPORT_FILE
+    _page(places).write(path)
     print(f"The report is in {path}; open it in a browser.")
     return 0
 
 
-def _page(directories: Sequence[Path]) -> Page:
-    (run,) = directories
-    record = read_record(run) or {}
-    return run_page(facts_of(run, Path.cwd()), read_progress(run), str(record.get("state", "")), datetime.now())
+def _page(places: Sequence[Path]) -> Page:
+    """The page about what lies in directories of runs, of sweeps, or of several runs."""
+    runs = [run for place in places for run in (_runs_in(place) or [place])]
+    trials = read_trials(places[0]) if len(places) == 1 else None
+    if runs == list(places) and len(runs) == 1:
+        run = _reported(runs[0])
+        return run_page(run.facts, run.progress, run.state, datetime.now())
+    reported = [run for run in map(_reported_if_readable, runs) if run is not None]
+    if not reported:
+        raise MazeError(f"None of the {len(runs)} runs has statistics that can be read ({PROGRESS_FILE}).")
+    title = f"Sweep {places[0].name}" if trials is not None else ""
+    return runs_page(reported, datetime.now(), title, [] if trials is None else sweep_sections(trials))
+
+
+def _reported(directory: Path) -> ReportedRun:
+    state = str((read_record(directory) or {}).get("state", ""))
+    config = read_plain_yaml(directory / CONFIG_FILE)
+    return ReportedRun(facts_of(directory, Path.cwd()), read_progress(directory), config, state)
+
+
+def _reported_if_readable(directory: Path) -> ReportedRun | None:
+    try:
+        return _reported(directory)
+    except MazeError as error:
+        print(f"Left out: {error}", file=sys.stderr)
+        return None
+
+
+def _runs_in(directory: Path) -> list[Path]:
+    """The runs of a sweep, or those that lie beside each other in a directory that is none itself."""
+    if is_run(directory) or not directory.is_dir():
+        return []
+    runs = [path.parent for path in directory.glob(f"*/{CONFIG_FILE}")]
+    return sorted(runs, key=lambda run: (len(run.name), run.name))
 
 
 def _parsed(arguments: Sequence[str]) -> _Wanted:

@@ -280,6 +280,8 @@ def _ways_on(
             lines += [f"  Readable checkpoints: {', '.join(others)}."] if others else []
     else:
         lines += ["  Run it again:", f"    {shlex.join(['maze-run', *without_directory(arguments)])}"]
+    if "progress.csv" in usable:
+        lines += ["  Make its report:", f"    maze-run --report {shlex.quote(str(shown))}"]
     if any(file.name.startswith("events.out.tfevents") for file in files):
         lines += ["  Look at its statistics:", f"    tensorboard --logdir {shlex.quote(str(shown))}"]
     return lines
@@ -314,5 +316,6 @@ def _describe_sweep(directory: Path) -> list[str]:
         lines += ["  A single run:", f"    maze-run --info {shlex.quote(str(_shown(runs[0])))}"]
     if (directory / "sweep.jsonl").is_file():
         lines.append(f"  Run what is left: the same command with hydra.sweep.dir={shlex.quote(str(_shown(directory)))}")
+    lines.append(f"  Make the report:\n    maze-run --report {shlex.quote(str(_shown(directory)))}")
     lines.append(f"  Look at the statistics:\n    tensorboard --logdir {shlex.quote(str(_shown(directory)))}")
     return lines

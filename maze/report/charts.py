@@ -25,6 +25,7 @@ class Series:
     :param low: Lower end of a band.
     :param high: Upper end of a band.
     :param run: Number of the run.
+    :param colour: Number of its colour; `None`: the next one.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Series:
     low: str | None = None
     high: str | None = None
     run: int = 0
+    colour: int | None = None
 
 
 @dataclass(frozen=True)

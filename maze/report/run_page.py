@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,9 +25,12 @@ from maze.report.page import (
 from maze.report.progress import Progress, StatisticsOfPath
 
 REPORT_FILE = "report.html"
-RETURN = ("BaseEnvEvents", "reward")
-_KPI = ("BaseEnvEvents", "kpi")
-_NO_ORDER = "events"
+RETURN = "BaseEnvEvents/reward"
+KPI = "BaseEnvEvents/kpi"
+RATE = "environment steps per second"
+_KPIS, _DISTRIBUTIONS, _LEARNING = "Key performance indicators", "Actions and other distributions", "Learning"
+_TIME, _EVENTS = "Throughput and time", "Events"
+_SECTIONS = (_KPIS, _DISTRIBUTIONS, _LEARNING, _TIME, _EVENTS)
 
 
 @dataclass(frozen=True)
@@ -84,35 +87,31 @@ def run_page(facts: RunFacts, progress: Progress, state: str, written: datetime,
 
 def _statistics(progress: Progress, data: RunData) -> Iterator[str]:
     """The sections that show statistics, each where there is something to show."""
-    groups: dict[str, list[Chart]] = {name: [] for name in ("kpi", "action", "learning", "time", _NO_ORDER)}
     paths = list(progress.paths.values())
-    yield page_section("Return of episodes", charts=chart_of_statistic("/".join(RETURN), paths, is_large=True))
-    for chart in charts_of_columns(paths):
-        interface, event = (*chart.name.split("/", 2), "")[:2]
-        if (interface, event) == RETURN and chart.is_spread:
-            continue
-        if (interface, event) == _KPI:
-            groups["kpi"].append(chart)
-        elif chart.is_distribution:
-            groups["action"].append(chart)
-        elif event.startswith("time_"):
-            groups["time"].append(chart)
-        elif _is_about_learning(interface, paths):
-            groups["learning"].append(chart)
-        else:
-            groups[_NO_ORDER].append(chart)
-    groups["time"] = [*_throughput(progress, data), *groups["time"]]
-    titles = {
-        "kpi": "Key performance indicators",
-        "action": "Actions and other distributions",
-        "learning": "Learning",
-        "time": "Throughput and time",
-        _NO_ORDER: "Events",
-    }
-    for name, title in titles.items():
-        if groups[name]:
-            yield page_section(title, charts=groups[name])
+    yield page_section("Return of episodes", charts=chart_of_statistic(RETURN, paths, is_large=True))
+    charts = [chart for chart in charts_of_columns(paths) if not (chart.name == RETURN and chart.is_spread)]
+    yield from chart_sections([*_throughput(progress, data), *charts], learning_interfaces(paths))
     yield page_section("All statistics", '<div class="statistics-table"></div>')
+
+
+def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterator[str]:
+    """Charts in sections by what they are about.
+
+    :param charts: The charts.
+    :param learning: Interfaces of the events that tell of the algorithm.
+    """
+    sections: dict[str, list[Chart]] = {title: [] for title in _SECTIONS}
+    for chart in charts:
+        interface, event = (*chart.name.split("/", 2), "")[:2]
+        if f"{interface}/{event}" == KPI:
+            sections[_KPIS].append(chart)
+        elif chart.is_distribution:
+            sections[_DISTRIBUTIONS].append(chart)
+        elif event.startswith("time_") or chart.name == RATE:
+            sections[_TIME].append(chart)
+        else:
+            sections[_LEARNING if interface in learning else _EVENTS].append(chart)
+    yield from (page_section(title, charts=found) for title, found in sections.items() if found)
 
 
 def _about(facts: RunFacts) -> Iterator[str]:
@@ -134,14 +133,17 @@ def _about(facts: RunFacts) -> Iterator[str]:
         yield page_section("Going on", code_list(facts.commands))
 
 
-def _is_about_learning(interface: str, paths: Sequence[StatisticsOfPath]) -> bool:
-    """Whether events come from the algorithm rather than from the environment, which is evaluated as well."""
-    with_it = [each.path for each in paths if any(name.startswith(f"{interface}/") for name in each.columns)]
-    if "eval" not in with_it and any(each.path == "eval" for each in paths):
-        return True
-    marks = ("loss", "learning_rate", "time_")
-    names = [name for each in paths for name in each.columns if name.startswith(f"{interface}/")]
-    return any(mark in name.split("/", 2)[1] for name in names for mark in marks)
+def learning_interfaces(paths: Sequence[StatisticsOfPath]) -> set[str]:
+    """Interfaces of events that come from the algorithm, not from the environment, which is evaluated as well."""
+    interfaces = {each.path: {name.partition("/")[0] for name in each.columns} for each in paths}
+    evaluated = interfaces.get("eval", set())
+    marked = {
+        name.partition("/")[0]
+        for each in paths
+        for name in each.columns
+        if any(mark in name.split("/")[1:2][0] for mark in ("loss", "learning_rate", "time_") if "/" in name)
+    }
+    return marked | (set().union(*interfaces.values()) - evaluated if evaluated else set())
 
 
 def _throughput(progress: Progress, data: RunData) -> list[Chart]:
@@ -151,14 +153,13 @@ def _throughput(progress: Progress, data: RunData) -> list[Chart]:
         if len(steps) > 1 and np.isfinite(steps).all() and steps[-1] > steps[0]:
             passed = np.diff(seconds)
             rate = np.where(passed > 0, np.diff(steps) / np.where(passed > 0, passed, 1.0), math.nan)
-            name = "environment steps per second"
-            data.add(statistics.path, name, np.concatenate([[math.nan], rate]))
-            return [Chart(name, [Series(statistics.path, statistics.path, name)])]
+            data.add(statistics.path, RATE, np.concatenate([[math.nan], rate]))
+            return [Chart(RATE, [Series(statistics.path, statistics.path, RATE)])]
     return []
 
 
 def _tiles(progress: Progress) -> Iterator[Tile]:
-    name = "/".join((*RETURN, "mean"))
+    name = f"{RETURN}/mean"
     for path, label in (("eval", "evaluation"), ("train", "training")):
         values = column_of(progress.paths.get(path), name)
         if values.size:

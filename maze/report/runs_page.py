@@ -1,0 +1,255 @@
+"""The page about several runs: seeds of one experiment, runs side by side, the trials of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from maze.core.log_stats.hyperparameters import flat_hyperparameters
+from maze.report.charts import Chart, Series, charts_of_columns, column_of
+from maze.report.estimates import Estimate, bootstrap_estimate, interquartile_mean, mean_with_t_interval
+from maze.report.page import Page, RunData, fact_list, number_text, page_section, table
+from maze.report.progress import Progress, StatisticsOfPath
+from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
+
+MOST_GROUPS = 10
+"""So many are told apart by colour."""
+_N_POINTS = 300
+_MOST_IN_A_LABEL = 3
+_NO_SETTINGS = ("seeding.", "runner.")
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run as it is compared with others.
+
+    :param facts: What is known about it.
+    :param progress: Its statistics.
+    :param config: Its configuration, plain.
+    :param state: `running`, `ended`, `interrupted` or nothing.
+    """
+
+    facts: RunFacts
+    progress: Progress
+    config: Mapping[str, Any]
+    state: str = ""
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Hyper-parameters by name, without seeds and without where it ran."""
+        flat = flat_hyperparameters(dict(self.config))
+        return {name: str(value) for name, value in flat.items() if not name.startswith(_NO_SETTINGS)}
+
+    @property
+    def returns(self) -> np.ndarray[Any, Any]:
+        """Mean returns of the evaluations; where there are none, of the training's episodes."""
+        for path in ("eval", "train"):
+            values = column_of(self.progress.paths.get(path), f"{RETURN}/mean")
+            if values.size:
+                return values
+        return np.array([])
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ in their seeds only.
+
+    :param label: What tells them from others.
+    :param runs: The runs.
+    """
+
+    label: str
+    runs: Sequence[ReportedRun]
+
+    @property
+    def final(self) -> np.ndarray[Any, Any]:
+        """The latest mean return of each run that has one."""
+        return np.array([run.returns[-1] for run in self.runs if run.returns.size])
+
+    @property
+    def best(self) -> np.ndarray[Any, Any]:
+        """The highest mean return of each run that has one."""
+        return np.array([run.returns.max() for run in self.runs if run.returns.size])
+
+
+def grouped(runs: Sequence[ReportedRun]) -> list[RunGroup]:
+    """Runs with the same settings together, in the order in which they came."""
+    members: dict[tuple[tuple[str, str], ...], list[ReportedRun]] = {}
+    for run in runs:
+        members.setdefault(tuple(sorted(run.settings.items())), []).append(run)
+    different = differing_settings(runs)
+    labels = []
+    for group in members.values():
+        known = [f"{name.rpartition('.')[2]}={group[0].settings.get(name, '-')}" for name in different]
+        few = 0 < len(known) <= _MOST_IN_A_LABEL
+        labels.append(", ".join(known) if few else group[0].facts.title)
+    if len(set(labels)) < len(labels):
+        labels = [f"{label}: {group[0].facts.name}" for label, group in zip(labels, members.values(), strict=True)]
+    return [RunGroup(label, group) for label, group in zip(labels, members.values(), strict=True)]
+
+
+def differing_settings(runs: Sequence[ReportedRun]) -> list[str]:
+    """Names of the settings in which runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    return [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
+
+
+def runs_page(runs: Sequence[ReportedRun], written: datetime, title: str = "", sections: Sequence[str] = ()) -> Page:
+    """The page about several runs; those with the same settings are shown as one, with mean and interval.
+
+    :param runs: The runs.
+    :param written: The time that the page shows.
+    :param title: Its heading; empty: what the runs are about.
+    :param sections: Come first.
+    """
+    groups = sorted(grouped(runs), key=lambda group: -_score(group))
+    shown = groups[:MOST_GROUPS]
+    data = [_curves(group) for group in shown]
+    titles = list(dict.fromkeys(run.facts.title for run in runs))
+    seeds = f"{len(runs)} seeds of one experiment" if len(groups) == 1 else f"{len(runs)} runs, {len(groups)} settings"
+    return Page(
+        title=title or " and ".join(titles[:3]),
+        subtitle=seeds,
+        note=f"written {written:%Y-%m-%d %H:%M:%S}; lines are means, bands 95 % intervals of the mean (Student's t)",
+        sections=[
+            *sections,
+            page_section("Results", _results(groups), facts=_left_out(groups)),
+            *_chart_sections(shown),
+            page_section("Settings that differ", _settings(groups, differing_settings(runs))),
+            page_section("Runs", table(("run", "settings", "state", "latest return", "highest"), _run_rows(groups))),
+        ],
+        runs=data,
+    )
+
+
+def _score(group: RunGroup) -> float:
+    return float(group.final.mean()) if group.final.size else -np.inf
+
+
+def _results(groups: Sequence[RunGroup]) -> str:
+    rows: list[list[str | float | None]] = []
+    for group in groups:
+        final, best = group.final, group.best
+        steps = [max(each.env_steps, default=np.nan) for run in group.runs for each in run.progress.paths.values()]
+        known = [value for value in steps if np.isfinite(value)]
+        rows.append(
+            [
+                group.label,
+                float(len(group.runs)),
+                float(final.mean()) if final.size else None,
+                _estimate_text(bootstrap_estimate([final], interquartile_mean)) if final.size else None,
+                float(best.mean()) if best.size else None,
+                float(max(known)) if known else None,
+            ]
+        )
+    header = ("settings", "runs", "latest return", "interquartile mean [95 %]", "highest return", "environment steps")
+    return table(header, rows, "Means over runs; the interval is that of a bootstrap over them (Agarwal et al. 2021)")
+
+
+def _estimate_text(estimate: Estimate) -> str:
+    if not np.isfinite(estimate.low):
+        return number_text(estimate.value)
+    return f"{number_text(estimate.value)} [{number_text(estimate.low)}, {number_text(estimate.high)}]"
+
+
+def _left_out(groups: Sequence[RunGroup]) -> str:
+    if len(groups) <= MOST_GROUPS:
+        return ""
+    return f'<p class="note">Charts show the first {MOST_GROUPS} of {len(groups)} settings.</p>\n'
+
+
+def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
+    if not names:
+        return fact_list([("all settings", "the same, but for seeds")])
+    rows = [[group.label, *(group.runs[0].settings.get(name, "-") for name in names)] for group in groups]
+    return table(("", *names), rows, "Settings that differ between the runs")
+
+
+def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[str | float | None]]:
+    for group in groups:
+        for run in group.runs:
+            returns = run.returns
+            last = (float(returns[-1]), float(returns.max())) if returns.size else (None, None)
+            yield [run.facts.name, group.label, run.state, *last]
+
+
+def _chart_sections(groups: Sequence[RunGroup]) -> Iterator[str]:
+    """A chart for each statistic and prefix, in it a line for each group that has it."""
+    charts: dict[tuple[str, str], list[Series]] = {}
+    learning: set[str] = set()
+    for index, group in enumerate(groups):
+        paths = list(group.runs[0].progress.paths.values())
+        learning |= learning_interfaces(paths)
+        for chart in charts_of_columns(paths):
+            for series in chart.series if not chart.is_distribution else ():
+                name = series.column
+                low, high = (f"{name} low", f"{name} high") if len(group.runs) > 1 else (None, None)
+                line = Series(group.label, series.path, name, None, low, high, run=index, colour=index)
+                charts.setdefault((chart.name, series.path), []).append(line)
+    ordered = sorted(charts.items(), key=lambda item: item[0][1] != "eval")
+    large = [item for item in ordered if item[0][0] == RETURN]
+    yield page_section(
+        "Return of episodes", charts=[Chart(f"{name} ({path})", lines, is_large=True) for (name, path), lines in large]
+    )
+    rest = [Chart(f"{name} ({path})", lines) for (name, path), lines in ordered if name != RETURN]
+    yield from chart_sections(rest, learning)
+
+
+def _curves(group: RunGroup) -> RunData:
+    """Mean and interval of each statistic over the runs of a group, at places that all of them have passed."""
+    data = RunData(group.label)
+    first = group.runs[0].progress
+    for path in first.paths:
+        members = [run.progress.paths[path] for run in group.runs if path in run.progress.paths]
+        axis = _axis(members)
+        grid = _grid([np.asarray(getattr(each, axis)) for each in members])
+        if not grid.size:
+            continue
+        columns: dict[str, np.ndarray[Any, Any]] = {}
+        for name in members[0].columns:
+            if all(name in each.columns for each in members):
+                found = np.stack([_at(grid, each, axis, np.asarray(each.columns[name])) for each in members])
+                columns[name], low, high = mean_with_t_interval(found)
+                if len(members) > 1:
+                    columns[f"{name} low"], columns[f"{name} high"] = low, high
+        axes = {"steps": "step", "seconds": "seconds", "env_steps": "env_steps"}
+        data.add_path(
+            path,
+            {
+                shown: np.stack([_at(grid, each, axis, np.asarray(getattr(each, name))) for each in members]).mean(0)
+                for name, shown in axes.items()
+            },
+            columns,
+        )
+    return data
+
+
+def _axis(members: Sequence[StatisticsOfPath]) -> str:
+    """What runs are lined up by: environment steps, where all count them."""
+    counted = all(np.isfinite(each.env_steps).all() and max(each.env_steps, default=0) > 0 for each in members)
+    return "env_steps" if counted else "steps"
+
+
+def _grid(places: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    low, high = max(each.min() for each in places), min(each.max() for each in places)
+    grid = np.unique(np.concatenate([each[(each >= low) & (each <= high)] for each in places]))
+    if grid.size <= _N_POINTS:
+        return grid
+    kept: np.ndarray[Any, Any] = grid[np.unique(np.linspace(0, grid.size - 1, _N_POINTS).round().astype(int))]
+    return kept
+
+
+def _at(
+    grid: np.ndarray[Any, Any], statistics: StatisticsOfPath, axis: str, values: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The values of a run at the places of a grid, between its rows linearly."""
+    known = np.isfinite(values)
+    if not known.any():
+        return np.full(grid.shape, np.nan)
+    places = np.asarray(getattr(statistics, axis))[known]
+    return np.asarray(np.interp(grid, places, values[known], left=np.nan, right=np.nan))

@@ -1,0 +1,147 @@
+"""`maze-run --report`."""
+
+from __future__ import annotations
+
+import csv
+import re
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.log_stats.log_stats import LogStatsKey
+from maze.maze_cli import main
+from maze.report.page import Page, page_section
+from maze.report.progress import Progress
+from maze.report.run_page import REPORT_FILE
+from maze.report.served_page import PageServer
+from tests.report.browser import needs_browser, opened, result_of
+
+MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
+
+
+def make_run(directory: Path, level: float, lr: float = 0.1, seed: int = 1, **algorithm: Any) -> Path:
+    """A run whose evaluations rise from 0 to a level."""
+    directory.mkdir(parents=True)
+    target = "maze.train.trainers.ppo.ppo_algorithm_config.PPOAlgorithmConfig"
+    config = {
+        "env": {"name": "CartPole-v1"},
+        "algorithm": {"_target_": target, "lr": lr, **algorithm},
+        "seeding": {"env_base_seed": seed},
+    }
+    (directory / "hydra_config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (directory / "command.txt").write_text("maze-run -cn conf_train algorithm=ppo\n", encoding="utf-8")
+    progress = Progress()
+    for epoch in range(5):
+        progress.add("eval", epoch + 1, epoch + seed, epoch * 100, {MEAN: level * epoch / 4})
+        progress.finish_step()
+    progress.write(directory)
+    return directory
+
+
+def row_of(page: str, label: str) -> list[str]:
+    """The texts in the row of a table that begins with a label."""
+    found = re.search(rf"<tr><td>{re.escape(label)}</td>(.*?)</tr>", page.replace("<wbr>", ""), re.DOTALL)
+    assert found is not None
+    return re.findall(r"<td[^>]*>(.*?)</td>", found[1])
+
+
+def test_a_run_by_itself_gets_its_page_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", 8.0)
+    assert main(["--report", str(run)]) == 0
+    assert str(run / REPORT_FILE) in capsys.readouterr().out
+    page = (run / REPORT_FILE).read_text(encoding="utf-8")
+    assert "CartPole-v1, ppo" in page
+    assert "maze-run -cn conf_train algorithm=ppo input_dir=" in page
+
+
+def test_seeds_of_one_experiment_are_one_line_with_an_interval(tmp_path: Path) -> None:
+    """Final returns 7, 8, 9: mean and interquartile mean are 8."""
+    runs = [make_run(tmp_path / str(seed), 6.0 + seed, seed=seed) for seed in (1, 2, 3)]
+    page = tmp_path / "page.html"
+    assert main(["--report", *map(str, runs), "--output", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "3 seeds of one experiment" in text
+    n_runs, final, robust, highest, steps = row_of(text, "CartPole-v1, ppo")
+    assert (n_runs, final, highest, steps) == ("3", "8", "8", "400")
+    assert re.fullmatch(r"8 \[7(\.\d+)?, (8|9)(\.\d+)?\]", robust) is not None
+
+
+def test_runs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    """A directory stands for the runs in it; what has no statistics is left out by name."""
+    for seed, (lr, level) in enumerate([(0.1, 1.0), (0.1, 3.0), (0.2, 4.0)]):
+        make_run(tmp_path / "runs" / str(seed), level, lr, seed)
+    (make_run(tmp_path / "runs" / "9", 1.0) / "progress.csv").unlink()
+    page = tmp_path / "page.html"
+    assert main(["--report", str(tmp_path / "runs"), f"--output={page}"]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "3 runs, 2 settings" in text
+    assert row_of(text, "lr=0.1")[:2] == ["2", "2"]
+    assert row_of(text, "lr=0.2")[:2] == ["1", "4"]
+    assert text.index("lr=0.2") < text.index("lr=0.1"), "the better one comes first"
+
+
+def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    rows = []
+    for trial in range(12):
+        lr, other = (0.1, 0.2, 0.3)[trial % 3], ("a", "</svg><b>")[trial % 2]
+        make_run(sweep / str(trial), 100 * lr, lr, note=other)
+        rows.append([trial, lr, other, 1, 100 * lr, "", "", 1.0, "completed", "", trial])
+    rows.sort(key=lambda row: -float(row[4]))
+    with (sweep / "results.csv").open("w", encoding="utf-8", newline="") as file:
+        columns = ["objective", "objective_std", "violation", "duration", "status", "error", "run_dir"]
+        csv.writer(file).writerows([["trial", "algorithm.lr", "algorithm.note", "seeds", *columns], *rows])
+    (sweep / "sweep.jsonl").write_text("", encoding="utf-8")
+    assert main(["--report", str(sweep)]) == 0
+    page = (sweep / REPORT_FILE).read_text(encoding="utf-8")
+    assert "<b>" not in page
+    shares = dict(re.findall(r'scope="row">algorithm\.(\w+)</th><td class="number">(\d+)%', page))
+    assert shares == {"lr": "100", "note": "0"}
+    assert page.count("<polyline") == 12
+
+
+@pytest.mark.parametrize("arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]])
+def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--report", *arguments]) == 2
+
+
+@needs_browser
+def test_the_pages_of_several_runs_draw_in_a_browser(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(seed), 6.0 + seed, lr=0.1 * (seed % 2), seed=seed) for seed in range(4)]
+    page = tmp_path / "page.html"
+    assert main(["--report", *map(str, runs), "--output", str(page)]) == 0
+    script = """
+        const head = [...document.querySelectorAll("table.sortable")][0].tHead.rows[0].cells[0];
+        head.querySelector("button").click();
+        return `${document.querySelectorAll("figure.large path.line").length} ${head.ariaSort}`;
+    """
+    assert result_of(opened(page, script)) == "2 descending"
+
+
+def test_a_live_page_is_served_here_only_and_says_when_it_is_another() -> None:
+    content = ["one"]
+    server = PageServer(lambda: Page("title", "", [page_section("s", content[0])], note=f"written {len(content)}"))
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def get(path: str, **headers: str) -> str:
+            request = urllib.request.Request(server.address + path, headers=headers)
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return str(answer.read().decode())
+
+        first = get("version")
+        assert f'content="{first}"' in get("")
+        assert get("version") == first
+        content[0] = "two"
+        assert get("version") != first
+        for path, headers in (("../etc/passwd", {}), ("", {"Host": "evil.example"})):
+            with pytest.raises(urllib.error.HTTPError):
+                get(path, **headers)
+        server.shutdown()
