@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -96,17 +97,46 @@ class Terminated(KeyboardInterrupt):
 
 def _run_once(cfg: DictConfig) -> float | None:
     """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
+    from maze.cli.run_info import command_line
+
+    _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
-        return maze_run(cfg)
-    except Exception as error:
-        if HydraConfig.get().mode == RunMode.RUN:
+        score = maze_run(cfg)
+    except BaseException as error:
+        _log_to_file(logging.ERROR, "The run has ended before its time.", error)
+        if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
             raise RunFailedError from error
         raise
+    _log_to_file(logging.INFO, "The run has come to its end.")
+    return score
+
+
+def _log_to_file(level: int, text: str, error: BaseException | None = None) -> None:
+    """Writes into `maze_cli.log` alone what the console is told in another way."""
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord("maze", level, __file__, 0, text, None, exc_info)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
+@contextmanager
+def _own_logging() -> Iterator[None]:
+    """Hydra configures the logging of the whole process; this puts it back, and closes the run's `maze_cli.log`."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        for handler in set(root.handlers) - set(handlers):
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `maze-run` with these arguments (those of the process by default) and returns its exit status."""
-    with lasting_console():
+    with lasting_console(), _own_logging():
         return _main(list(sys.argv[1:] if arguments is None else arguments))
 
 

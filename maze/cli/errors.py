@@ -87,6 +87,8 @@ def _composition(error: ConfigCompositionException) -> str:
     if message.startswith(prefix) and "No match in the defaults list" in message:
         group = message[len(prefix) :].partition("'")[0]
         return f"{group}: this group is not used by default; write +{group}=<option> to add it."
+    if message.endswith("appears more than once in the final defaults list"):
+        return f"{message}; leave one of its lines out."
     if message.startswith("Could not append to config"):
         line = message.splitlines()[1].partition("'")[2].rstrip("'")
         return f"+{line.partition('=')[0]}: is there already; write {line}, without the +."

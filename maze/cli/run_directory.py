@@ -28,6 +28,7 @@ WORTHLESS = (
     "run.json",
     "progress.csv",
     "report.html",
+    "maze_cli.log",
     "multirun.yaml",
     "spaces_config.pkl",
     "*.pdf",

@@ -21,7 +21,6 @@ ROOT_CONFIG = """
 defaults:
   - _self_
   - size: ~
-  - override hydra/job_logging: none
 log_base_dir: outputs
 seeding: {env_base_seed: ~, agent_base_seed: ~, cudnn_determinism_flag: false}
 runner: {_target_: tests.cli.sweep_stub.StubRunner, x: 0.0, y: 0.0, name: a, directory: ~}

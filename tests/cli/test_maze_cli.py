@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +159,37 @@ def test_a_wrong_value_gives_one_message_and_status_1(
     root = [] if "-cn" in arguments or "runner=parallel" in arguments else ["runner=sequential"]
     env = [] if any("env" in argument for argument in arguments) else ["env.name=CartPole-v1"]
     check_error([*root, *env, *arguments], message, 1, tmp_path, capfd)
+
+
+def test_a_run_keeps_what_it_has_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = list(logging.getLogger().handlers)
+    assert main([*QUICK, "runner=sequential", "hydra.run.dir=run"]) == 0
+    first, *_, last = Path("run/maze_cli.log").read_text().splitlines()
+    assert re.fullmatch(r"\[[\d :,-]+\]\[maze\]\[INFO\] - maze-run .*runner=sequential.*", first)
+    assert last.endswith("[maze][INFO] - The run has come to its end.")
+    assert list(logging.getLogger().handlers) == before, "the logging of the process is as it was"
+
+
+def test_the_traceback_of_a_run_that_failed_is_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("broken_policy.py").write_text(
+        "from maze.core.agent.random_policy import RandomPolicy\n\n\n"
+        "class Broken(RandomPolicy):\n"
+        "    n = 0\n\n"
+        "    def compute_action(self, *args, **kwargs):\n"
+        "        Broken.n += 1\n"
+        "        if Broken.n > 12:\n"
+        "            raise RuntimeError('no more ideas')\n"
+        "        return super().compute_action(*args, **kwargs)\n"
+    )
+    command = [*QUICK, "runner=sequential", "runner.n_episodes=50", "policy._target_=broken_policy.Broken"]
+    assert main([*command, "hydra.run.dir=run"]) == 1
+    log = Path("run/maze_cli.log").read_text()
+    assert "[maze][ERROR] - The run has ended before its time.\nTraceback" in log
+    assert "no more ideas" in log.splitlines()[-1]
+    assert "Traceback" not in capfd.readouterr().out
 
 
 def test_a_full_traceback_is_shown_on_demand(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from maze.core.utils.factory import Factory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 
+CONF = Path(str(resources.files("maze.conf")))
 SHORT_ROLLOUT = ("runner.n_episodes=2", "runner.record_trajectory=false", "runner.record_event_logs=false")
 SHORT_TRAINING = (
     *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=4", "algorithm.batch_size=4"),
@@ -59,7 +61,6 @@ FILES = {
           - seeding: default
           - optional env_model: ${env}-${model}
           - _self_  # what stands below comes last
-          - override hydra/job_logging: none
         input_dir: ''
         log_base_dir: outputs
         wrappers: {}
@@ -139,6 +140,32 @@ def test_documented_commands_work_as_written(command: str, shorter: tuple[str, .
         assert cfg.model.policy.networks[0].hidden_units == [16], "a specialisation"
     if "my_experiment" in command:
         assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)
+
+
+@pytest.mark.parametrize(
+    ("root", "shorter"), [("conf_rollout", ("runner=sequential", *SHORT_ROLLOUT)), ("conf_train", SHORT_TRAINING)]
+)
+def test_a_copied_root_configuration_may_have_a_specialisation(
+    root: str, shorter: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = "  - optional env_model: ${env}-${model}\n"
+    text = (CONF / f"{root}.yaml").read_text().replace("env: gym_env", "env: mountain_car")
+    defaults, end, rest = text.replace(line, "").partition("\n\n")
+    copy = tmp_path / "your_project" / "conf" / "my_copy.yaml"
+    copy.write_text(f"{defaults}\n{line}{end.lstrip()}{rest}")
+    command = ["-cd", "your_project/conf", "-cn", "my_copy", *shorter]
+    if root == "conf_train":
+        command.append("algorithm=ppo")
+    assert main(command) == 0
+    (run,) = {path.parent for path in tmp_path.rglob("command.txt")}
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    assert (cfg.env.env, cfg.model.policy.networks[0].hidden_units) == ("MountainCar-v0", [16])
+    copy.write_text(f"{defaults}\n{line}{line}{end.lstrip()}{rest}")
+    capfd.readouterr()
+    assert main(command) == 2
+    assert "env_model appears more than once in the final defaults list; leave one of its lines out." in (
+        capfd.readouterr().err
+    )
 
 
 def test_the_factory_builds_from_configurations_adds_arguments_and_passes_objects_through() -> None:
