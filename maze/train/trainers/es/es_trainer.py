@@ -170,7 +170,7 @@ class ESTrainer(EpochTrainer):
                 "`algorithm.noise_stddev` or the optimizer's step size."
             )
         self._progress.steps_per_update = n_steps
-        self._progress.before_output()
+        self._progress.header(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
         self.events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
@@ -250,7 +250,7 @@ class ESTrainer(EpochTrainer):
                     break
         finally:
             rollouts.close()
-        self._progress.before_output()
+        self._progress.header(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
         self._evaluated_epoch = self.epoch
 

@@ -93,6 +93,12 @@ def test_the_best_model_has_the_weights_that_were_evaluated():
         assert all(torch.equal(value, start["policies"][key][name]) for name, value in network.items())
 
 
+def test_a_header_counts_the_updates_from_zero_and_the_last_evaluation_has_one(capsys):
+    build_trainer().train(rollouts_of(cartpole), n_epochs=2)
+    headers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*")]
+    assert headers == [f"********** Iteration {number} **********" for number in range(3)]
+
+
 def test_training_stops_early_without_improvement(capsys):
     trainer = build_trainer(counting_env, patience=2)  # its returns do not depend on the policy
     trainer.train(rollouts_of(counting_env), n_epochs=50, model_selection=BestModelSelection(None, None))

@@ -148,7 +148,7 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, stop_after):
     assert torch.equal(weights(resumed), weights(uninterrupted))
 
 
-def test_evaluations_come_every_k_minibatches_and_after_each_epoch():
+def test_evaluations_come_every_k_minibatches_and_after_each_epoch(capsys):
     evaluated_after = []
 
     class Noting(Evaluator):
@@ -158,6 +158,9 @@ def test_evaluations_come_every_k_minibatches_and_after_each_epoch():
     trainer = build_trainer()  # three minibatches per epoch
     trainer.train(Noting(), n_epochs=2, eval_every_k_iterations=2)
     assert evaluated_after == [2, 3, 4, 6]
+    headers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("*")]
+    expected = ["Epoch 1: Iteration 2", "Epoch 1: Iteration 3", "Epoch 2: Iteration 4", "Epoch 2: Iteration 6"]
+    assert headers == [f"********** {text} **********" for text in expected]
 
 
 def test_a_number_that_is_not_finite_stops_training_before_the_step():
