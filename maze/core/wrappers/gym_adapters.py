@@ -5,8 +5,9 @@ They are applied where an environment needs them, before it becomes a Maze envir
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -15,9 +16,12 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space
 from gymnasium.utils import RecordConstructorArgs
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 
 ACTION_MASK = "action_mask"
+_MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
+"""What environments call the entry of `info`, or the method, that tells which actions are valid."""
 MAX_ITEMS = 32
 """So many items of a sequence, or nodes of a graph, are kept where nobody says how many."""
 
@@ -39,9 +43,74 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
         if drop or encode:
             raise ConfigError(f"env: `drop` and `encode` need an environment of gymnasium, found {env!r}.")
         return env
+    env = in_current_api(env)
     if drop or encode or not _is_flat(env.observation_space):
         env = ArrayObservations(env, list(drop), dict(encode or {}))
     return env if _is_flat(env.action_space) or not _has_leaves(env.action_space) else FlatActions(env)
+
+
+def in_current_api(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment, made to fit gymnasium's current API where its `reset` takes no seed."""
+    return env if takes_seed(env.unwrapped) else CurrentApi(env)
+
+
+def takes_seed(env: Any) -> bool:
+    """Whether `reset` takes a seed, as in gymnasium's current API; in the older one a method `seed` does."""
+    try:
+        parameters = inspect.signature(env.reset).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Gives an environment whose `reset` takes no seed gymnasium's current API, on which other wrappers rely.
+
+    :param env: Environment whose `reset` returns the observation alone or with an `info`, and `step` four values
+        or five.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The first observation and an `info`."""
+        if options:
+            raise EnvironmentContractError(f"`reset` of {self.unwrapped} takes no options, got {options}.")
+        if seed is not None:
+            gymnasium.Env.reset(self.unwrapped, seed=seed)  # its generator `np_random`
+            if callable(method := getattr(self.unwrapped, "seed", None)):
+                method(seed)
+        result: Any = self.env.reset()
+        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        return result if is_pair else (result, {})
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Five values."""
+        result: Any = self.env.step(action)
+        if len(result) == 5:
+            return result  # type: ignore[no-any-return]
+        observation, reward, done, info = result
+        truncated = bool(done and info.get(TRUNCATION_KEY, False))
+        return observation, reward, bool(done) and not truncated, truncated, info
+
+
+class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Resets an environment with the same options every time.
+
+    :param env: The environment.
+    :param options: Its options, such as where an episode starts.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], options: Mapping[str, Any]) -> None:
+        RecordConstructorArgs.__init__(self, options=dict(options))
+        super().__init__(env)
+        self._options = dict(options)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The first observation and its `info`."""
+        return self.env.reset(seed=seed, options={**self._options, **(options or {})})
 
 
 class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
@@ -136,15 +205,17 @@ class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs)
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Shows the mask of valid actions, which the environment tells in `info` or by a method, as an observation.
 
-    :param env: Environment for which :func:`tells_action_mask` holds.
+    :param env: Environment with one discrete action.
+    :param name: Key in `info`, or name of a method without arguments; see :func:`action_mask_name`.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        RecordConstructorArgs.__init__(self)
+    def __init__(self, env: gymnasium.Env[Any, Any], name: str = ACTION_MASK) -> None:
+        RecordConstructorArgs.__init__(self, name=name)
         super().__init__(env)
         assert isinstance(env.action_space, spaces.Discrete)
         size = int(env.action_space.n)
         shown = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else None
+        self._name = name
         self._is_dict = shown is not None
         shown = dict(shown) if shown is not None else {"observation": env.observation_space}
         self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (size,), np.int8)})
@@ -160,31 +231,49 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         return self._with_mask(observation, info), reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        mask = info[ACTION_MASK] if ACTION_MASK in info else _mask_method(self.env)()  # type: ignore[misc]
+        mask = _told_mask(self.env, info, self._name)
+        if mask is None:
+            raise EnvironmentContractError(
+                f"The mask of valid actions `{self._name}` is missing: {self.unwrapped} told it after its first reset, "
+                f"this time `info` has {sorted(info)}. env.action_mask=false goes without it."
+            )
         shown = observation if self._is_dict else {"observation": observation}
         return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
 
 
-def tells_action_mask(env: Any) -> bool:
-    """Whether an environment with one discrete action tells which choices are valid, but does not show it.
+def action_mask_name(env: Any, name: str | None = None) -> str | None:
+    """What an environment with one discrete action calls the mask of valid choices, which it does not show.
 
-    It does in `info["action_mask"]` or by a method `action_masks`; to see the former it is reset once.
+    It may tell it in `info`, or by a method without arguments; the environment is reset once to see the former.
+
+    :param env: The environment.
+    :param name: The only name to look for; by default those that are usual.
+    :return: The name; `None`: it tells no mask, or shows one already.
     """
     if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
-        return False
+        return None
     if isinstance(env.observation_space, spaces.Dict) and ACTION_MASK in env.observation_space.spaces:
-        return False
+        return None
     result: Any = env.reset(seed=0)
-    has_info = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    mask = result[1].get(ACTION_MASK) if has_info else None
-    if mask is None and (method := _mask_method(env)) is not None:
-        mask = method()
-    return mask is not None and np.shape(mask) == (int(env.action_space.n),)
+    info = result[1] if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict) else {}
+    for candidate in _MASK_NAMES if name is None else (name,):
+        mask = _told_mask(env, info, candidate)
+        if mask is not None and np.shape(mask) == (int(env.action_space.n),):
+            return candidate
+    return None
 
 
-def _mask_method(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
-    method = getattr(env.unwrapped, "action_masks", None)
-    return method if callable(method) else None
+def _told_mask(env: gymnasium.Env[Any, Any], info: Mapping[str, Any], name: str) -> Any:
+    if name in info:
+        return info[name]
+    method = getattr(env.unwrapped, name, None)
+    if not callable(method):
+        return None
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):  # it needs arguments
+        return None
+    return method()
 
 
 # -- parts of spaces -------------------------------------------------------------------------------------------------

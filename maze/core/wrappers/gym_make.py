@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import io
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from difflib import SequenceMatcher
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import parse_env_id, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
 from maze.core.errors import ConfigError, did_you_mean
+from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
+
+_OLDER_GYM = (
+    "Environments of the older package `gym` are used through shimmy: "
+    "pip install \"shimmy[gym-v26]\", env.name=GymV26Environment-v0 'env.kwargs={{env_id: {id}}}'."
+)
 
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -23,25 +33,27 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :param kwargs: Passed to `gymnasium.make`, `render_mode` for instance.
     :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
+    broken: dict[str, Exception] = {}
     if ":" not in name and newest_version(name) is None and name not in registry:
-        _register_from_installed_packages(name)
+        broken = _register_from_installed_packages(name)
     current = _successor(name)
     if current is not None:
         warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
         name = current
     try:
-        return gymnasium.make(name, **kwargs)
+        env = gymnasium.make(name, **kwargs)
+        if env.spec is None or takes_seed(env.unwrapped):
+            return env
+        env.close()
+        return gymnasium.make(_spec_in_current_api(env.spec))
     except gymnasium.error.DependencyNotInstalled as error:
         hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        others = [other for other in registry if other != name]
-        raise ConfigError(
-            f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} Where another package "
-            f"brings it, install that package, and name the module that registers it: env.import=[<module>] or "
-            f"env.name=<module>:{name}."
-        ) from error
+        raise ConfigError(_cannot_be_made(name, error, broken)) from error
     except TypeError as error:
+        if "gymnasium.Env" in str(error):  # what the entry point makes is no such environment
+            raise ConfigError(f"Environment `{name}` is none of gymnasium. {_OLDER_GYM.format(id=name)}") from error
         if not kwargs or "argument" not in str(error):
             raise
         raise ConfigError(f"Environment `{name}` does not take the arguments {sorted(kwargs)}: {error}") from error
@@ -96,24 +108,32 @@ def newest_version(name: str) -> str | None:
     return max(versions)[1] if versions else None
 
 
-def _register_from_installed_packages(name: str) -> None:
-    """Imports installed packages that register environments, those of a similar name first, until one knows the id."""
+def _register_from_installed_packages(name: str) -> dict[str, Exception]:
+    """Imports installed packages that register environments, those of a similar name first, until one knows the id.
+
+    :return: Why packages could not be imported.
+    """
+    broken: dict[str, Exception] = {}
     modules = _registering_modules()
     for module in sorted(modules, key=lambda module: -SequenceMatcher(None, module, name.lower()).ratio()):
         if module in sys.modules:
             continue
         try:
-            with warnings.catch_warnings():
+            # most of them are not the one that was asked for: nobody wants to read what they have to say
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
-                importlib.import_module(module)
-        except Exception:  # a broken package, or one that lacks another; not the one that was asked for
+                with contextlib.redirect_stderr(io.StringIO()):
+                    importlib.import_module(module)
+        except Exception as error:  # a broken package, or one that lacks another
+            broken[module] = error
             continue
         if name in registry or newest_version(name) is not None:
-            return
+            return {}
+    return broken
 
 
 def _registering_modules() -> list[str]:
-    """Packages that depend on gymnasium and, as their `__init__` says, register environments when they are imported."""
+    """Packages that depend on gymnasium and, as an `__init__` says, register environments when they are imported."""
     from importlib import metadata, util
 
     modules: list[str] = []
@@ -121,11 +141,49 @@ def _registering_modules() -> list[str]:
         if not any(re.match(r"gym(nasium)?\b", requirement.lower()) for requirement in distribution.requires or ()):
             continue
         for file in distribution.files or ():
-            if len(file.parts) == 2 and file.name == "__init__.py" and file.parts[0].isidentifier():
-                module = file.parts[0]
-                if util.find_spec(module) is not None and "register" in file.read_text():
-                    modules.append(module)
-    return list(dict.fromkeys(modules))
+            module = file.parts[0]
+            if file.name != "__init__.py" or module in modules or not module.isidentifier() or len(file.parts) > 4:
+                continue
+            sign = "register" if len(file.parts) == 2 else "register("
+            if util.find_spec(module) is not None and sign in file.read_text():
+                modules.append(module)
+    return modules
+
+
+def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]) -> str:
+    """What to do where gymnasium does not know an id, or cannot import what makes its environment."""
+    older = getattr(sys.modules.get("gym"), "envs", None)
+    if name in getattr(older, "registry", ()):
+        return f"Environment `{name}` is registered in the older package `gym`. {_OLDER_GYM.format(id=name)}"
+    module, _, rest = name.rpartition(":")
+    if "-" in module:
+        return f"Environment `{name}`: `{module}` is no module. Did you mean `{module.replace('-', '_')}:{rest}`?"
+    others = [other for other in registry if other != name]
+    failures = "; ".join(
+        f"{module} ({type(failure).__name__}: {str(failure).strip().splitlines()[0] if str(failure).strip() else ''})"
+        for module, failure in broken.items()
+    )
+    return (
+        f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} Where another package brings it, "
+        f"install that package, and name the module that registers it: env.import=[<module>] or "
+        f"env.name=<module>:{name}."
+        + (f" Installed packages that may bring it cannot be imported: {failures}." if broken else "")
+    )
+
+
+def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:
+    """The specification with an entry point whose environments have gymnasium's current API.
+
+    Made within, because the wrappers that gymnasium puts around an environment rely on it.
+    """
+    spec = copy(spec)
+    spec.entry_point = functools.partial(_made_in_current_api, spec.entry_point)
+    return spec
+
+
+def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    return in_current_api(creator(**kwargs))
 
 
 def _successor(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import Renderer, draw_current_state
-from maze.core.wrappers.gym_adapters import InfoActionMask, adapted, tells_action_mask
+from maze.core.wrappers.gym_adapters import InfoActionMask, ResetOptions, action_mask_name, adapted, takes_seed
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
 
@@ -75,7 +74,8 @@ def make_gym_maze_env(
     gym_wrappers: Sequence[str | Mapping[str, Any]] = (),
     drop: Sequence[str] = (),
     encode: Mapping[str, int] | None = None,
-    action_mask: bool | None = None,
+    action_mask: bool | str | None = None,
+    reset_options: Mapping[str, Any] | None = None,
     **further_kwargs: Any,
 ) -> GymMazeEnv:
     """Makes a gymnasium environment, of whichever package, as a Maze environment.
@@ -87,14 +87,27 @@ def make_gym_maze_env(
     :param drop: Observations that are left out.
     :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
     :param action_mask: Whether the mask of valid actions that the environment tells in `info["action_mask"]`, or by
-        a method `action_masks`, becomes the observation `action_mask`; `None`: where there is one.
+        a method `action_masks`, becomes the observation `action_mask`; `None`: where there is one. Or what the
+        environment calls the entry of `info`, or the method.
+    :param reset_options: Given to every reset of the environment.
     :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
+    :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the mask
+        that is asked for is not told.
     """
     import_modules(further_kwargs.pop("import", None) or ())
     env = gym_wrapped(make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), gym_wrappers)
-    if action_mask or (action_mask is None and tells_action_mask(env)):
-        env = InfoActionMask(env)
+    if reset_options:
+        env = ResetOptions(env, reset_options)
+    if action_mask is not False:
+        mask = action_mask_name(env, action_mask if isinstance(action_mask, str) else None)
+        if mask is not None:
+            env = InfoActionMask(env, mask)
+        elif action_mask:
+            raise ConfigError(
+                f"env.action_mask={action_mask}: `{name}` tells no such mask of its {env.action_space}, neither in "
+                f"`info`, which has {sorted(env.reset(seed=0)[1])}, nor by a method without arguments."
+            )
     return GymMazeEnv(adapted(env, drop, encode))
 
 
@@ -111,7 +124,7 @@ class GymCoreEnv(CoreEnv):
         self.renderer = GymRenderer(env)
         self._maze_state: MazeStateType | None = None
         self._next_seed: int | None = None
-        self._takes_seed = _takes_seed(env)
+        self._takes_seed = takes_seed(env)
 
     @override(CoreEnv)
     def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
@@ -124,7 +137,13 @@ class GymCoreEnv(CoreEnv):
                 done = info[TRUNCATION_KEY] = True
         else:
             self._maze_state, reward, done, info = result
-        return self._maze_state, float(reward), bool(done), info
+        try:
+            return self._maze_state, float(reward), bool(done), info
+        except TypeError as error:
+            raise EnvironmentContractError(
+                f"{self!r} gave the reward {reward!r}: expected a number. Where there are several, have a wrapper "
+                f"weigh them: env.gym_wrappers=[{{mo_gymnasium.wrappers.LinearReward: {{weight: [0.5, 0.5]}}}}]."
+            ) from error
 
     @override(CoreEnv)
     def reset(self) -> MazeStateType:
@@ -300,11 +319,3 @@ def _pack(kind: type | None, parts: dict[str, Any]) -> Any:
     if kind is None:
         return next(iter(parts.values()))
     return parts if kind is dict else tuple(parts.values())
-
-
-def _takes_seed(env: Any) -> bool:
-    try:
-        parameters = inspect.signature(env.reset).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 
 import gymnasium
 import numpy as np
@@ -11,8 +13,8 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze.core.errors import ConfigError
-from maze.core.wrappers.gym_adapters import ArrayObservations, adapted, tells_action_mask
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, action_mask_name, adapted
 from maze.core.wrappers.gym_make import newest_version
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env
 
@@ -132,12 +134,121 @@ def test_nested_actions_reach_the_environment_as_its_elements():
 
 def test_masks_in_the_info_or_by_a_method_become_observations():
     shown = Shown(spaces.Discrete(4), info={"action_mask": np.array([0, 1])})
-    assert tells_action_mask(shown)
-    assert not tells_action_mask(Shown(spaces.Discrete(4)))
-    assert not tells_action_mask(Shown(spaces.Discrete(4), info={"action_mask": np.ones(3)}))
+    assert action_mask_name(shown) == "action_mask"
+    assert action_mask_name(Shown(spaces.Discrete(4))) is None
+    assert action_mask_name(Shown(spaces.Discrete(4), info={"action_mask": np.ones(3)})) is None
     shown = Shown(spaces.Discrete(4))
     shown.action_masks = lambda: [True, False]
-    assert tells_action_mask(shown)
+    assert action_mask_name(shown) == "action_masks"
+    shown = Shown(spaces.Discrete(4))
+    shown.action_mask = lambda state: [True, False]  # nobody knows the state
+    shown.valid_action_mask = lambda mode=None: [True, False]
+    assert action_mask_name(shown) == "valid_action_mask"
+
+
+@pytest.fixture
+def registered(request):
+    """Registers the entry point that a test is parametrised with as `Registered-v0`."""
+    gymnasium.register("Registered-v0", entry_point=request.param, max_episode_steps=3)
+    yield "Registered-v0"
+    del gymnasium.registry["Registered-v0"]
+
+
+@pytest.mark.parametrize(
+    "registered", [lambda: Shown(spaces.Discrete(4), info={"legal": [0, 1], "steps": 3})], indirect=True
+)
+def test_a_mask_of_another_name_is_named(registered):
+    assert "action_mask" not in make_gym_maze_env(registered).observation_space.spaces
+    env = make_gym_maze_env(registered, action_mask="legal")
+    assert env.reset()["action_mask"].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match=r"env.action_mask=legl: .* `info`, which has \['legal', 'steps'\]"):
+        make_gym_maze_env(registered, action_mask="legl")
+
+
+def test_a_mask_that_is_missing_later_is_reported():
+    shown = Shown(spaces.Discrete(4), info={"action_mask": np.array([0, 1])})
+    gymnasium.register("Forgetful-v0", entry_point=lambda: shown)
+    try:
+        env = make_gym_maze_env("Forgetful-v0")
+    finally:
+        del gymnasium.registry["Forgetful-v0"]
+    env.reset()
+    shown.info = {}
+    with pytest.raises(EnvironmentContractError, match=r"mask of valid actions `action_mask` is missing"):
+        env.step({"action": 0})
+
+
+class OlderApi(gymnasium.Env):
+    """`reset` takes no seed and gives one value, `step` gives four."""
+
+    observation_space = spaces.Dict(a=spaces.Dict(x=spaces.Discrete(100)), b=spaces.Discrete(2))
+    action_space = spaces.Discrete(2)
+    metadata = {"render_modes": ["ansi"]}
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self):
+        self.steps = 0
+        return self._shown()
+
+    def step(self, action):
+        self.steps += 1
+        return self._shown(), 1.0, self.steps == 5, {}
+
+    def _shown(self):
+        return {"a": {"x": int(self.np_random.integers(100))}, "b": 0}
+
+
+@pytest.mark.filterwarnings("ignore:.*Core environment is written in old step API")
+@pytest.mark.parametrize("registered", [OlderApi], indirect=True)
+def test_a_registered_environment_of_the_older_api_works_within_other_wrappers(registered):
+    env = make_gym_maze_env(registered)
+    xs = []
+    for _ in range(2):
+        env.seed(3)
+        xs.append(env.reset()["a_x"])
+        dones = [env.step({"action": 0})[2] for _ in range(3)]
+        assert dones == [False, False, True]  # gymnasium's own time limit, which unpacks five values
+    assert xs[0] == xs[1]
+    env.core_env.set_render_mode("ansi")  # makes it again
+    assert "a_x" in env.reset()
+
+
+def test_the_older_api_tells_an_end_from_a_cut_off():
+    env = CurrentApi(OlderApi())
+    env.reset(seed=1)
+    assert [env.step(0)[2:4] for _ in range(5)][-1] == (True, False)
+    with pytest.raises(EnvironmentContractError, match=r"takes no options, got \{'start': 2\}"):
+        env.reset(options={"start": 2})
+
+
+class Started(gymnasium.Env):
+    """Starts where the options say."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([(options or {}).get("start", 0.0)]), {}
+
+    def step(self, action):
+        return np.zeros(1), np.array([1.0, 2.0]), False, False, {}
+
+
+@pytest.mark.parametrize("registered", [Started], indirect=True)
+def test_options_are_given_to_every_reset(registered):
+    env = make_gym_maze_env(registered, reset_options={"start": 7.0})
+    assert [env.reset()["observation"].tolist() for _ in range(2)] == [[7.0], [7.0]]
+
+
+@pytest.mark.filterwarnings("ignore:.*The reward returned by")
+@pytest.mark.parametrize("registered", [Started], indirect=True)
+def test_a_reward_of_several_numbers_is_refused_with_what_to_do(registered):
+    env = make_gym_maze_env(registered)
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"expected a number. .*LinearReward"):
+        env.step({"action": 0})
 
 
 def test_taxi_shows_its_mask_unless_it_is_not_wanted():
@@ -170,3 +281,60 @@ def test_modules_are_imported_first_and_an_unknown_id_names_both_ways():
         make_gym_maze_env("CartPole-v1", **{"import": ["no_such_module"]})
     with pytest.raises(ConfigError, match=r"env.import=\[<module>\] or env.name=<module>:Nowhere-v0"):
         make_gym_maze_env("Nowhere-v0")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A directory of installed packages beside which no others are searched."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *(path for path in sys.path if "site-packages" not in path)])
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def _install(directory, name, requirement, source, inner=None):
+    """An installed package, as far as Python's metadata tell."""
+    package, info = directory / name, directory / f"{name}-1.0.dist-info"
+    (package / "envs").mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").write_text(source)
+    (package / "envs" / "__init__.py").write_text(inner or "")
+    (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\nRequires-Dist: {requirement}\n")
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/envs/__init__.py,,\n")
+
+
+def test_an_installed_package_that_registers_further_inside_is_found_without_its_chatter(site, capfd):
+    inner = "import gymnasium\ngymnasium.register('Within-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
+    _install(site, "far_within", "gymnasium>=1", "print('Hello from far within')\nfrom . import envs", inner)
+    try:
+        assert make_gym_maze_env("Within-v0").observation_space["observation"].shape == (4,)
+    finally:
+        gymnasium.registry.pop("Within-v0", None)
+    assert capfd.readouterr().out == ""
+
+
+def test_packages_that_cannot_be_imported_are_named_with_their_reason(site):
+    _install(site, "no_screen", "gymnasium", "raise OSError('Cannot connect to a screen') # register")
+    with pytest.raises(ConfigError, match=r"cannot be imported: no_screen \(OSError: Cannot connect to a screen\)"):
+        make_gym_maze_env("NoScreen-v0")
+
+
+def test_environments_of_the_older_package_are_refused_in_one_sentence(site):
+    _install(site, "old_game", "gym", "import gym\ngym.envs.registry['OldGame-v0'] = None  # register")
+    (site / "gym").mkdir()
+    (site / "gym" / "__init__.py").write_text("class envs:\n    registry = {}")
+    try:
+        with pytest.raises(ConfigError, match=r"registered in the older package `gym`. .*shimmy.*env_id: OldGame-v0"):
+            make_gym_maze_env("OldGame-v0")
+    finally:
+        sys.modules.pop("gym", None)
+
+
+@pytest.mark.parametrize("registered", [object], indirect=True)
+def test_an_entry_point_that_makes_something_else_is_refused(registered):
+    with pytest.raises(ConfigError, match=r"`Registered-v0` is none of gymnasium. .*shimmy"):
+        make_gym_maze_env(registered)
+
+
+def test_a_package_name_in_place_of_its_module_is_answered():
+    with pytest.raises(ConfigError, match=r"`no-such` is no module. Did you mean `no_such:Cart-v0`"):
+        make_gym_maze_env("no-such:Cart-v0")
