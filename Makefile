@@ -8,7 +8,7 @@ DEMO_DIR ?= outputs/demo
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast test-oldest test-learning check lint types imports format bench clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning check lint types imports format bench clean help
 
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,11 +27,14 @@ $(VENV)/.dev: $(VENV)/.runtime
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
 	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
 
-test: $(VENV)/.dev  ## Run the tests (without those that train for minutes).
+test: $(VENV)/.dev  ## Run the tests (without those that need Ray or minutes).
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long"
+
+test-all: $(VENV)/.dev  ## Run the same tests, and those that need Ray or minutes.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning"
 
 test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long and not slow"
 
 test-oldest:  ## Run the tests with the oldest supported versions of torch and gymnasium (installs gigabytes).
 	test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest

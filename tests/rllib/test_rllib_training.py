@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("ray.rllib.algorithms.ppo")
 
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import read_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, which only its processes import"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["rllib/runner=dev", "runner.log_level=ERROR", "runner.eval_episodes=2"]

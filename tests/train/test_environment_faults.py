@@ -274,6 +274,13 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
     check(name, "local", fault, monkeypatch, tmp_path, caplog)
 
 
+@pytest.mark.parametrize("name", TRAININGS)
+def test_what_is_being_done_is_said_before_the_third_step(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(run(name, "dev", "raise in step").error, MazeError)
+    work = r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the policy|epoch 1: \d+ updates)"
+    assert re.search(rf"^{work}.* \.\.\.$", capsys.readouterr().out, re.MULTILINE)
+
+
 REST = [
     *((name, "dev", fault) for name in ("a2c", "dqn", "sacfd", "bc") for fault in KINDS),
     *(
@@ -285,7 +292,7 @@ REST = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "runner", "fault"), REST)
 def test_everywhere(name: str, runner: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
     check(name, runner, fault, monkeypatch, tmp_path, caplog)

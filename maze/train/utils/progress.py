@@ -38,6 +38,11 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}", refresh=False)
 
+    def announce(self, work: str) -> None:
+        """Prints what is being done from now on; the first line that there is until an epoch has ended."""
+        self.before_output()
+        print(f"-> {work} ...", flush=True)
+
     def update_done(self) -> None:
         """Counts one update."""
         if self._bar is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
-
-logger = logging.getLogger(__name__)
 
 
 def obtain_normalization_statistics(env: Any, n_samples: int) -> StructuredStatisticsType | None:
@@ -45,7 +42,10 @@ def estimate_observation_normalization_statistics(env: Any, n_samples: int) -> N
     if type(n_samples) is not int or n_samples < 1:
         raise ConfigError(f"The number of samples for normalization statistics must be positive, got {n_samples!r}.")
     policy = env.build_sampling_policy(env.action_spaces_dict)
-    logger.info("Estimating normalization statistics of %s from %d steps.", env.names_to_estimate(), n_samples)
+    names = ", ".join(env.names_to_estimate())
+    print(
+        f"-> collecting {n_samples:,} environment steps to estimate normalization statistics of {names} ...", flush=True
+    )
     env.set_observation_collection(True)
     try:
         _take_steps(env, policy, n_samples)

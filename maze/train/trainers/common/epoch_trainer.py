@@ -202,6 +202,13 @@ class EpochTrainer(Trainer, ABC):
         """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
         return self._n_updates_per_epoch() * self._steps_per_update()
 
+    def _work_of_an_epoch(self) -> str:
+        """Returns what an epoch is made of; printed before the first one, which may take long."""
+        n_updates = f"{self._n_updates_per_epoch():,} updates"
+        return (
+            f"collecting {self.steps_per_epoch:,} environment steps, {n_updates}" if self.steps_per_epoch else n_updates
+        )
+
     def _begin_training(self, n_epochs: int) -> None:
         """Comes first in each call of :meth:`train`.
 
@@ -311,6 +318,8 @@ class EpochTrainer(Trainer, ABC):
         self._stop_if_requested(interrupt)
         first, progress, n_updates = self._first_epoch, self._progress, self._n_updates_per_epoch()
         progress.start_epoch(self.epoch - first)
+        if self.epoch == first:
+            progress.announce(f"epoch {self.epoch + 1}: {self._work_of_an_epoch()}")
         self._begin_epoch()
         while self.update < n_updates:
             self._before_update((self.epoch - first + self.update / n_updates) / max(n_epochs, 1))
@@ -363,6 +372,8 @@ class EpochTrainer(Trainer, ABC):
         self._progress.before_output()
         self._tell_env_steps()
         if self.evaluator is not None:
+            if self.epoch == self._first_epoch:
+                self._progress.announce("evaluating the policy that the training starts from")
             self.evaluate()
         elif self.model_selection is not None and self.epoch > 0 and not math.isnan(self._training_reward):
             self.model_selection.update(self._training_reward)

@@ -151,6 +151,13 @@ class ESTrainer(EpochTrainer):
         return 1
 
     @override(EpochTrainer)
+    def _work_of_an_epoch(self) -> str:
+        config = self.config
+        wanted = {"episodes": config.n_rollouts_per_update, "environment steps": config.n_timesteps_per_update}
+        amounts = " and ".join(f"{number:,} {what}" for what, number in wanted.items() if number)
+        return f"collecting {amounts} with perturbed policies, one update"
+
+    @override(EpochTrainer)
     def _aggregators(self) -> dict[str, LogStatsAggregator]:
         return {**super()._aggregators(), "evaluations": self._eval_stats}
 

@@ -9,7 +9,7 @@ import pytest
 CAMPAIGN = Path(__file__).parents[4] / "benchmarks" / "kill_campaign.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainings_killed_at_random_moments_end_as_if_nothing_had_happened() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "4", "--algorithms", "ppo", "es"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)

@@ -49,6 +49,8 @@ def fill_replay_buffer(
     item_length = 1 if config.split_rollouts_into_transitions else config.n_rollout_steps
     assert run.env_factory is not None, "setup comes first"
     if demonstrations is None:
+        n_steps = config.initial_buffer_size * item_length
+        print(f"-> collecting {n_steps:,} environment steps to begin with ...", flush=True)
         fill_by_policy(
             replay_buffer,
             config.initial_sampling_policy if sampling_policy is None else sampling_policy,
