@@ -19,6 +19,7 @@ from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.runner import Runner
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
+from maze.train.trainers.common.training_runner import TrainingRunner
 
 _OverridesType = dict[str, Any]
 
@@ -181,7 +182,7 @@ class ConfigurationAuditor:
         try:
             config_class = _algorithm_class(algorithm)
             if isinstance(self._kwargs.get("runner"), str | None):
-                config_class.trainer_class()  # tells now if none is named
+                TrainingRunner.trainer_for(config_class)  # tells now if none is named
             return option_of(config_class)
         except ConfigError as error:
             raise InvalidSpecificationError(str(error)) from error

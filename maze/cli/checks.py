@@ -61,7 +61,7 @@ def _draw_seeds(cfg: DictConfig) -> None:
     if seeding is None:
         return
     if cfg.get("resume"):
-        from maze.train.utils.resumption import resumed_seeds, stored_training
+        from maze.train.trainers.common.resumption import resumed_seeds, stored_training
 
         training = stored_training(cfg)
         if training is not None:

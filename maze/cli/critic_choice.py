@@ -12,15 +12,15 @@ from maze.perception.models.critics.base_state_action_critic_composer import Bas
 from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
-from maze.perception.models.model_composer import BaseModelComposer, critic_composer_type
-from maze.perception.models.template_model_composer import TemplateModelComposer
-from maze.train.trainers.common.config_classes import (
+from maze.perception.models.model_composer import (
     CRITIC_OPTIONS,
     SUITABLE_CRITICS,
-    AlgorithmConfig,
+    BaseModelComposer,
     CriticKind,
-    algorithm_class,
+    critic_composer_type,
 )
+from maze.perception.models.template_model_composer import TemplateModelComposer
+from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 
 _ACCEPTED: Mapping[CriticKind, type[Any]] = {
     "state": BaseStateCriticComposer,

@@ -77,7 +77,7 @@ _Check = Callable[[Path], tuple[str | None, Mapping[str, Any] | None]]
 
 def _checkpoint(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
     from maze.core.utils.checkpoint import load_state
-    from maze.train.utils.resumption import STATE_FORMAT
+    from maze.train.utils.plain_state import STATE_FORMAT
 
     state = load_state(path)
     if STATE_FORMAT in state:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, default_rollout_evaluator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.epoch_trainer import EpochTrainer
+from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 
 

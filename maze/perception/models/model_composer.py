@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gymnasium import spaces
 from torch import nn
@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Critic: TypeAlias = "TorchStateCritic | TorchStateActionCritic"
+
+CriticKind = Literal["state", "sub-step state", "state-action"]
+"""What a critic values: states, states as each sub-step sees them, or pairs of states and actions."""
+
+CRITIC_OPTIONS: Mapping[CriticKind, tuple[str, str]] = {
+    "state": ("flatten_concat_shared", "template_state"),
+    "sub-step state": ("flatten_concat_step", "template_state"),
+    "state-action": ("flatten_concat_state_action", "template_state_action"),
+}
+"""Options of the group `critic` that are of a kind: with networks of their own, and by the template of the model."""
+
+SUITABLE_CRITICS: Mapping[CriticKind, str] = {
+    kind: f"a {kind} critic, such as critic={own!r} or critic={template!r}"
+    for kind, (own, template) in CRITIC_OPTIONS.items()
+}
+"""What to choose where a critic of this kind is needed."""
 
 
 class BaseModelComposer(ABC):
@@ -80,6 +96,30 @@ class BaseModelComposer(ABC):
     def distribution_mapper(self) -> DistributionMapper:
         """Distributions of the action heads of all sub-steps."""
         return self._distribution_mapper
+
+    def parts_for(self, trainer: str, critic_kind: CriticKind | None) -> tuple[TorchPolicy, Critic | None]:
+        """Policy and critic for a trainer.
+
+        :param trainer: The trainer's name, for messages.
+        :param critic_kind: The kind of critic that it needs; `None`: none.
+        :raises ConfigError: The model lacks one of them, or its critic is of another kind.
+        """
+        from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+
+        policy, critic = self.policy, None if critic_kind is None else self.critic
+        missing = "policy" if policy is None else "critic"
+        if policy is None or (critic is None and critic_kind is not None):
+            needs = "a policy" if critic_kind is None else f"a policy and a {critic_kind} critic"
+            advice = "" if critic_kind is None else f" and `critic={CRITIC_OPTIONS[critic_kind][0]}`"
+            raise ConfigError(
+                f"model.{missing}: {trainer} needs a model with {needs}, but no {missing} is configured. Choose one, "
+                f"for instance with `model=flatten_concat`{advice}."
+            )
+        if critic_kind is not None and isinstance(critic, TorchStateActionCritic) != (critic_kind == "state-action"):
+            raise ConfigError(
+                f"model.critic: {trainer} needs {SUITABLE_CRITICS[critic_kind]}; got a {type(critic).__name__}."
+            )
+        return policy, critic
 
     def save_models(self, save_path: str | Path = ".") -> None:
         """Draws the inference graph of every network that has one, e.g. `policy_0.pdf`.

@@ -20,6 +20,9 @@ Part = Union[Stateful, torch.Generator]
 """Something with a state: numbers, arrays and tensors. `load_state_dict` may return sentences about what could not be
 continued."""
 
+STATE_FORMAT = "maze_training_state"
+"""Key that tells the state of a training from plain weights; its value is the version of the format."""
+
 _ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
 
 

@@ -53,11 +53,6 @@ class TrainingProgress:
         if self._bar is not None:
             self._bar.clear()
 
-    def header(self, text: str) -> None:
-        """Prints a line above statistics that follow."""
-        self.before_output()
-        print(f"\n********** {text} **********", flush=True)
-
     def epoch_done(self, epoch: int, n_done: int) -> float:
         """Prints the lines that end an epoch.
 

@@ -7,7 +7,7 @@ import math
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
 from maze.core.utils.config_utils import whole_number
@@ -16,27 +16,11 @@ from maze.core.utils.factory import TARGET_KEY, Factory
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from maze.perception.models.model_composer import CriticKind
     from maze.runner import Runner
     from maze.train.trainers.common.trainer import Trainer
 
 ConfigType = TypeVar("ConfigType", bound="AlgorithmConfig")
-
-
-CriticKind = Literal["state", "sub-step state", "state-action"]
-"""What a critic values: states, states as each sub-step sees them, or pairs of states and actions."""
-
-CRITIC_OPTIONS: Mapping[CriticKind, tuple[str, str]] = {
-    "state": ("flatten_concat_shared", "template_state"),
-    "sub-step state": ("flatten_concat_step", "template_state"),
-    "state-action": ("flatten_concat_state_action", "template_state_action"),
-}
-"""Options of the group `critic` that are of a kind: with networks of their own, and by the template of the model."""
-
-SUITABLE_CRITICS: Mapping[CriticKind, str] = {
-    kind: f"a {kind} critic, such as critic={own!r} or critic={template!r}"
-    for kind, (own, template) in CRITIC_OPTIONS.items()
-}
-"""What to choose where a critic of this kind is needed."""
 
 
 @dataclass
@@ -86,18 +70,6 @@ class AlgorithmConfig(ABC):
 
     def __post_init__(self) -> None:
         self.require_integer("n_epochs", minimum=0)
-
-    @classmethod
-    def trainer_class(cls) -> type[Trainer]:
-        """The trainer's class.
-
-        :raises ConfigError: None is named, or it is no trainer.
-        """
-        from maze.train.trainers.common.trainer import Trainer
-
-        if not cls.trainer:
-            raise ConfigError(f"algorithm: {cls.__name__} does not say what trains it. Give it a `trainer`.")
-        return Factory(Trainer).type_from_name(cls.trainer, config_path=f"{cls.__name__}.trainer")  # type: ignore[type-abstract]
 
     @classmethod
     def from_config(cls: type[ConfigType], config: ConfigType | Mapping[str, Any]) -> ConfigType:

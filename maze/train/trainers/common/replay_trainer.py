@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from maze.core.annotations import override
-from maze.train.trainers.common.epoch_trainer import EpisodeSource, EpochTrainer, _policy_of
 from maze.train.trainers.common.learning import depends_on_mode
 from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer, policy_of
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param model: What is trained and saved.
     :param workers: Collect transitions into a buffer, and draw from it.
     :param seed: Seed of what is drawn while it learns, for those subclasses that draw something.
-    :param evaluator: See :class:`~maze.train.trainers.common.epoch_trainer.EpochTrainer`, as for the others.
+    :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         config: ReplayConfig = run.algorithm
         model = run.model()
         collects_ahead = not run.placement.in_process if config.collect_ahead is None else config.collect_ahead
-        policy = _policy_of(model)
+        policy = policy_of(model)
         if collects_ahead or policy.device != "cpu":
             policy = copy.deepcopy(policy)
             policy.to("cpu")

@@ -1,17 +1,31 @@
-"""What trains a model."""
+"""What trains a model: the interface, and the loop of epochs and updates that all algorithms share."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
 
-from maze.core.errors import ConfigError
+from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_model import resolve_device
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, MazeError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.utils.checkpoint import load_into
+from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
+from maze.train.trainers.common.training_session import TrainingSession
+from maze.train.trainers.common.training_state import continue_from, resume_from, state_of, take_over_file
+from maze.train.utils.plain_state import Part, load_states
+from maze.train.utils.training_record import EpochSummary
+from maze.train.utils.update_stats import UpdateStats
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
-    from maze.train.trainers.common.config_classes import AlgorithmConfig
+    from maze.train.trainers.common.evaluators.evaluator import Evaluator
+    from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.training_runner import TrainingRunner
 
 
@@ -76,3 +90,286 @@ class Trainer(ABC):
             f"resume: {type(self).__name__} cannot go on with `{origin}`. Leave out `resume=true` to start from its "
             "weights."
         )
+
+
+class EpisodeSource(Protocol):
+    """What collects the training's episodes: a vector environment, or workers that fill a replay buffer."""
+
+    @property
+    def epoch_stats(self) -> LogStatsAggregator:
+        """Statistics of the episodes that ended in this epoch."""
+
+    def write_epoch_stats(self) -> None:
+        """Hands them to the writers, and begins the next epoch."""
+
+
+class EpochTrainer(Trainer, ABC):
+    """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
+
+    An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
+    (:attr:`events_class`), and says
+
+    * what an update is (:meth:`_update`): collect or draw data, compute
+      :class:`~maze.train.trainers.common.learning.Losses`, take a
+      :func:`~maze.train.trainers.common.learning.gradient_step`, and report both to :attr:`stats`;
+    * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
+    * where its episodes come from (:meth:`_episode_source`), if it collects some.
+
+    It gets all the rest from its :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation
+    between epochs, the best model, early stopping, the progress display, a checkpoint after each epoch from which a
+    training goes on exactly, an orderly end after a signal, and for a number that is not finite an error that says
+    where, with a file to reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
+    (:attr:`_initial_policy`) follow the configuration, if it has those fields.
+
+    Algorithms that act while they learn begin with
+    :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic` (rollouts of the current policy)
+    or :class:`~maze.train.trainers.common.replay_trainer.ReplayTrainer` (a replay buffer).
+
+    :param algorithm_config: Hyperparameters: a `config_class`, or a mapping of its fields.
+    :param model: What is trained and saved; it is moved to `config.device`.
+    :param evaluator: Evaluates the policy; `None`: nobody does, and the training's episodes say how good it is.
+    :param model_selection: Keeps the best model; early stopping needs it.
+    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :raises ConfigError: The device is not there.
+    """
+
+    config_class: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
+    """Hyperparameters. How many updates make an epoch, patience, device, burn-in and so on are fields of it."""
+    events_class: ClassVar[type[Any]]
+    """The events that the losses report to, each logged once per epoch."""
+    evaluates_between_epochs: ClassVar[bool] = True
+    """Whether there is an evaluation before each epoch and one after the last, apart from what an update does."""
+    update_name: ClassVar[str] = "update"
+    """What an update is called in messages."""
+
+    config: Any
+    """The hyperparameters; subclasses declare their own type."""
+    model: Any
+    """What is trained; subclasses declare its type."""
+    policy: TorchPolicy
+    """What is evaluated: the model, or the policy in it."""
+
+    def __init__(
+        self,
+        algorithm_config: Any,
+        model: TorchModel,
+        *,
+        evaluator: Evaluator | None = None,
+        model_selection: ModelSelectionBase | None = None,
+        checkpoint_file: str | Path | None = None,
+    ) -> None:
+        self.config = self.config_class.from_config(algorithm_config)
+        super().__init__(self.config, model)
+        self.policy = policy_of(model)
+        try:
+            model.to(resolve_device(self.config.device))
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.{error}") from error
+        self.evaluator = evaluator
+        self.model_selection = model_selection
+        if evaluator is not None and model_selection is not None:
+            evaluator.report_to(model_selection)
+        self.train_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        """Statistics of the epoch."""
+        self.events = self.train_stats.create_event_topic(self.events_class)
+        self.stats = UpdateStats(self.events_class)
+        """Collects the numbers of the updates; their means are fired once per epoch."""
+        self.epoch = 0
+        """Number of completed epochs."""
+        self.update = 0
+        """Number of completed updates of the current epoch."""
+        self.n_env_steps = 0
+        """Number of environment steps of all completed epochs."""
+        self._initial_policy: InitialPolicy | None = None
+        """What the training started from, where the policy has to stay close to it."""
+        self.session = TrainingSession(self, checkpoint_file)
+        """Evaluates, saves, and says when training ends."""
+
+    # -- what trainers differ in -----------------------------------------------------------------------
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Collects or draws data and learns from it."""
+
+    def _parts(self) -> dict[str, Part]:
+        """What the training consists of besides the model, by names of their own.
+
+        All of it is saved with the training, and continued in this order. The policy's generators, statistics,
+        evaluator, best model, progress and the global generators need no mention.
+        """
+        return {}
+
+    def _episode_source(self) -> EpisodeSource | None:
+        """What collects the training's episodes."""
+        return None
+
+    def _latest_data(self) -> dict[str, Any]:
+        """What the latest update learned from, where its state does not hold it; tensors and plain values."""
+        return {}
+
+    def _n_updates_per_epoch(self) -> int:
+        return int(self.config.epoch_length)
+
+    def _steps_per_update(self) -> int:
+        """Number of environment steps per update; 0: it takes none, or their number is not fixed."""
+        return 0
+
+    def _work_of_an_epoch(self) -> str:
+        """What an epoch is made of; it is printed before the first one, which may take long."""
+        steps = f"collecting {self.steps_per_epoch:,} environment steps, " if self.steps_per_epoch else ""
+        return f"{steps}{self._n_updates_per_epoch():,} updates"
+
+    def _begin_training(self, n_epochs: int) -> None:
+        """Comes first in each call of :meth:`train`.
+
+        :param n_epochs: Number of epochs; 0: no limit.
+        """
+
+    def _end_training(self) -> None:
+        """Comes after the last epoch of a training that ends by itself."""
+
+    def _write_epoch_stats(self) -> None:
+        """Logs the statistics of the epoch that has just been completed."""
+        self.stats.publish(self.events)
+        self.train_stats.reduce()
+        episodes = self._episode_source()
+        if episodes is not None:
+            episodes.write_epoch_stats()
+
+    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+        """Statistics of the current epoch, by names of their own."""
+        episodes = self._episode_source()
+        return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
+
+    # -- for all that learn policies -------------------------------------------------------------------
+
+    @property
+    def _critic_learns_alone(self) -> bool:
+        """Whether this is one of the epochs at the start in which the policy stays as it is."""
+        return self.epoch < int(self.config.critic_burn_in_epochs)
+
+    @property
+    def _kl_to_initial_coef(self) -> float:
+        """Weight of the divergence from the initial policy in this epoch."""
+        config = self.config
+        n_learning_epochs = self.epoch - config.critic_burn_in_epochs
+        return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
+        """Trains until the number of epochs is reached, or early stopping or a signal ends the training.
+
+        After a training that has come to its end, another call trains on; after an interrupted one (in this process or
+        one whose state was loaded), it does what was left.
+
+        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        """
+        self._train_epochs(n_epochs)
+
+    def _train_epochs(self, n_epochs: int | None) -> None:
+        n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
+        self._begin_training(n_epochs)
+        if self.config.kl_to_initial_coef and self._initial_policy is None:
+            self._initial_policy = InitialPolicy(self.policy)
+        with self.session.opened(n_epochs) as session:
+            while session.goes_on():
+                while self.update < self._n_updates_per_epoch():
+                    with session.one_update():
+                        self._update()
+                self.epoch, self.update = self.epoch + 1, 0
+                session.before_statistics()
+                self._write_epoch_stats()
+                session.epoch_done()
+            self._end_training()
+
+    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
+        """Evaluates the current policy.
+
+        :param deterministic: Take the most probable actions; `None` leaves it to the evaluator.
+        :param repeats: How often.
+        :raises ConfigError: There is no evaluator.
+        """
+        if self.evaluator is None:
+            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
+        try:
+            with self.evaluator.choosing(deterministic):
+                for _ in range(repeats):
+                    self.evaluator.evaluate(self.policy)
+        except MazeError as error:
+            error.remark("This happened in an evaluation.")
+            raise
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
+        return self._n_updates_per_epoch() * self._steps_per_update()
+
+    @property
+    def history(self) -> list[EpochSummary]:
+        """The epochs that this object has completed."""
+        return self.session.history
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.model.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
+        """Loads weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
+
+        :param state_dict: Weights as :meth:`state_dict` gives them.
+        :param origin: Where they come from, for error messages.
+        """
+        if self.policy is self.model:
+            own = self.model.state_dict()
+            load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
+        else:
+            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
+            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
+        self.session.evaluated_epoch = None
+        self._initial_policy = None
+
+    @override(Trainer)
+    def load_state(self, file_path: str | Path | BinaryIO) -> None:
+        take_over_file(self, file_path)
+
+    @override(Trainer)
+    def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        resume_from(self, state, origin)
+
+    def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        """All that the training consists of, so that another process can go on with it; tensors and plain values.
+
+        :param is_last: Whether the training ends here; what is expensive to save may be left out of others.
+        """
+        return state_of(self)
+
+    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
+        """Continues from a state that :meth:`training_state` returned."""
+        continue_from(self, state, origin)
+
+    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        """Continues all parts.
+
+        :return: What could not be continued.
+        """
+        return load_states(self._parts(), state["parts"])
+
+    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        """Raises an error where the parts, as configured, cannot go on with a state of this algorithm."""
+
+
+def policy_of(model: TorchModel) -> TorchPolicy:
+    """The policy in a model that is trained.
+
+    :raises ConfigError: There is none.
+    """
+    if isinstance(model, TorchActorCritic):
+        return model.policy
+    if isinstance(model, TorchPolicy):
+        return model
+    raise ConfigError(f"model: expected a policy or an actor-critic to train, found a {type(model).__name__}.")

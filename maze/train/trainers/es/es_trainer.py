@@ -20,9 +20,8 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get
 from maze.core.utils.factory import Factory
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
@@ -176,8 +175,8 @@ class ESTrainer(EpochTrainer):
                 "the estimated gradient is not finite; the step was not taken. Lower "
                 "`algorithm.noise_stddev` or the optimizer's step size."
             )
-        self._progress.steps_per_update = n_steps
-        self._progress.header(f"Iteration {self.epoch}")
+        self.session.took_steps(n_steps)
+        self.session.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(returns)  # of the policy as it is before the step
         update_ratio = self.optimizer.update(descent)
         self.events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
@@ -225,7 +224,7 @@ class ESTrainer(EpochTrainer):
 
     def _report_evaluation(self, training_returns: np.ndarray) -> None:
         """Tells how good the policy is; where it is not evaluated itself, by the perturbed ones around it."""
-        if self._evaluated_epoch == self.epoch:  # an earlier training ended with these episodes
+        if self.session.evaluated_epoch == self.epoch:  # an earlier training ended with these episodes
             self._eval_stats.clear_inputs()
         elif self._eval_returns:
             self._eval_stats.reduce()
@@ -242,7 +241,7 @@ class ESTrainer(EpochTrainer):
     @override(EpochTrainer)
     def _end_training(self) -> None:
         """Updates evaluate the policy before their step; nobody has seen yet what the last step led to."""
-        if not self._n_evaluations or self._evaluated_epoch == self.epoch or self._rollouts is None:
+        if not self._n_evaluations or self.session.evaluated_epoch == self.epoch or self._rollouts is None:
             return
         self._eval_returns = []
         self.policy.eval()
@@ -257,9 +256,9 @@ class ESTrainer(EpochTrainer):
                     break
         finally:
             rollouts.close()
-        self._progress.header(f"Iteration {self.epoch}")
+        self.session.before_statistics(f"Iteration {self.epoch}")
         self._report_evaluation(np.empty(0))
-        self._evaluated_epoch = self.epoch
+        self.session.evaluated_epoch = self.epoch
 
     def _take_evaluation(self, result: ESRolloutResult) -> None:
         if result.is_eval:

@@ -16,11 +16,10 @@ from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, increment_log_step
 from maze.core.utils.factory import ConfigType, Factory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.epoch_trainer import EpochTrainer
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.learning import Losses, TorchOptimizer, gradient_step, type_name
-from maze.train.trainers.common.trainer import Trainer
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 from maze.train.trainers.imitation.bc_data import TimeLimitedEnvFactory, load_dataset, split_dataset
 from maze.train.trainers.imitation.bc_loss import BCLoss
@@ -163,12 +162,8 @@ class BCTrainer(EpochTrainer):
         return len(self.data_loader)
 
     @override(EpochTrainer)
-    def _begin_epoch(self) -> None:
-        self._minibatches.begin_epoch(self.update)
-
-    @override(EpochTrainer)
     def _update(self) -> None:
-        self._learn_from(*self._minibatches.next())
+        self._learn_from(*self._minibatches.next(self.update))
         self._minibatches.n_done += 1
         is_last = self.update + 1 == len(self.data_loader)
         if self._every_k and self.total_iterations % self._every_k == 0 and not is_last:
@@ -191,7 +186,7 @@ class BCTrainer(EpochTrainer):
             self.imitation_events.policy_grad_norm(actor[0], actor[1], float(norms[event, actor]))
 
     def _log_and_evaluate(self, epoch: int) -> None:
-        self._progress.header(f"Epoch {epoch}: Iteration {self.total_iterations}")
+        self.session.before_statistics(f"Epoch {epoch}: Iteration {self.total_iterations}")
         self.train_stats.reduce()
         if self.evaluator is not None:
             self.evaluate()
@@ -203,8 +198,7 @@ class BCTrainer(EpochTrainer):
         return {"optimizer": TorchOptimizer(self.optimizer, {}), "minibatches": self._minibatches}
 
     @override(EpochTrainer)
-    def _check_is_readable(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        super()._check_is_readable(state, origin)
+    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         found, expected = state["parts"]["optimizer"]["type"], type_name(self.optimizer)
         if found != expected:
             raise ConfigError(
@@ -231,7 +225,7 @@ class _Minibatches:
         self._generator: torch.Generator | None = getattr(data_loader, "generator", None)
         self._order_state: torch.Tensor | None = None
         """State of the generator before it drew the order of the current epoch."""
-        self._iterator: Iterator[Any] = iter(())
+        self._iterator: Iterator[Any] | None = None
         self.n_done = 0
         """Number of minibatches of all epochs that were learned from."""
 
@@ -240,25 +234,23 @@ class _Minibatches:
         sizes = {name: getattr(self._data_loader, name, None) for name in ("n_steps", "batch_size")}
         return {"minibatches": len(self._data_loader), **sizes}
 
-    def begin_epoch(self, n_done: int) -> None:
-        """Draws the order of an epoch, or the same again if the epoch was interrupted.
+    def next(self, n_done: int) -> Any:
+        """The next minibatch; the first one draws the order of the epoch, the same again after an interruption.
 
-        :param n_done: Number of its minibatches that were learned from before the interruption.
+        :param n_done: Number of minibatches of the epoch that were learned from.
         """
-        if self._generator is not None:
-            if self._order_state is None:
-                self._order_state = self._generator.get_state()
-            else:
+        if self._iterator is None:
+            if self._order_state is not None and self._generator is not None:
                 self._generator.set_state(self._order_state)
-        self._iterator = iter(self._data_loader)
-        for _ in range(n_done):
-            next(self._iterator)
-
-    def next(self) -> Any:
+            elif self._generator is not None:
+                self._order_state = self._generator.get_state()
+            self._iterator = iter(self._data_loader)
+            for _ in range(n_done):
+                next(self._iterator)
         return next(self._iterator)
 
     def end_epoch(self) -> None:
-        self._order_state = None
+        self._order_state = self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         generator = None if self._generator is None else self._generator.get_state()
@@ -266,7 +258,7 @@ class _Minibatches:
         return {"sizes": self.sizes, "n_done": self.n_done, **orders}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
-        self.n_done, self._order_state = state_dict["n_done"], state_dict["order_state"]
+        self.n_done, self._order_state, self._iterator = state_dict["n_done"], state_dict["order_state"], None
         if self._generator is None or state_dict["generator"] is None:
             return ["the order of the data starts anew: the data loader has no generator of its own"]
         self._generator.set_state(state_dict["generator"])

@@ -102,6 +102,7 @@ class IMPALA(ActorCritic):
     @override(ActorCritic)
     def _update(self) -> None:
         """Takes a batch from the actors, learns from it and hands out the new policy."""
+        self._schedule_lr()
         start = time.perf_counter()
         batch = self.rollout_generator.collect_batch()
         self._columns = batch.columns

@@ -43,7 +43,7 @@ class SACRunner(TrainingRunner):
 
     @override(TrainingRunner)
     def build_trainer(self) -> Trainer:
-        trainer_class = self._trainer_type()
+        trainer_class = self.trainer_type
         if not issubclass(trainer_class, ReplayTrainer):
             return super().build_trainer()
         return trainer_class.build(self, lambda buffer: self.load_replay_buffer(buffer, self.cfg))

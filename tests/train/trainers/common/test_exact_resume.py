@@ -25,8 +25,7 @@ from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.losses import SurrogateLoss
 from maze.train.utils.interrupt import TrainingInterrupted
-from maze.train.utils.plain_state import from_plain
-from maze.train.utils.resumption import STATE_FORMAT
+from maze.train.utils.plain_state import STATE_FORMAT, from_plain
 
 NORMALIZATION = (
     "maze.core.wrappers.return_normalization_reward_wrapper.ReturnNormalizationRewardWrapper",
@@ -179,25 +178,25 @@ def signal_after(n_updates):
 
 
 def signal_in_evaluation(trainer):
-    evaluate_if_due = trainer._evaluate_if_due
+    evaluate_if_due = trainer.session.evaluate_if_due
 
     def interrupted():
         evaluate_if_due()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    trainer._evaluate_if_due = interrupted
+    trainer.session.evaluate_if_due = interrupted
 
 
 def killed_after_saving(n_saved):
     def prepare(trainer):
-        save, n_done = trainer._save_checkpoint, iter(range(1, 1000))
+        save, n_done = trainer.session.save, iter(range(1, 1000))
 
         def counted(*args, **kwargs):
             save(*args, **kwargs)
             if next(n_done) == n_saved:
                 raise Killed
 
-        trainer._save_checkpoint = counted
+        trainer.session.save = counted
 
     return prepare
 

@@ -26,8 +26,8 @@ from maze.train.trainers.common.actor_critic.losses import (
 )
 from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch, columns_as_tensors
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
-from maze.train.trainers.common.epoch_trainer import EpisodeSource, EpochTrainer
 from maze.train.trainers.common.learning import Losses, Name, Terms, gradient_step, seeded_generator
+from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
 from maze.train.utils.flat_adam import FlatAdam
 from maze.train.utils.plain_state import Part
 
@@ -141,14 +141,6 @@ class ActorCritic(EpochTrainer, ABC):
         self.optimizer.tie()
 
     @override(EpochTrainer)
-    def _before_update(self, share_done: float) -> None:
-        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, share_done)
-
-    @override(EpochTrainer)
-    def _epoch_done(self, seconds: float) -> None:
-        self.stats.add_value("time_epoch", seconds)
-
-    @override(EpochTrainer)
     def _steps_per_update(self) -> int:
         return self.config.n_rollout_steps * int(self.rollout_generator.env.n_envs)
 
@@ -170,6 +162,7 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
+        self._schedule_lr()
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
@@ -179,6 +172,9 @@ class ActorCritic(EpochTrainer, ABC):
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
+
+    def _schedule_lr(self) -> None:
+        self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)
 
     def _collect(self) -> RolloutColumns:
         """The next rollout; its memory is used again by the one after."""
