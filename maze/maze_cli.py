@@ -69,6 +69,10 @@ def maze_run(cfg: DictConfig) -> float | None:
     if started_by_hydra:
         taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
         complete(cfg, project)
+        if "policies" in cfg:
+            from maze.cli.compared_policies import complete_policies
+
+            complete_policies(cfg, project, HydraConfig.get().overrides.task)
     print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project, taken_over=taken_over)

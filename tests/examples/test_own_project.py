@@ -32,7 +32,9 @@ for command in (
     ("-cn", "conf_train", "+experiment=battery_ppo", *train, "hydra.run.dir=experiment"),
     (*battery, "runner=sequential", "policy=torch_policy", "input_dir=trained", "hydra.run.dir=rollout"),
     (*battery, "runner=parallel", "runner.n_processes=2", "policy=threshold", "hydra.run.dir=heuristic"),
-    ("-cn", "conf_compare", "env.n_days=2", "input_dir=trained", *seeds, "hydra.run.dir=compared"),
+    ("-cn", "conf_compare", "env=home_battery", "env.n_days=2", "wrappers=price_level", "runner.n_episodes=5",
+     "policies=[random,threshold,{{trained: trained}}]", "runner.minimize=[cost_per_day]", *seeds,
+     "hydra.run.dir=compared"),
     ("-cn", "conf_train_own", *train, "hydra/launcher=patient", "algorithm.lr=0.001,-1", "--multirun",
      "hydra.sweep.dir=sweep"),
 ):
@@ -95,13 +97,19 @@ def test_policies_of_the_project_are_rolled_out_with_kpis_in_the_event_logs(play
 
 
 @pytest.mark.slow
-def test_the_projects_own_job_compares_policies_on_the_same_days(played: Path) -> None:
+def test_its_policies_are_compared_on_the_same_days(played: Path) -> None:
+    with (played / "compared" / "episodes.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(dict.fromkeys(row["policy"] for row in rows)) == ["random", "threshold", "trained"]
+    without: dict[str, set[float]] = {}
+    for row in rows:
+        price = round(float(row["cost_per_day"]) + float(row["saved_per_day"]), 6)
+        without.setdefault(row["episode"], set()).add(price)
+    assert [len(prices) for prices in without.values()] == [1] * 5, "without the battery, the same days cost the same"
     with (played / "compared" / "comparison.csv").open() as file:
-        rows = {row["policy"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["random", "threshold", "trained"]
-    without = {name: round(float(row["cost_per_day"]) + float(row["saved_per_day"]), 6) for name, row in rows.items()}
-    assert len(set(without.values())) == 1, "without the battery, the same days cost the same"
-    assert float(rows["threshold"]["cost_per_day"]) < float(rows["random"]["cost_per_day"])
+        cost = {row["policy"]: row for row in csv.DictReader(file) if row["measure"] == "cost_per_day"}
+    assert float(cost["threshold"]["difference_high"]) < 0
+    assert cost["threshold"]["improvement"] == "1.0"
 
 
 @pytest.mark.slow

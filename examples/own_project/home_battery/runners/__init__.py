@@ -1,1 +1,0 @@
-"""Jobs that Maze does not know."""

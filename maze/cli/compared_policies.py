@@ -1,0 +1,120 @@
+"""What `policies=[random, <run>, ...]` of a comparison stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from maze.cli.errors import UsageError
+from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
+from maze.cli.run_list import algorithm_name
+from maze.cli.stored_model import packages_with_configurations, stored_sections
+from maze.core.errors import did_you_mean
+from maze.core.utils.factory import TARGET_KEY
+
+_GROUP = "policy"
+_TRAINED = "torch_policy"
+_WEIGHTS = "state_dict.pt"
+
+
+def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
+    """Puts, in place, the configurations of policies where a comparison names options and directories of trainings.
+
+    A training brings its model and, unless the command names them, its wrappers; the first one its environment.
+
+    :param cfg: The configuration of the comparison.
+    :param project: Directory that relative paths refer to.
+    :param overrides: The command's arguments.
+    :raises UsageError: There is no such option and no such training.
+    """
+    named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    reader = _Reader(cfg, project, named)
+    policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
+    if not isinstance(policies, (list, dict)):
+        raise UsageError(f"policies: expected a list or names with policies, found {policies!r}.")
+    completed: dict[str, Any] = {}
+    # A list may have entries with names as well: [random, {mine: <run>}].
+    for entry in policies if isinstance(policies, list) else [{name: entry} for name, entry in policies.items()]:
+        name, policy = reader.entry(entry)
+        completed[name if name not in completed else f"{name} ({len(completed) + 1})"] = policy
+    with open_dict(cfg):
+        cfg.policies = completed
+        if reader.env is not None:
+            cfg.env = reader.env
+
+
+class _Reader:
+    """Reads what entries stand for.
+
+    :param cfg: The whole configuration.
+    :param project: Directory that relative paths refer to.
+    :param named: Sections that the command names itself.
+    """
+
+    def __init__(self, cfg: DictConfig, project: Path, named: set[str]) -> None:
+        self.env: Any = None
+        """The environment of the first training, where the command names none."""
+        self._cfg = cfg
+        self._project = project
+        self._named = named
+
+    def entry(self, entry: Any) -> tuple[str, Any]:
+        """A label and the configuration, with `trainings` where there are several."""
+        if isinstance(entry, Mapping):
+            if TARGET_KEY in entry or _GROUP in entry:
+                return str(entry.get(TARGET_KEY, _GROUP)).rpartition(".")[2], dict(entry)
+            if len(entry) == 1:
+                ((name, inner),) = entry.items()
+                return str(name), self.entry(inner)[1]
+        if isinstance(entry, (list, tuple)) and entry:
+            found = [self.entry(each) for each in entry]
+            return found[0][0], {"trainings": [policy for _, policy in found]}
+        if not isinstance(entry, str):
+            raise UsageError(
+                f"policies: {entry!r} is neither an option of {_GROUP}, nor a training, nor a configuration."
+            )
+        directory = self._project / entry
+        if directory.is_dir():
+            return self._trainings(directory)
+        return entry, {"policy": self._option(entry)}
+
+    def _trainings(self, directory: Path) -> tuple[str, Any]:
+        if (directory / _WEIGHTS).is_file():
+            return self._training(directory)
+        runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))
+        if not runs:
+            raise UsageError(
+                f"policies: {directory} is not the directory of a training, nor does it hold any: there is no "
+                f"{_WEIGHTS} in it."
+            )
+        found = [self._training(run) for run in runs]
+        return directory.name, {"trainings": [policy for _, policy in found]}
+
+    def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
+        wanted = ["model", *(name for name in ("env", "wrappers") if name not in self._named)]
+        trusted = [*(self._cfg.get("trusted_packages") or ()), *packages_with_configurations()]
+        stored = stored_sections(run, wanted, trusted)
+        if self.env is None:
+            self.env = stored.get("env")
+        policy = {**self._option(_TRAINED), "model": stored.get("model")}
+        label = f"{algorithm_name(read_plain_yaml(run / CONFIG_FILE).get('algorithm'), run)} {run.name}"
+        return label, {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run)}
+
+    def _option(self, name: str) -> dict[str, Any]:
+        """The configuration of an option of the group; `_policy` at its end may be left out."""
+        loader: Any = GlobalHydra.instance().config_loader()
+        repository = loader.repository
+        options = sorted(repository.get_group_options(_GROUP))
+        chosen = next((option for option in (name, f"{name}_policy") if option in options), None)
+        if chosen is None:
+            short = [option.removesuffix("_policy") for option in options]
+            raise UsageError(
+                f"policies: {name} is neither an option of {_GROUP} nor a directory.{did_you_mean(name, short)} "
+                f"Options: {', '.join(short)}."
+            )
+        found: Any = OmegaConf.to_container(repository.load_config(f"{_GROUP}/{chosen}").config)
+        return dict(found)

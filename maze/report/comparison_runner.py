@@ -1,0 +1,165 @@
+"""Compares policies: the same episodes for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError
+from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
+from maze.core.rollout.rollout_runner import Progress, RolloutRunner
+from maze.core.utils.config_utils import whole_number
+from maze.core.utils.factory import CollectionOfConfigType
+from maze.core.utils.files import atomic_write
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.report.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
+from maze.report.comparison_page import comparison_page
+from maze.runner import Runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+COMPARISON_FILE, EPISODES_FILE, PAGE_FILE = "comparison.csv", "episodes.csv", "report.html"
+_TRAININGS = "trainings"
+
+
+@dataclass
+class ComparisonRunner(Runner):
+    """Plays the same episodes with several policies, and says how far they differ and how sure that is.
+
+    Each episode has its seeds, from which its environment and its agent draw, whichever policy plays it. Writes
+    `comparison.csv` (means, interquartile means, differences from the first policy, probabilities of being better, all
+    with 95 % intervals), `episodes.csv` (every episode) and `report.html`, and prints the table.
+
+    :param policies: Configurations of policies by name. An entry may have `policy`, `wrappers` and `input_dir` instead,
+        where a policy comes with wrappers of its own or with files in a directory, or `trainings`, a list of those:
+        several trainings of the same policy, which are shown as one.
+    :param n_episodes: Number of episodes.
+    :param max_episode_steps: Steps after which an episode is cut off; 0: never.
+    :param deterministic: Take the most probable actions.
+    :param minimize: KPIs of which less is better.
+    """
+
+    policies: CollectionOfConfigType
+    n_episodes: int = 50
+    max_episode_steps: int = 0
+    deterministic: bool = True
+    minimize: Sequence[str] = ()
+    comparison: Comparison | None = field(default=None, init=False)
+    """The result, once the episodes have been played."""
+
+    def __post_init__(self) -> None:
+        self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=2)
+        self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        if not isinstance(self.policies, Mapping) or not self.policies:
+            raise ConfigError(
+                "policies: expected policies to compare, such as policies=[random,outputs/<name>/<time>], found "
+                f"{self.policies!r}."
+            )
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        self._cfg = cfg
+        seeding = cfg.get("seeding") or {}
+        self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        self._seeds = [
+            (self.maze_seeding.generate_env_instance_seed(), self.maze_seeding.generate_agent_instance_seed())
+            for _ in range(self.n_episodes)
+        ]
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        policies: Any = self.policies
+        trainings = {name: _trainings(entry) for name, entry in policies.items()}
+        n_episodes = sum(map(len, trainings.values())) * self.n_episodes
+        with Progress(n_episodes, "Comparison") as progress:
+            played = [self._played(str(name), entries, progress) for name, entries in trainings.items()]
+        self.comparison = Comparison(played, [str(name) for name in self.minimize])
+        unknown = [name for name in self.comparison.minimized if name not in self.comparison.measures]
+        if unknown:
+            raise ConfigError(
+                f"runner.minimize: the episodes have no {', '.join(unknown)}; there are "
+                f"{', '.join(self.comparison.measures)}."
+            )
+        self._write(self.comparison)
+
+    def _write(self, comparison: Comparison) -> None:
+        print(comparison.text(), flush=True)
+        for name, text in (
+            (COMPARISON_FILE, comparison.as_csv()),
+            (EPISODES_FILE, comparison.episodes_as_csv(self._seeds)),
+        ):
+            content = text.encode()
+            atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
+        comparison_page(comparison, datetime.now()).write(Path(PAGE_FILE))
+        print(f"Written: {', '.join(str(Path.cwd() / name) for name in (PAGE_FILE, COMPARISON_FILE, EPISODES_FILE))}")
+
+    def _played(self, name: str, trainings: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
+        episodes = [self._measures(training, progress) for training in trainings]
+        common = [measure for measure in episodes[0][0] if all(measure in each for part in episodes for each in part)]
+        measures = {
+            measure: np.array([[each[measure] for each in part] for part in episodes], np.float64) for measure in common
+        }
+        return PlayedEpisodes(name, measures)
+
+    def _measures(self, entry: Mapping[str, Any], progress: Progress) -> list[dict[str, float]]:
+        """Return, length and KPIs of each episode."""
+        wrappers = entry["wrappers"] if entry.get("wrappers") is not None else self._cfg.get("wrappers") or {}
+        maze_env, agent = RolloutRunner.init_env_and_agent(
+            self._cfg.env,
+            wrappers,
+            self.max_episode_steps,
+            entry["policy"],
+            input_dir=str(entry.get("input_dir") or ""),
+        )
+        env: Any = LogStatsWrapper.wrap(maze_env)
+        found: list[dict[str, float]] = []
+
+        def take_over() -> None:
+            found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))
+            progress.update()
+
+        try:
+            RolloutRunner.run_interaction_loop(
+                env,
+                agent,
+                self.n_episodes,
+                episode_end_callback=take_over,
+                episode_seeds=self._seeds,
+                deterministic=self.deterministic,
+            )
+        finally:
+            env.close()
+        return found
+
+
+def measures_of(stats: LogStats) -> dict[str, float]:
+    """Return, length and KPIs of an episode.
+
+    :param stats: Its statistics.
+    """
+    measures: dict[str, float] = {}
+    kpis: dict[str, float] = {}
+    for key, value in stats.items():
+        if key.event is BaseEnvEvents.reward and key.output_name in ("sum", "count"):
+            measures[RETURN if key.output_name == "sum" else LENGTH] = float(value)
+        elif key.event is BaseEnvEvents.kpi and key.group:
+            kpis[str(key.group[0])] = float(value)
+    return {**dict(sorted(measures.items())), **kpis}
+
+
+def _trainings(entry: Any) -> list[Mapping[str, Any]]:
+    """The trainings of a policy, each with the keys `policy`, `wrappers` and `input_dir`."""
+    if isinstance(entry, Mapping) and _TRAININGS in entry:
+        return [training for each in entry[_TRAININGS] for training in _trainings(each)]
+    if isinstance(entry, Mapping) and "policy" in entry:
+        return [entry]
+    return [{"policy": entry}]

@@ -1,0 +1,157 @@
+"""Policies side by side in the same episodes."""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maze.maze_cli import main
+from maze.report.comparison import Comparison, PlayedEpisodes
+from maze.report.comparison_page import comparison_page
+from tests.api.shorter import SHORTER
+from tests.report.browser import needs_browser, opened
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def played(name: str, *trainings: list[float]) -> PlayedEpisodes:
+    return PlayedEpisodes(name, {"return": np.array(trainings)})
+
+
+def test_differences_are_those_within_an_episode() -> None:
+    """Episodes differ by 1000 from each other, the policies by 1 or 2: no doubt about the difference."""
+    hard_or_easy = [1000.0 * index for index in range(20)]
+    better = [value + 1 + index % 2 for index, value in enumerate(hard_or_easy)]
+    comparison = Comparison([played("a", hard_or_easy), played("b", better)])
+    reference, row = comparison.table
+    assert reference.difference is None
+    assert row.difference is not None
+    assert row.improvement is not None
+    assert row.difference.value == 1.5
+    assert 1.0 < row.difference.low < 1.5 < row.difference.high < 2.0
+    assert row.improvement == (1.0, 1.0, 1.0)
+    assert comparison.is_told_apart(row)
+    assert row.mean.high - row.mean.low > 3000, "of the means alone, nobody could tell"
+
+
+def test_equal_policies_are_told_apart_as_rarely_as_the_intervals_say() -> None:
+    rng = np.random.default_rng(5)
+    n_told_apart = 0
+    for seed in range(200):
+        values = rng.normal(size=(2, 30)) + 5 * rng.normal(size=30)
+        comparison = Comparison([played("a", values[0].tolist()), played("b", values[1].tolist())], seed=seed)
+        n_told_apart += comparison.is_told_apart(comparison.table[1])
+    assert 2 <= n_told_apart <= 24
+
+
+def test_less_may_be_better_and_trainings_of_one_policy_count_as_one() -> None:
+    """Of the pairs, those of the first training are better in 2 of 2 episodes, of the second in 1 of 2."""
+    comparison = Comparison([played("a", [3.0, 3.0]), played("b", [1.0, 2.0], [4.0, 1.0])], minimized=["return"])
+    row = comparison.table[1]
+    assert row.mean.value == 2.0
+    assert row.improvement is not None
+    assert row.improvement.value == 0.75
+
+
+def test_intervals_are_wider_where_trainings_differ() -> None:
+    alike = Comparison([played("a", *[[1.0, 2.0, 3.0, 4.0]] * 3)]).table[0].mean
+    different = Comparison([played("a", *[[v + 1.0, v + 2.0, v + 3.0, v + 4.0] for v in (-5, 0, 5)])]).table[0].mean
+    assert alike.value == different.value == 2.5
+    assert different.high - different.low > 2 * (alike.high - alike.low)
+
+
+def test_only_measures_that_all_have_are_compared() -> None:
+    first = PlayedEpisodes("a", {"return": np.zeros((1, 2)), "waste": np.ones((1, 2))})
+    second = PlayedEpisodes("b", {"return": np.zeros((1, 2))})
+    assert Comparison([first, second]).measures == ["return"]
+
+
+def hostile_comparison(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(1)
+    entries = [
+        PlayedEpisodes(f"{HOSTILE}{index}", {HOSTILE: rng.normal(size=(1, 10)), "return": np.ones((1, 10))})
+        for index in range(3)
+    ]
+    page = tmp_path / "page.html"
+    comparison_page(Comparison(entries, [HOSTILE]), datetime(2026, 1, 1)).write(page)
+    return page
+
+
+def test_names_stay_text_in_the_page(tmp_path: Path) -> None:
+    assert "<img" not in hostile_comparison(tmp_path).read_text(encoding="utf-8")
+
+
+@needs_browser
+def test_the_page_opens_in_a_browser_without_an_error(tmp_path: Path) -> None:
+    assert "<img" not in opened(hostile_comparison(tmp_path))
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+def compare(*arguments: str) -> int:
+    return main(["-cn", "conf_compare", "hydra.run.dir=compared", "seeding.env_base_seed=1", *arguments])
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with Path("compared", name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_options_and_trainings_are_compared_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from maze.api.run_context import RunContext
+
+    for seed in (1, 2):
+        rc = RunContext(
+            run_dir=f"runs/{seed}", algorithm="a2c", env="CartPole-v1", overrides=SHORTER["a2c"], silent=True
+        )
+        rc.train(n_epochs=1)
+    policies = "policies=[random,dummy_cartpole,runs/1,{both: runs}]"
+    assert compare(policies, "runner.n_episodes=4", "runner.max_episode_steps=60") == 0
+    shown = capsys.readouterr().out
+    assert "4 episodes, the same for all" in shown
+    found = {row["policy"]: row for row in rows("comparison.csv") if row["measure"] == "return"}
+    assert list(found) == ["random", "dummy_cartpole", "a2c 1", "both"]
+    assert float(found["dummy_cartpole"]["difference_low"]) > 0
+    episodes = rows("episodes.csv")
+    assert [sum(row["policy"] == name for row in episodes) for name in found] == [4, 4, 4, 8]
+    one = [row["return"] for row in episodes if row["policy"] == "a2c 1"]
+    again = [row["return"] for row in episodes if row["policy"] == "both" and row["training"] == "0"]
+    assert one == again, "the same training in the same episodes does the same"
+    assert Path("compared/report.html").is_file()
+
+
+def test_kpis_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("env=cutting_2d", "wrappers=cutting_2d", "policies=[random,cutting_2d_greedy]")
+    assert compare(*arguments, "runner.n_episodes=3", "runner.max_episode_steps=20") == 0
+    measures = {row["measure"] for row in rows("comparison.csv")}
+    assert {"return", "steps"} < measures, "there are KPIs"
+    assert compare(*arguments, "runner.n_episodes=2", "runner.max_episode_steps=3", "runner.minimize=[wast]") == 1
+    assert "runner.minimize: the episodes have no wast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["policies=[randon]"], "randon is neither an option of policy nor a directory. Did you mean `random`?"),
+        (["policies=[.]"], "nor does it hold any"),
+        (["policies=[[]]"], "is neither an option"),
+        (["policies=7"], "expected a list or names"),
+        ([], "expected policies to compare"),
+        (["policies=[random]", "runner.n_episodes=1"], "runner.n_episodes"),
+    ],
+)
+def test_wrong_comparisons_say_what_is_expected(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*arguments) in (1, 2)
+    assert message in capsys.readouterr().err
