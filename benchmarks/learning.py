@@ -57,7 +57,9 @@ TARGETS = {
         ),
         Target("cartpole_es", "CartPole-v1", mean_return=500.0, max_env_steps=600_000, n_seeds=3),
         Target("cartpole_dqn", "CartPole-v1", mean_return=475.0, max_env_steps=100_000, n_seeds=5),
-        Target("lunar_lander_dqn", "LunarLander-v3", mean_return=200.0, max_env_steps=500_000, n_seeds=3),
+        Target(
+            "lunar_lander_dqn", "LunarLander-v3", mean_return=200.0, max_env_steps=500_000, n_seeds=3, first_seed=10
+        ),
         Target("cartpole_impala", "CartPole-v1", mean_return=475.0, max_env_steps=400_000, n_seeds=3, first_seed=10),
     )
 }

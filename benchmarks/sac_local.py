@@ -117,8 +117,8 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[10], help="steps of each environment per update")
-    parser.add_argument("--updates", type=int, default=40, help="updates in a round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--updates", type=int, default=100, help="updates in a round")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="writes the results into a file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
