@@ -18,6 +18,7 @@ from maze.perception.blocks.general.gap import GlobalAveragePoolingBlock
 from maze.perception.blocks.general.masked_global_pooling import MaskedGlobalPoolingBlock
 from maze.perception.blocks.general.multi_index_slicing import MultiIndexSlicingBlock
 from maze.perception.blocks.general.repeat_to_match import RepeatToMatchBlock
+from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.general.self_attention_conv import SelfAttentionConvBlock
 from maze.perception.blocks.general.self_attention_seq import SelfAttentionSeqBlock
 from maze.perception.blocks.general.slice import SliceBlock
@@ -25,6 +26,7 @@ from maze.perception.blocks.general.torch_model_block import TorchModelBlock
 from maze.perception.blocks.inference import InferenceBlock, InferenceGraph
 from maze.perception.blocks.joint_blocks.flatten_dense import FlattenDenseBlock
 from maze.perception.blocks.joint_blocks.image_dense import ImageDenseBlock
+from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
 from maze.perception.blocks.joint_blocks.lstm_last_step import LSTMLastStepBlock
 from maze.perception.blocks.joint_blocks.set_attention import SetAttentionBlock
 from maze.perception.blocks.joint_blocks.strided_conv_dense import StridedConvolutionDenseBlock
@@ -49,6 +51,7 @@ __all__ = [
     "ImageDenseBlock",
     "InferenceBlock",
     "InferenceGraph",
+    "ItemScoresBlock",
     "LSTMBlock",
     "LSTMLastStepBlock",
     "LinearOutputBlock",
@@ -58,6 +61,7 @@ __all__ = [
     "PerceptionBlock",
     "PointNetFeatureBlock",
     "RepeatToMatchBlock",
+    "ScalingBlock",
     "SelfAttentionConvBlock",
     "SelfAttentionSeqBlock",
     "SetAttentionBlock",

@@ -32,6 +32,8 @@ class BaseModelBuilder(ABC):
         for all sub-steps, or one for each step key. `None`: policy and critic share nothing.
     :param joint_observations: Further observations that the block of an observation takes after it, such as the mask of
         a set (`items: [items_mask]`) or the adjacency of a graph. They need no modality of their own.
+    :param observation_scales: Factors that observations are multiplied by before anything else: one for all numbers, or
+        a list with one for each entry of the last dimension.
     """
 
     def __init__(
@@ -40,10 +42,12 @@ class BaseModelBuilder(ABC):
         observation_modality_mapping: dict[str, str],
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
         joint_observations: Mapping[str, Sequence[str]] | None = None,
+        observation_scales: Mapping[str, float | Sequence[float]] | None = None,
     ) -> None:
         self.modality_config = _checked_modality_config(modality_config)
         self.observation_modality_mapping = self._checked_mapping(observation_modality_mapping)
         self.joint_observations = self._checked_joint_observations(joint_observations)
+        self.observation_scales = self._checked_scales(observation_scales)
         self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
@@ -198,6 +202,26 @@ class BaseModelBuilder(ABC):
                     f"{where}.{key}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
                 )
         return {key: list(others) for key, others in given.items()}
+
+    def _checked_scales(self, observation_scales: Any) -> dict[str, float | list[float]]:
+        where = f"{WHERE}.observation_scales"
+        given = plain_container(observation_scales, where) or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where}: expected a mapping from observations to factors, found {given!r}.")
+        for key, scale in given.items():
+            if key not in self.observation_modality_mapping:
+                raise ConfigError(
+                    f"{where}.{key}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
+                )
+            factors = scale if isinstance(scale, Sequence) and not isinstance(scale, str) else [scale]
+            if not all(isinstance(factor, int | float) and not isinstance(factor, bool) for factor in factors):
+                raise ConfigError(f"{where}.{key}: expected a number or a list of numbers, found {scale!r}.")
+        return dict(given)
+
+
+def scaled_key(observation_key: str) -> str:
+    """What an observation is called when it is multiplied by its factor."""
+    return f"{observation_key}_ScalingBlock"
 
 
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:

@@ -12,21 +12,24 @@ from maze.core.errors import ConfigError
 from maze.perception.blocks.base import PerceptionBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
+from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder
+from maze.perception.builders.base import WHERE, BaseModelBuilder, scaled_key
 
 
 class ConcatModelBuilder(BaseModelBuilder):
     """Processes each observation by its modality's block, concatenates the results, then `hidden` and `recurrence`.
 
-    The tensors are called `<observation>_<block>` (such as `observation_DenseBlock`), `concat`, `hidden` and
-    `recurrence`. What a modality's block returns is flattened first where it is no vector. With a recurrence all
-    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays.
+    The tensors are called `<observation>_ScalingBlock` (where there is a factor), `<observation>_<block>` (such as
+    `observation_DenseBlock`), `concat`, `hidden` and `recurrence`. What a modality's block returns is flattened first
+    where it is no vector. With a recurrence all observations carry the time steps in their first dimension (see
+    `ObservationStackWrapper`), which stays.
 
     :param modality_config: See :class:`BaseModelBuilder`.
     :param observation_modality_mapping: See :class:`BaseModelBuilder`.
     :param shared_embedding_keys: See :class:`BaseModelBuilder`.
     :param joint_observations: See :class:`BaseModelBuilder`.
+    :param observation_scales: See :class:`BaseModelBuilder`.
     """
 
     def __init__(
@@ -35,8 +38,15 @@ class ConcatModelBuilder(BaseModelBuilder):
         observation_modality_mapping: dict[str, str],
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
         joint_observations: Mapping[str, Sequence[str]] | None = None,
+        observation_scales: Mapping[str, float | Sequence[float]] | None = None,
     ) -> None:
-        super().__init__(modality_config, observation_modality_mapping, shared_embedding_keys, joint_observations)
+        super().__init__(
+            modality_config,
+            observation_modality_mapping,
+            shared_embedding_keys,
+            joint_observations,
+            observation_scales,
+        )
 
     @override(BaseModelBuilder)
     def from_observation_space(self, observation_space: spaces.Dict) -> InferenceBlock:
@@ -72,6 +82,11 @@ class ConcatModelBuilder(BaseModelBuilder):
             in_keys[0] = f"{key}_FlattenBlock"
             blocks[in_keys[0]] = FlattenBlock(key, in_keys[0], shapes[0], num_flatten_dims=0)
             shapes[0] = (1,)
+        scale = self.observation_scales.get(key)
+        if scale is not None:
+            scaled = scaled_key(key)
+            blocks[scaled] = ScalingBlock(in_keys[0], scaled, [shapes[0]], scale)
+            in_keys[0] = scaled
         out_key = f"{key}_{self.block_name(modality)}"
         block = blocks[out_key] = self.build_block(modality, in_keys, out_key, shapes)
         n_dims = len(block.out_shapes()[0])

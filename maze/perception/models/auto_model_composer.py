@@ -28,8 +28,15 @@ MODEL_FILE = "model.yaml"
 EMBED_FROM = 65
 """Observations with so many categories or more get learned embeddings instead of unit vectors."""
 _EMBEDDING_DIM = 32
-_MOST_PLACES = 512
+_MOST_PLACES = 128
 """Up to so many numbers, the items of a set are passed on in their order as well."""
+_MOST_ATTENDING = 64
+"""Items of larger sets do not attend to each other, which costs the square of their number, and their layers are half
+as wide."""
+_LARGE, _UNBOUNDED = 10.0, 1e6
+"""Numbers with bounds in between are scaled to one."""
+_MOST_DETAILS = 64
+"""Scores of items depend on vectors of up to so many numbers directly, and on others by the latent representation."""
 _GRID_SIZE = 16
 """Images smaller than this hold codes of what is in their cells, not intensities."""
 _N_HEADS = 4
@@ -39,6 +46,7 @@ _SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "actio
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 _BLOCKS = "maze.perception.blocks."
+_SCALED = ("feature", "set", "graph", "array")
 
 
 class AutoModelComposer(TemplateModelComposer):
@@ -46,9 +54,10 @@ class AutoModelComposer(TemplateModelComposer):
 
     * Discrete and MultiDiscrete observations become unit vectors, or learned embeddings from 65 values on;
     * images (layout recognised) are scaled and convolved;
-    * vectors go through a dense layer;
+    * vectors go through a dense layer; what is bounded by more than 10 is scaled to 1 first;
     * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
-      observation `<name>_mask` of shape `[n]`, it says which items exist;
+      observation `<name>_mask` of shape `[n]`, it says which items exist; a Discrete action with `n` choices chooses
+      one of them, by scores from the same layers for all;
     * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
     * `<head>_mask`, `action_mask` where a sub-step has one action head, and others called `...mask` that have the
       size of one discrete head only, mask actions, and are no features.
@@ -84,6 +93,8 @@ class AutoModelComposer(TemplateModelComposer):
         action_masks: Mapping[str, str] | None = None,
     ) -> None:
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
+        self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
+        """What the names and sizes of the spaces do not tell, in a sentence each."""
         self.template = {
             "model_builder": model_builder_config(
                 action_spaces_dict,
@@ -95,6 +106,9 @@ class AutoModelComposer(TemplateModelComposer):
                 shared_embedding=shared_embedding,
             ),
             "action_masks": masks,
+            "action_items": {}
+            if recurrence
+            else _action_items(action_spaces_dict, observation_spaces_dict, masks, hidden_units, non_lin),
         }
         self._parts = {
             "distribution_mapper_config": plain_container(distribution_mapper_config) or [],
@@ -114,6 +128,8 @@ class AutoModelComposer(TemplateModelComposer):
 
     @override(BaseModelComposer)
     def save_models(self, save_path: str | Path = ".") -> None:
+        for remark in self.remarks:
+            print(f"model=auto: {remark}", flush=True)
         super().save_models(save_path)
         (Path(save_path) / MODEL_FILE).write_text(self.as_yaml())
 
@@ -170,6 +186,83 @@ def recognised_masks(
     }
 
 
+def _ambiguous_masks(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    masks: Mapping[str, str],
+) -> list[str]:
+    """A sentence for each observation that may be the mask of several action heads."""
+    remarks = {}
+    for step_key, action_space in action_spaces_dict.items():
+        shapes = {key: tuple(space.shape or ()) for key, space in observation_spaces_dict[step_key].spaces.items()}
+        known = {mask: head for head, mask in masks.items()}
+        for key in masked_heads(shapes, action_space, known)[1]:
+            size = shapes[key][0]
+            heads = [head for head, space in action_space.spaces.items() if _n_choices(space) == size]
+            remarks[key] = (
+                f"`{key}` may mask {' or '.join(f'`{head}`' for head in heads)}, so it is taken for a feature; say "
+                f"which by its name, `{heads[0]}_mask`, or by model.action_masks={{{heads[0]}: {key}}}."
+            )
+    return list(remarks.values())
+
+
+def _action_items(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    masks: Mapping[str, str],
+    hidden_units: Sequence[int],
+    non_lin: Any,
+) -> dict[str, Any]:
+    """How the choices of action heads are scored that stand for the items of a set, in all sub-steps that have them."""
+    found: dict[str, Any] = {}
+    for head in {head: None for space in action_spaces_dict.values() for head in space.spaces}:
+        steps = [key for key, space in action_spaces_dict.items() if head in space.spaces]
+        space = action_spaces_dict[steps[0]].spaces[head]
+        shapes = [
+            {key: sub.shape for key, sub in observation_spaces_dict[step].spaces.items() if isinstance(sub, spaces.Box)}
+            for step in steps
+        ]
+        items, vectors = (
+            [key for key, shape in shapes[0].items() if len(shape) == n and all(key in other for other in shapes)]
+            for n in (2, 1)
+        )
+        items = [key for key in items if all(len(s[key]) == 2 and s[key][0] == getattr(space, "n", 0) for s in shapes)]
+        if not isinstance(space, spaces.Discrete) or len(items) != 1:
+            continue
+        own_masks = {*masks.values(), f"{items[0]}_mask"}
+        vectors = [
+            key
+            for key in vectors
+            if key not in own_masks and all(len(s[key]) == 1 and s[key][0] <= _MOST_DETAILS for s in shapes)
+        ]
+        units = list(hidden_units) if space.n <= _MOST_ATTENDING else _half(hidden_units)
+        found[head] = {"observations": [*items, *vectors], "hidden_units": units, "non_lin": non_lin}
+    return found
+
+
+def _half(hidden_units: Sequence[int]) -> list[int]:
+    return [(units + 1) // 2 for units in hidden_units]
+
+
+def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
+    """Factors that bring numbers with large bounds to one: for all, or each entry of the last dimension."""
+    bounds = [
+        np.maximum(abs(space.low), abs(space.high)).astype(np.float64)
+        for space in found
+        if isinstance(space, spaces.Box)
+    ]
+    if not bounds or any(not bound.size for bound in bounds):
+        return None
+    if len({bound.shape[-1:] for bound in bounds}) > 1:
+        bounds = [bound.max(keepdims=True).reshape(1) for bound in bounds]
+    largest = np.max([bound.reshape(-1, bound.shape[-1] if bound.ndim else 1).max(axis=0) for bound in bounds], axis=0)
+    factors = np.where((largest > _LARGE) & (largest < _UNBOUNDED), 1.0 / np.maximum(largest, 1.0), 1.0)
+    if (factors == 1.0).all():
+        return None
+    rounded = [float(f"{factor:.6g}") for factor in factors]
+    return rounded[0] if len(set(rounded)) == 1 else rounded
+
+
 def model_builder_config(
     action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
     observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
@@ -224,6 +317,11 @@ def model_builder_config(
         "shared_embedding_keys": ["latent"] if shared_embedding else None,
         "observation_modality_mapping": names,
         "joint_observations": companions,
+        "observation_scales": {
+            key: scale
+            for key, modality in modalities.items()
+            if modality.kind in _SCALED and (scale := _scale(by_key[key])) is not None
+        },
         "modality_config": config,
     }
 
@@ -272,6 +370,8 @@ def _modality(
         return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
     if isinstance(space, spaces.Box) and len(shape) == 2 and shape[0] > 1:
         n_heads = _N_HEADS if dense["hidden_units"][-1] % _N_HEADS == 0 else 1
+        if max(tuple(other.shape or ())[-2] for other in found) > _MOST_ATTENDING:
+            n_heads, dense = 0, {**dense, "hidden_units": _half(dense["hidden_units"])}
         keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
         return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
     if len(shape) > 1:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
-_KEYS = ("_target_", "distribution_mapper_config", "model_builder", "policy", "critic", "action_masks")
+_KEYS = ("_target_", "distribution_mapper_config", "model_builder", "policy", "critic", "action_masks", "action_items")
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 
 
@@ -58,6 +58,9 @@ class TemplateModelComposer(BaseModelComposer):
     :param critic: A critic composer, or its configuration; `None`: there is no critic.
     :param action_masks: For action heads, the observation that tells which actions are valid (positive) and which are
         not (zero). Such an observation is no feature of the networks unless it is mapped to a modality, too.
+    :param action_items: For `Discrete` action heads that choose one of the items of an observation `[n, features]`:
+        `observations` (that one, and vectors that the choice depends on besides), `hidden_units` and `non_lin` of the
+        layers that score each item.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class TemplateModelComposer(BaseModelComposer):
         policy: ConfigType,
         critic: ConfigType,
         action_masks: Mapping[str, str] | None = None,
+        action_items: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
         self._policy_config = policy
@@ -77,8 +81,9 @@ class TemplateModelComposer(BaseModelComposer):
         self.model_builder: BaseModelBuilder = Factory(BaseModelBuilder).instantiate(  # type: ignore[type-abstract]
             model_builder, config_path=WHERE
         )
-        self._heads = ActionHeads(self.distribution_mapper, action_masks or {})
+        self._heads = ActionHeads(self.distribution_mapper, action_masks or {}, action_items or {})
         self._heads.check_masks(action_spaces_dict, observation_spaces_dict)
+        self._heads.check_items(action_spaces_dict, observation_spaces_dict)
         self.model_builder.check_observations(map(self._features, observation_spaces_dict.values()))
         self.model_builder.init_shared_embedding_keys(action_spaces_dict)
 
@@ -172,7 +177,6 @@ class TemplateModelComposer(BaseModelComposer):
         in_shapes = dict(zip(perception_net.in_keys, perception_net.in_shapes, strict=True))
         out_keys = [q_values_key(head) for head in action_space.spaces] if only_discrete_spaces else ["q_value"]
         sizes = {head: encoded_size(space, head) for head, space in action_space.spaces.items()}
-        units = list(sizes.values())
         if not only_discrete_spaces:
             if not self.model_builder.has_stage("hidden"):
                 raise ConfigError(
@@ -184,11 +188,12 @@ class TemplateModelComposer(BaseModelComposer):
             joint = blocks["concat_action"] = ConcatenationBlock(keys, "concat_action", shapes, concat_dim=-1)
             hidden = self.model_builder.build_block("hidden", "concat_action", "hidden_action", joint.out_shapes())
             blocks["hidden_action"] = hidden.apply(make_module_init_normc(1.0))
-            latent, units = "hidden_action", [1]
             in_shapes |= actions
-        latent_shapes = blocks[latent].out_shapes()
-        for key, n_units in zip(out_keys, units, strict=True):
-            blocks[key] = LinearOutputBlock(latent, key, latent_shapes, n_units).apply(make_module_init_normc(0.1))
+            head = LinearOutputBlock("hidden_action", "q_value", hidden.out_shapes(), 1)
+            blocks["q_value"] = head.apply(make_module_init_normc(0.1))
+        else:
+            for name, head_name, n_units in zip(sizes, out_keys, sizes.values(), strict=True):
+                blocks |= self._heads.output(name, head_name, perception_net, n_units, initial_norm=0.1)
         return InferenceBlock(list(in_shapes), out_keys, list(in_shapes.values()), blocks)
 
     # -- policy and critic --------------------------------------------------------------------------------------------

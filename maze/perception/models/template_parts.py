@@ -18,12 +18,14 @@ from maze.perception.blocks.general.action_masking import ActionMaskingBlock
 from maze.perception.blocks.general.functional import FunctionalBlock
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
+from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE
+from maze.perception.builders.base import WHERE, scaled_key
 from maze.perception.program.network_program import Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
 
 _MASKS = "model.action_masks"
+_ITEMS = "model.action_items"
 
 
 class PolicyBlock(InferenceBlock):
@@ -53,15 +55,24 @@ class PolicyBlock(InferenceBlock):
 
 
 class ActionHeads:
-    """Builds the output blocks of policy networks.
+    """Builds the output blocks of policy and state-action value networks.
 
     :param distribution_mapper: Knows how many logits each action head needs.
     :param masks: For action heads, the observation with their mask.
+    :param items: For action heads that choose one of the items of an observation `[n, features]`, a mapping with
+        `observations` (that one, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
+        :class:`~maze.perception.blocks.joint_blocks.item_scores.ItemScoresBlock`.
     """
 
-    def __init__(self, distribution_mapper: DistributionMapper, masks: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        distribution_mapper: DistributionMapper,
+        masks: Mapping[str, str],
+        items: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         self._mapper = distribution_mapper
         self.masks = dict(masks)
+        self.items = dict(items)
 
     def check_masks(
         self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
@@ -85,6 +96,34 @@ class ActionHeads:
             if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
                 raise ConfigError(f"{_MASKS}.{head}: only discrete actions can be masked, found {space}.")
 
+    def check_items(
+        self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
+    ) -> None:
+        """Compares the items that are chosen among with the spaces.
+
+        :raises ConfigError: Names the action head, and the sub-step.
+        """
+        for head, settings in self.items.items():
+            if head not in self._mapper.action_heads:
+                known = ", ".join(self._mapper.action_heads)
+                raise ConfigError(f"{_ITEMS}.{head}: there is no such action head. Known: {known}.")
+            if sorted(settings) != ["hidden_units", "non_lin", "observations"]:
+                raise ConfigError(
+                    f"{_ITEMS}.{head}: expected `observations`, `hidden_units` and `non_lin`, found {list(settings)}."
+                )
+            size = getattr(self._mapper.action_space.spaces[head], "n", None)
+            for step_key, action_space in action_spaces.items():
+                if head not in action_space.spaces:
+                    continue
+                found = {key: tuple(sub.shape or ()) for key, sub in observation_spaces[step_key].spaces.items()}
+                missing = [key for key in settings["observations"] if key not in found]
+                items, *vectors = [found.get(key, ()) for key in settings["observations"]] or [()]
+                if missing or len(items) != 2 or items[0] != size or any(len(shape) != 1 for shape in vectors):
+                    raise ConfigError(
+                        f"{_ITEMS}.{head}: expected the key of an observation of the shape ({size}, features), and "
+                        f"those of vectors, found {settings['observations']} in sub-step {step_key!r}: {found}."
+                    )
+
     def mask_keys(self, action_space: spaces.Dict) -> list[str]:
         """Observations that mask heads of this space."""
         return list(dict.fromkeys(mask for head, mask in self.masks.items() if head in action_space.spaces))
@@ -97,7 +136,6 @@ class ActionHeads:
         The logits of a head that is called like an observation are called `<head>_action`.
         """
         blocks: dict[str, PerceptionBlock] = {}
-        latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
         for head, name in head_names(action_space, obs_shapes).items():
             shape = tuple(self._mapper.required_logits_shape(head))
             mask = self.masks.get(head)
@@ -106,13 +144,42 @@ class ActionHeads:
                 stages.insert(0, f"{head}_logits")
             if len(shape) != 1:
                 stages.insert(0, f"{head}_flat_logits")
-            linear = LinearOutputBlock(latent, stages[0], latent_shapes, output_units=math.prod(shape))
-            blocks[stages[0]] = linear.apply(make_module_init_normc(0.01))  # starts close to the uniform policy
+            # starts close to the uniform policy
+            blocks |= self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
             if len(shape) != 1:
                 unflatten = partial(_unflatten, shape=shape)
-                blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], linear.out_shapes(), unflatten)
+                blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], [(math.prod(shape),)], unflatten)
             if mask is not None:
                 blocks |= self._masking(head, stages[-2:], shape, mask, tuple(obs_shapes[mask]))
+        return blocks
+
+    def output(
+        self, head: str, name: str, perception_net: InferenceBlock, n_units: int, initial_norm: float
+    ) -> dict[str, PerceptionBlock]:
+        """The blocks from the latent representation to one number for each choice.
+
+        :param head: The action head.
+        :param name: What the numbers are called.
+        :param perception_net: Has the latent representation, and the items where the head chooses among some.
+        :param n_units: How many numbers.
+        :param initial_norm: Norm of the weights of each of them at first.
+        """
+        latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
+        settings = self.items.get(head)
+        places = name if settings is None else f"{name}_places"
+        blocks: dict[str, PerceptionBlock] = {
+            places: LinearOutputBlock(latent, places, latent_shapes, n_units).apply(
+                make_module_init_normc(initial_norm)
+            )
+        }
+        if settings is not None:
+            shapes = perception_net.tensor_shapes()
+            scaled = {key: scaled_key(key) for key in settings["observations"]}
+            keys = [places, *(scaled[key] if scaled[key] in shapes else key for key in scaled), latent]
+            in_shapes = [(n_units,), *(shapes[key] for key in keys[1:])]
+            block = ItemScoresBlock(keys, name, in_shapes, settings["hidden_units"], settings["non_lin"])
+            block.apply(make_module_init_normc(1.0)).score_layer.apply(make_module_init_normc(initial_norm))
+            blocks[name] = block
         return blocks
 
     def _masking(
@@ -124,7 +191,7 @@ class ActionHeads:
         """
         blocks: dict[str, PerceptionBlock] = {}
         if mask_shape[1:] == shape:  # observations of several time steps: the present one decides
-            current = f"{head}_mask"
+            current = f"{head}_current_mask"
             blocks[current] = SliceBlock(mask, current, [mask_shape], slice_dim=-len(mask_shape), slice_idx=-1)
             mask, mask_shape = current, shape
         if mask_shape != shape:

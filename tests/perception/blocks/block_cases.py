@@ -219,6 +219,19 @@ def set_attention(data: st.DataObject) -> PerceptionBlock:
     )
 
 
+def scaling(data: st.DataObject) -> PerceptionBlock:
+    shape = sizes(data, data.draw(st.integers(0, 3)))
+    factors = [[0.5] * shape[-1]] if shape else []
+    return blocks.ScalingBlock("x", "out", [shape], data.draw(st.sampled_from([0.01, *factors])))
+
+
+def item_scores(data: st.DataObject) -> PerceptionBlock:
+    n_items, n_features, *widths = sizes(data, data.draw(st.integers(3, 4)))
+    vectors = {f"vector{index}": (width,) for index, width in enumerate(widths)}
+    keys, shapes = ["logits", "items", *vectors], [(n_items,), (n_items, n_features), *vectors.values()]
+    return blocks.ItemScoresBlock(keys, "out", shapes, data.draw(st.sampled_from([[3], [3, 2]])), nn.Tanh)
+
+
 def concatenation(data: st.DataObject) -> PerceptionBlock:
     shape = sizes(data, data.draw(st.integers(1, 3)))
     axis = data.draw(st.integers(0, len(shape) - 1))
@@ -345,6 +358,8 @@ CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "graph_attention": graph_attention,
     "graph_conv": graph_conv,
     "image_dense": image_dense,
+    "item_scores": item_scores,
+    "scaling": scaling,
     "inference": inference,
     "linear_output": linear_output,
     "lstm": lstm,

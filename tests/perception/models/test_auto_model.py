@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from maze.core.env.structured_env import ActorID
@@ -15,6 +17,7 @@ from maze.perception.builders import BaseModelBuilder
 from maze.perception.models.auto_model_composer import AutoModelComposer, image_layout, is_flat, recognised_masks
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.perception.models.template_model_composer import TemplateModelComposer
+from maze.perception.program.numpy_networks import in_numpy
 
 POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 CRITIC = {"_target_": "maze.perception.models.critics.StateCriticComposer"}
@@ -219,6 +222,172 @@ def test_state_action_critics_are_derived_as_well():
 )
 def test_flat_vectors_are_told_from_the_rest(space, expected):
     assert is_flat({0: spaces.Dict(space)}) == expected
+
+
+INVENTORY = spaces.Dict(
+    {
+        "stock": spaces.Box(0.0, np.array([[50.0, 1.0]] * 80, np.float32)),
+        "stock_mask": spaces.Box(0, 1, (80,), np.float32),
+        "order": spaces.Box(0.0, 200.0, (2,), np.float32),
+        "cut_mask": spaces.Box(0, 1, (2,), np.float32),
+    }
+)
+CUT = spaces.Dict({"piece": spaces.Discrete(80), "turn": spaces.Discrete(2), "first": spaces.Discrete(2)})
+
+
+def test_an_action_with_a_choice_for_each_item_scores_all_items_alike():
+    model = composed(INVENTORY, CUT, critic=Q_CRITIC)
+    assert model.template["action_items"]["piece"]["observations"] == ["stock", "cut_mask", "order"]
+    observation = tensors(some(INVENTORY))
+    observation["stock_mask"][:] = 1.0
+    order = torch.randperm(80)
+    mixed = {**observation, "stock": observation["stock"][:, order], "stock_mask": observation["stock_mask"][:, order]}
+    for network, key, places in (
+        (model.policy.networks[0], "piece", "piece_logits_places"),
+        (next(iter(model.critic.networks.values()))[0], "piece_q_values", "piece_q_values_places"),
+    ):
+        torch.nn.init.zeros_(network.perception_blocks[places].net.weight)  # what depends on the place alone
+        scores = network(observation)[key].detach()
+        assert scores.unique().numel() > 80
+        torch.testing.assert_close(network(mixed)[key].detach(), scores[:, order])
+
+
+def test_large_sets_do_without_attention_and_act_in_numpy():
+    model = composed(INVENTORY, CUT)
+    block = model.template["model_builder"]["modality_config"]["set"]["block_params"]
+    assert (block["num_heads"], block["hidden_units"], block["keep_places"]) == (0, [32], False)
+    network, observation = model.policy.networks[0], some(INVENTORY)
+    observation["stock_mask"][:] = [1.0] * 20 + [0.0] * 60
+    expected, found = network(tensors(observation)), in_numpy(network)(observation)
+    for head in CUT.spaces:
+        np.testing.assert_allclose(found[head], expected[head].detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_bounded_by_large_numbers_is_scaled_to_one():
+    config = composed(INVENTORY, CUT).template["model_builder"]
+    assert config["observation_scales"] == {"stock": [0.02, 1.0], "order": 0.005}
+    open_ended = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (3,)), "y": spaces.Box(-8.0, 8.0, (2,))})
+    assert composed(open_ended, ACTIONS_ONE).template["model_builder"]["observation_scales"] == {}
+
+
+def test_a_mask_of_either_of_two_actions_is_a_feature_until_somebody_says_whose_it_is(tmp_path, capsys):
+    composed(INVENTORY, CUT).save_models(tmp_path)
+    assert capsys.readouterr().out == (
+        "model=auto: `cut_mask` may mask `first` or `turn`, so it is taken for a feature; say which by its name, "
+        "`first_mask`, or by model.action_masks={first: cut_mask}.\n"
+    )
+    model = composed(INVENTORY, CUT, action_masks={"turn": "cut_mask"})
+    model.save_models(tmp_path)
+    assert capsys.readouterr().out == ""
+    observation = some(INVENTORY)
+    observation["stock_mask"][:], observation["cut_mask"][:] = 1.0, [0.0, 1.0]
+    model.policy.seed(0)
+    assert model.policy.compute_actions(observation, ActorID(0, 0), deterministic=False)["turn"].tolist() == [1, 1, 1]
+    named = spaces.Dict({key.replace("cut_mask", "turn_mask"): space for key, space in INVENTORY.spaces.items()})
+    assert composed(named, CUT).template["action_masks"]["turn"] == "turn_mask"
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ({"observations": ["order"]}, "expected the key of an observation of the shape \\(80, features\\)"),
+        ({"observations": ["stock", "stock"]}, "and those of vectors"),
+        ({"observations": []}, "expected the key of an observation"),
+        ({"observations": ["stok"]}, "found \\['stok'\\] in sub-step 0"),
+        ({"keys": ["stock"]}, "expected `observations`, `hidden_units` and `non_lin`"),
+    ],
+)
+def test_wrong_items_of_an_edited_template_are_named(items, message):
+    config = {**composed(INVENTORY, CUT).template, "policy": POLICY, "critic": None, "distribution_mapper_config": []}
+    config["action_items"] = {"piece": {**items, "hidden_units": [4], "non_lin": "torch.nn.Tanh"}}
+    with pytest.raises(ConfigError, match=f"model.action_items.piece: .*{message}"):
+        TemplateModelComposer({0: CUT}, {0: INVENTORY}, {0: 1}, **config)
+
+
+NAMES = st.sampled_from(["observation", "a", "b_mask", "turn", "items", "items_mask", "items_adjacency", "turn_mask"])
+SIZES = st.integers(1, 4)
+BOUNDS = st.sampled_from([(-1.0, 1.0), (0.0, 300.0), (-np.inf, np.inf), (-3.4e38, 3.4e38)])
+
+
+@st.composite
+def boxes(draw):
+    low, high = draw(BOUNDS)
+    shape = tuple(draw(st.lists(SIZES, max_size=3)))
+    return spaces.Box(low, high, shape, np.float32)
+
+
+OBSERVATIONS = st.one_of(
+    boxes(),
+    st.builds(spaces.Discrete, st.sampled_from([1, 2, 5, 64, 65]), start=st.integers(-2, 2)),
+    st.builds(spaces.MultiDiscrete, st.one_of(st.lists(SIZES, min_size=1, max_size=3), st.just([[2, 3], [4, 70]]))),
+    st.builds(spaces.MultiBinary, st.one_of(SIZES, st.just([2, 2]))),
+    st.sampled_from(
+        [
+            spaces.Box(0, 255, (17, 20, 3), np.uint8),
+            spaces.Box(0, 255, (5, 6), np.uint8),
+            spaces.Box(0, 9, (3,), np.int64),
+            spaces.Box(0.0, 1.0, (66, 2), np.float32),
+        ]
+    ),
+)
+HEADS = st.one_of(
+    st.builds(spaces.Discrete, st.sampled_from([1, 2, 4, 66])),
+    st.builds(spaces.MultiDiscrete, st.lists(SIZES, min_size=1, max_size=3)),
+    st.builds(spaces.MultiBinary, SIZES),
+    st.just(spaces.Box(-2.0, 2.0, (2,), np.float32)),
+)
+CRITICS = {
+    "StateCriticComposer": False,
+    "SharedStateCriticComposer": True,
+    "DeltaStateCriticComposer": False,
+    "StateActionCriticComposer": False,
+}
+
+
+@given(
+    observations=st.dictionaries(NAMES, OBSERVATIONS, min_size=1, max_size=4).filter(
+        lambda found: any(not key.endswith("_mask") for key in found)
+    ),
+    heads=st.dictionaries(st.sampled_from(["turn", "b", "move"]), HEADS, min_size=1, max_size=3),
+    critic=st.sampled_from(list(CRITICS)),
+    shared=st.booleans(),
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, heads, critic, shared):
+    clash = set(observations) & set(heads) and critic.startswith("StateAction")
+    if clash and not all(isinstance(space, spaces.Discrete) for space in heads.values()):
+        return  # refused: the critic sees observations and actions
+    config = {"_target_": f"maze.perception.models.critics.{critic}"}
+    config |= {"stack_observations": False} if CRITICS[critic] else {}
+    model = composed(
+        spaces.Dict(observations),
+        spaces.Dict(heads),
+        critic=config,
+        hidden_units=[8],
+        shared_embedding=shared and not critic.startswith("StateAction"),
+    )
+    arrays = some(spaces.Dict(observations))
+    for key, array in arrays.items():
+        if key.endswith("mask"):
+            arrays[key] = np.ones_like(array)
+        elif array.dtype.kind == "f":
+            arrays[key] = np.clip(array, -300, 300)
+    actions = model.policy.compute_actions(arrays, ActorID(0, 0), deterministic=False)
+    for head, space in heads.items():
+        assert isinstance(space, spaces.Box) or all(map(space.contains, map(space.dtype.type, actions[head])))
+    outputs = model.policy.networks[0](tensors(arrays))
+    loss = sum(logits.square().sum() for logits in outputs.values() if logits.abs().max() < 1e30)
+    for network in model.critic.networks.values():
+        twin = network[0] if isinstance(network, torch.nn.ModuleList) else network
+        given = {**{key: outputs[key] for key in outputs if key not in heads}, **tensors(arrays)}
+        shapes = dict(zip(twin.in_keys, twin.in_shapes, strict=True))
+        inputs = {key: given.get(key, torch.zeros(3, *shape)) for key, shape in shapes.items()}
+        loss = loss + sum(value.square().sum() for value in twin(inputs).values())
+    loss.backward()
+    parameters = [*model.policy.parameters(), *model.critic.parameters()]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_an_environment_that_shows_only_masks_is_named():

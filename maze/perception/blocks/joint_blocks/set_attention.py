@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,7 +14,8 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention, pool
+from maze.perception.blocks.tensor_functions import masked_attention
+from maze.perception.program.network_program import Array, Places, ProgramReader
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -70,22 +73,76 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         items = block_input[self.in_keys[0]].float()
-        valid = block_input[self.in_keys[1]] > 0 if len(self.in_keys) == 2 else None
-        if valid is not None:
-            items = items * valid.unsqueeze(-1)
+        masks = [block_input[key] for key in self.in_keys[1:]]
+        if masks:
+            items = _PRESENT.in_torch(items, *masks)
         (features,) = self.dense_block({"items": items}).values()
         if self.attention is not None:
+            valid = masks[0] > 0 if masks else None
             attended, _ = masked_attention(
                 self.attention, features, features, features, valid=valid, need_weights=False
             )
             features = features + attended
-        counts = None if valid is None else valid.unsqueeze(-1)
-        parts = [pool(features, name, [-2], counts) for name in ("mean", "max")]
+        pooled = _MEAN_AND_MAX.in_torch(features, *masks)
+        if not self.keep_places:
+            return {self.out_keys[0]: pooled}
+        return {self.out_keys[0]: torch.cat([pooled, items.flatten(-2)], dim=-1)}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if self.attention is not None:
+            raise reader.unreadable()
+        items, *masks = (inputs[key] for key in self.in_keys)
+        if masks:
+            items = reader.apply(_PRESENT, items, *masks)
+        features = reader.layer(self.dense_block.net, items)
+        parts = [reader.apply(_MEAN_AND_MAX, features, *masks)]
         if self.keep_places:
-            parts.append(items.flatten(-2))
-        return {self.out_keys[0]: torch.cat(parts, dim=-1)}
+            parts.append(reader.flatten(items, 2))
+        return {self.out_keys[0]: reader.concatenate(parts, axis=-1)}
 
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:
         places = ", places kept" if self.keep_places else ""
         return f"{self.dense_block.extra_repr()}\nheads: {self.num_heads}{places}"
+
+
+@dataclass(frozen=True)
+class _Present:
+    """Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] * (tensors[1] > 0).unsqueeze(-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        present: Array = arrays[0] * (arrays[1] > 0)[..., np.newaxis]
+        return present
+
+
+@dataclass(frozen=True)
+class _MeanAndMax:
+    """Both over all items, or those that the mask allows; zeros where there is none."""
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        features = tensors[0]
+        if len(tensors) == 1:
+            return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
+        valid = tensors[1] > 0
+        n_valid = valid.sum(-1, keepdim=True)
+        mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
+        with torch.no_grad():  # gradients flow to the highest only, so that nothing of the size of all is kept for them
+            absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
+            places = absent.max(-2, keepdim=True).indices
+        highest = features.gather(-2, places).squeeze(-2).masked_fill(n_valid == 0, 0.0)
+        return torch.cat([mean, highest], dim=-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        features = arrays[0]
+        if len(arrays) == 1:
+            return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
+        valid = (arrays[1] > 0)[..., np.newaxis]
+        mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
+        highest = np.where(valid, features, -np.inf).max(axis=-2)
+        return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
+
+
+_PRESENT, _MEAN_AND_MAX = _Present(), _MeanAndMax()

@@ -1,0 +1,98 @@
+"""Scores of items, for actions that choose one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigAssertionError
+from maze.core.utils.factory import Factory
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.program.network_program import Array, Places, ProgramReader
+
+
+class ItemScoresBlock(ShapeNormalizationBlock):
+    """Adds a score to the logit of each item, by the same layers for all of them.
+
+    What is learned about one item holds for every other that looks alike, wherever it stands (compare the pointer
+    networks of Vinyals et al. 2015). Inputs: logits `(batch, n)`, items `(batch, n, features)`, and any number of
+    vectors `(batch, size)` that the score depends on besides. Output `(batch, n)`.
+
+    :param in_keys: Keys of the logits, the items and the vectors.
+    :param hidden_units: Width of each dense layer.
+    :param non_lin: Activation after each of them.
+    :raises ConfigError: There are no vectors, no layers, or not as many logits as items.
+    """
+
+    def __init__(
+        self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_units: Sequence[int], non_lin: NonLinearity
+    ) -> None:
+        n_vectors = 0 if isinstance(in_keys, str) else len(in_keys) - 2
+        if n_vectors < 1 or not hidden_units:
+            raise ConfigAssertionError(
+                f"ItemScoresBlock ({out_keys}): expected the keys of logits, items and at least one vector, and one "
+                f"width per layer; found {in_keys} and {list(hidden_units)}."
+            )
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[2, 3, *[2] * n_vectors], out_num_dims=2)
+        n_logits, (n_items, n_features) = self.in_shapes[0][-1], self.in_shapes[1][-2:]
+        if n_logits != n_items:
+            raise ConfigAssertionError(
+                f"{self.block_name}: {self.in_keys[0]!r} has {n_logits} logits, {self.in_keys[1]!r} {n_items} items."
+            )
+        activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        # one layer of items and vectors side by side, without repeating the vectors for each item
+        self.item_layer = nn.Linear(n_features, hidden_units[0])
+        self.vector_layer = nn.Linear(sum(shape[-1] for shape in self.in_shapes[2:]), hidden_units[0], bias=False)
+        layers: list[nn.Module] = [activation()]
+        for n_in, n_out in pairwise(hidden_units):
+            layers += [nn.Linear(n_in, n_out), activation()]
+        self.hidden = nn.Sequential(*layers)
+        self.score_layer = nn.Linear(hidden_units[-1], 1)
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        logits, items, *vectors = (block_input[key].float() for key in self.in_keys)
+        of_vectors = self.vector_layer(torch.cat(vectors, dim=-1))
+        hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), of_vectors))
+        return {self.out_keys[0]: _ADDED_SCORES.in_torch(logits, self.score_layer(hidden))}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        logits, items, *vectors = (inputs[key] for key in self.in_keys)
+        of_vectors = reader.layer(self.vector_layer, reader.concatenate(vectors, axis=-1))
+        added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), of_vectors)
+        scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
+        return {self.out_keys[0]: reader.apply(_ADDED_SCORES, logits, scores)}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        widths = [layer.out_features for layer in (self.item_layer, *self.hidden) if isinstance(layer, nn.Linear)]
+        return f"{self.in_keys[1]} with {', '.join(self.in_keys[2:])}\n({'->'.join(map(str, [*widths, 1]))})"
+
+
+@dataclass(frozen=True)
+class _AddedToItems:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + tensors[1].unsqueeze(-2)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        added: Array = arrays[0] + arrays[1][..., None, :]
+        return added
+
+
+@dataclass(frozen=True)
+class _AddedScores:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + tensors[1].squeeze(-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        added: Array = arrays[0] + arrays[1][..., 0]
+        return added
+
+
+_ADDED_TO_ITEMS, _ADDED_SCORES = _AddedToItems(), _AddedScores()
