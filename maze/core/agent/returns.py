@@ -27,8 +27,13 @@ def gae(
     truncated: ArrayOrTensor,
     gamma: float,
     gae_lambda: float,
+    step_complete: ArrayOrTensor | None = None,
+    acts: ArrayOrTensor | None = None,
 ) -> ArrayOrTensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), one row for each environment step.
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), one row for each environment step or sub-step.
+
+    `gamma` and `gae_lambda` count environment steps: they apply where a sub-step completed one, and sub-steps of
+    the same environment step are not discounted against one another.
 
     :param rewards: Reward of each step.
     :param values: V of the observation before each step.
@@ -36,39 +41,40 @@ def gae(
         (see :func:`next_values_from`). Ignored where terminated.
     :param terminated: The episode ended by itself in this step.
     :param truncated: The episode was cut off after this step.
-    :param gamma: Discount for each step.
+    :param gamma: Discount for each environment step.
     :param gae_lambda: 0 gives the temporal difference error, 1 the discounted return minus the value.
-    :return: Advantages.
-    """
-    return structured_gae(rewards, values, next_values, terminated, truncated, None, gamma, gae_lambda)
-
-
-def structured_gae(
-    rewards: ArrayOrTensor,
-    values: ArrayOrTensor,
-    next_values: ArrayOrTensor,
-    terminated: ArrayOrTensor,
-    truncated: ArrayOrTensor,
-    step_complete: ArrayOrTensor | None,
-    gamma: float,
-    gae_lambda: float,
-    *,
-    acts: ArrayOrTensor | None = None,
-) -> ArrayOrTensor:
-    """Generalised advantage estimation on a stream of sub-steps, one row for each sub-step.
-
-    `gamma` and `gae_lambda` count environment steps: they apply where a sub-step completed one, and sub-steps of
-    the same environment step are not discounted against one another.
-
     :param step_complete: The sub-step completed an environment step; `None`: each of them did.
     :param acts: Where `gae_lambda` applies instead, in the streams of single actors (:func:`actor_streams`).
-    :return: Advantages; the other arguments are those of :func:`gae`.
+    :return: Advantages.
+    :raises ValueError: The arrays differ in shape.
     """
     given: Any = (rewards, values, next_values, terminated, truncated, step_complete, acts)
     if isinstance(values, torch.Tensor):
         arrays: Any = [None if tensor is None else tensor.detach().cpu().numpy() for tensor in given]
-        return torch.from_numpy(_advantages(gamma, gae_lambda, *arrays)).to(values.device)
-    return _advantages(gamma, gae_lambda, *given)
+        arguments: list[Any] = [*arrays[:5], gamma, gae_lambda, *arrays[5:]]
+        return torch.from_numpy(gae(*arguments)).to(values.device)
+    shapes = {array.shape for array in given[:5]}
+    if len(shapes) > 1:
+        raise ValueError(f"Rewards, values, next values, terminated and truncated differ in shape: {sorted(shapes)}.")
+    terminated = terminated.astype(bool, copy=False)
+    dtype = values.dtype
+    discount = np.full(values.shape, gamma, dtype)
+    decay = np.full(values.shape, gamma * gae_lambda, dtype)
+    if step_complete is not None:
+        within_step = ~step_complete.astype(bool, copy=False)
+        discount[within_step] = 1.0
+        decay[within_step] = 1.0
+    if acts is not None:
+        decay = discount * np.where(acts, gae_lambda, 1.0).astype(dtype)
+    decay *= ~(terminated | truncated.astype(bool, copy=False))
+    # `where`, because the value after a termination means nothing and need not even be finite
+    deltas = rewards + discount * np.where(terminated, 0.0, next_values).astype(dtype, copy=False) - values
+    advantages = np.ascontiguousarray(deltas, dtype=dtype)
+    carried = np.empty(advantages.shape[1:], dtype)
+    for advantage, following, factor in zip(advantages[-2::-1], advantages[:0:-1], decay[-2::-1], strict=True):
+        np.multiply(factor, following, out=carried)
+        np.add(advantage, carried, out=advantage)
+    return advantages
 
 
 def next_values_from(
@@ -164,43 +170,3 @@ def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
     """
     known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
     return known
-
-
-def _advantages(
-    gamma: float,
-    gae_lambda: float,
-    rewards: np.ndarray,
-    values: np.ndarray,
-    next_values: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    step_complete: np.ndarray | None,
-    acts: np.ndarray | None,
-) -> np.ndarray:
-    shapes = {array.shape for array in (rewards, values, next_values, terminated, truncated)}
-    if len(shapes) > 1:
-        raise ValueError(f"Rewards, values, next values, terminated and truncated differ in shape: {sorted(shapes)}.")
-    terminated = terminated.astype(bool, copy=False)
-    goes_on = ~(terminated | truncated.astype(bool, copy=False))
-    dtype = values.dtype
-    discount = np.full(values.shape, gamma, dtype)
-    decay = np.full(values.shape, gamma * gae_lambda, dtype)
-    if step_complete is not None:
-        within_step = ~step_complete.astype(bool, copy=False)
-        discount[within_step] = 1.0
-        decay[within_step] = 1.0
-    if acts is not None:
-        decay = discount * np.where(acts, gae_lambda, 1.0).astype(dtype)
-    decay *= goes_on
-    # `where`, because the value after a termination means nothing and need not even be finite
-    deltas = rewards + discount * np.where(terminated, 0.0, next_values).astype(dtype, copy=False) - values
-    advantages = np.ascontiguousarray(deltas, dtype=dtype)
-    if not len(advantages):
-        return advantages
-    following = advantages[-1]
-    carried = np.empty_like(following)
-    for advantage, factor in zip(advantages[-2::-1], decay[-2::-1], strict=True):
-        np.multiply(factor, following, out=carried)
-        np.add(advantage, carried, out=advantage)
-        following = advantage
-    return advantages

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze.core.agent.returns import gae, next_values_from, structured_gae
+from maze.core.agent.returns import gae, next_values_from
 
 
 def column(*values, dtype=np.float64):
@@ -112,7 +112,7 @@ def test_substeps_of_one_environment_step_are_not_discounted_against_one_another
     rewards, values = column(0, 1, 0, 2), column(10, 20, 30, 40)
     next_values = next_values_from(values, np.array([50.0]))
     complete = flags(4, 1, 3)
-    advantages = structured_gae(rewards, values, next_values, flags(4), flags(4), complete, 0.5, 0.5)
+    advantages = gae(rewards, values, next_values, flags(4), flags(4), 0.5, 0.5, complete)
     # tick 3: 2 + 0.5 * 50 - 40 = -13;              tick 2: 0 + 40 - 30 + (-13) = -3
     # tick 1: 1 + 0.5 * 30 - 20 + 0.25 * (-3) = -4.75; tick 0: 0 + 20 - 10 + (-4.75) = 5.25
     assert advantages.flatten().tolist() == pytest.approx([5.25, -4.75, -3.0, -13.0])
@@ -122,7 +122,7 @@ def test_a_truncation_in_the_middle_of_a_step_cuts_and_bootstraps_undiscounted()
     # the episode is cut off after the first of two sub-steps; V(final observation) = 7 belongs to the same step
     rewards, values = column(1, 1, 1), column(10, 20, 30)
     next_values = next_values_from(values, np.array([40.0]), {(0, 0): 7.0})
-    advantages = structured_gae(rewards, values, next_values, flags(3), flags(3, 0), flags(3, 2), 0.5, 0.5)
+    advantages = gae(rewards, values, next_values, flags(3), flags(3, 0), 0.5, 0.5, flags(3, 2))
     # tick 0: 1 + 7 - 10 = -2; tick 2: 1 + 20 - 30 = -9; tick 1: 1 + 30 - 20 - 9 = 2
     assert advantages.flatten().tolist() == pytest.approx([-2.0, 2.0, -9.0])
 
@@ -131,7 +131,7 @@ def test_a_truncation_in_the_middle_of_a_step_cuts_and_bootstraps_undiscounted()
 @given(rollout=rollouts())
 def test_with_every_substep_complete_the_structured_form_is_the_plain_one(rollout):
     complete = np.ones_like(rollout[3])
-    np.testing.assert_array_equal(structured_gae(*rollout, complete, 0.9, 0.8), gae(*rollout, 0.9, 0.8))
+    np.testing.assert_array_equal(gae(*rollout, 0.9, 0.8, complete), gae(*rollout, 0.9, 0.8))
 
 
 def test_single_precision_stays_single_precision_and_no_gradient_flows():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from maze.core.annotations import override
 from maze.core.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Losses:
 
 
 class NetworkOptimizer(Protocol):
-    """What takes steps: :class:`~maze.train.utils.flat_adam.FlatAdam`, or :class:`TorchOptimizer`."""
+    """What takes steps: :class:`FlatAdam`, or an optimizer of torch (`torch_optimizer.py`)."""
 
     def zero_grad(self) -> None:
         """Clears all gradients."""
@@ -81,55 +80,133 @@ class NetworkOptimizer(Protocol):
         """Takes a step, but for the networks that stay as they are."""
 
 
-class TorchOptimizer:
-    """An optimizer of torch, of any kind.
+class FlatAdam(NetworkOptimizer):
+    """Adam over networks whose parameters lie one after the other in memory.
 
-    :param optimizer: The optimizer.
-    :param networks: The networks whose gradients are looked at, all of whose parameters it has.
+    For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
+    small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
+    views of another, so that a step, a norm or clearing all gradients is a single operation.
+
+    The step itself is torch's fused Adam: making a `torch.optim.Adam` imports torch's compiler, which would add
+    1.5 seconds to the start of every training.
+
+    :param networks: Networks by name, in order; parameters shared between them count for the first one.
+    :param lr: Learning rate.
+    :param eps: Adam's epsilon.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, networks: Mapping[Name, nn.Module]) -> None:
-        self._optimizer = optimizer
-        self._parameters = {name: list(network.parameters()) for name, network in networks.items()}
-        self._zero = torch.zeros((), device=optimizer.param_groups[0]["params"][0].device)
+    def __init__(self, networks: Mapping[Any, nn.Module], lr: float, eps: float) -> None:
+        self.lr = lr
+        """Learning rate of the next step."""
+        self.eps = eps
+        self._networks: dict[Any, _FlatNetwork] = {}
+        seen: set[int] = set()
+        for name, network in networks.items():
+            own = [p for p in network.parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(map(id, own))
+            if own:
+                self._networks[name] = _FlatNetwork(own)
+        self.tie()
 
+    @property
+    def names(self) -> list[Any]:
+        """The networks that have parameters of their own."""
+        return list(self._networks)
+
+    def tie(self) -> None:
+        """Makes parameters and gradients views of the long tensors (again, if somebody has moved or replaced them)."""
+        for network in self._networks.values():
+            network.tie()
+
+    @override(NetworkOptimizer)
     def zero_grad(self) -> None:
-        self._optimizer.zero_grad()
+        for network in self._networks.values():
+            network.gradient.zero_()
 
-    def gradient_norms(self) -> dict[Name, Tensor]:
-        return {
-            name: _joint_norm([torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None], self._zero)
-            for name, parameters in self._parameters.items()
-        }
+    @override(NetworkOptimizer)
+    def gradient_norms(self) -> dict[Any, Tensor]:
+        return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
+    @override(NetworkOptimizer)
     def scale_gradients(self, factor: float) -> None:
-        for parameter in self._with_gradients(self._parameters):
-            parameter.grad.mul_(factor)  # type: ignore[union-attr]  # those that have one
+        for network in self._networks.values():
+            network.gradient.mul_(factor)
 
-    def step(self, frozen: Iterable[Name] = ()) -> None:
-        for parameter in self._with_gradients(frozen):
-            parameter.grad = None  # optimizers leave out what has none
-        self._optimizer.step()
+    @override(NetworkOptimizer)
+    @torch.no_grad()
+    def step(self, frozen: Iterable[Any] = ()) -> None:
+        left_out = set(frozen)
+        moved = [network for name, network in self._networks.items() if name not in left_out]
+        if not moved:
+            return
+        n_steps = [network.n_steps for network in moved]
+        # what torch.optim.Adam(fused=True) comes down to, without what it does for each parameter before
+        torch._foreach_add_(n_steps, 1)
+        torch._fused_adam_(
+            [network.values for network in moved],
+            [network.gradient for network in moved],
+            [network.mean for network in moved],
+            [network.square for network in moved],
+            [],
+            n_steps,
+            lr=self.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=None,
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's state, and of which kind it is."""
-        return {"type": type_name(self._optimizer), "state": self._optimizer.state_dict()}
+        """Moments and step counts by position of the network; loads with `weights_only=True`."""
+        return {
+            str(index): {name: getattr(network, name).clone() for name in _ADAM_STATE}
+            for index, network in enumerate(self._networks.values())
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned, with the configured learning rate and the like."""
-        configured = [{**group} for group in self._optimizer.param_groups]
-        self._optimizer.load_state_dict(dict(state_dict["state"]))
-        for group, wanted in zip(self._optimizer.param_groups, configured, strict=True):
-            group.update({name: value for name, value in wanted.items() if name != "params"})
-
-    def _with_gradients(self, names: Iterable[Name]) -> Iterable[nn.Parameter]:
-        parameters = {id(p): p for name in names for p in self._parameters[name]}
-        return [p for p in parameters.values() if p.grad is not None]
+        """Continues from a state that :meth:`state_dict` returned, with the current learning rate."""
+        for index, network in enumerate(self._networks.values()):
+            for name in _ADAM_STATE:
+                getattr(network, name).copy_(state_dict[str(index)][name])
 
 
-def type_name(instance: object) -> str:
-    """Module and name of an object's class."""
-    return f"{type(instance).__module__}.{type(instance).__qualname__}"
+_ADAM_STATE = ("mean", "square", "n_steps")
+
+
+class _FlatNetwork:
+    """Parameters of a network in one tensor, their gradients in another, and what Adam keeps of them.
+
+    :param parameters: The parameters.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        first, *others = parameters
+        for other in others:
+            if (other.dtype, other.device) != (first.dtype, first.device):
+                raise ValueError(
+                    f"The parameters of a network have to be of one type on one device; found {first.dtype} on "
+                    f"{first.device} and {other.dtype} on {other.device}."
+                )
+        self.parameters = parameters
+        size = sum(parameter.numel() for parameter in parameters)
+        self.values, self.gradient, self.mean, self.square = (
+            torch.zeros(size, dtype=first.dtype, device=first.device) for _ in range(4)
+        )
+        self.n_steps = torch.zeros((), device=first.device)
+
+    def tie(self) -> None:
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts = zip(self.parameters, torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True)
+        for parameter, values, gradient in parts:
+            view = values.view_as(parameter)
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.data)
+                parameter.data = view
+            parameter.grad = gradient.view_as(parameter)
 
 
 def gradient_step(
@@ -189,9 +266,6 @@ def _belonging(event: str, key: Key | None) -> str:
     return "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
 
 
-# -- randomness and modes ------------------------------------------------------------------------------
-
-
 def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
     """A source of random numbers for what an algorithm draws.
 
@@ -201,40 +275,6 @@ def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
     generator = torch.Generator(device=device)
     generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
     return generator
-
-
-_DEPEND_ON_MODE = (
-    nn.modules.batchnorm._NormBase,
-    nn.modules.dropout._DropoutNd,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-    nn.RReLU,
-)
-
-
-def depends_on_mode(networks: Iterable[nn.Module]) -> bool:
-    """Whether networks may compute something else in training than in evaluation.
-
-    :param networks: Modules of others than torch and Maze are searched for methods that ask for the mode.
-    """
-    return any(
-        isinstance(module, _DEPEND_ON_MODE) or _asks_for_mode(type(module))
-        for network in networks
-        for module in network.modules()
-    )
-
-
-def _asks_for_mode(module_type: type[nn.Module]) -> bool:
-    if module_type.__module__.startswith(("torch.nn.", "maze.perception.")):
-        return False
-    own_types = itertools.takewhile(lambda each: each is not nn.Module, module_type.__mro__)
-    members = [member for each in own_types for member in vars(each).values()]
-    codes = [code for member in members if (code := getattr(inspect.unwrap(member), "__code__", None)) is not None]
-    return any("training" in code.co_names for code in codes)
-
-
-# -- staying near the initial policy -------------------------------------------------------------------
 
 
 class InitialPolicy:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from maze.core.agent.networks import depends_on_mode
 from maze.core.annotations import override
-from maze.train.trainers.common.learning import depends_on_mode
 from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer, policy_of

@@ -18,7 +18,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
@@ -35,7 +35,6 @@ from maze.train.trainers.dqn.action_values import (
 )
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
 from maze.train.trainers.dqn.dqn_events import DQNEvents
-from maze.train.utils.flat_adam import FlatAdam
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from maze.core.agent.networks import depends_on_mode
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
-from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
-from maze.train.trainers.common.actor_critic.valuation import AskedSubsteps, value_rollout
-from maze.train.trainers.common.learning import depends_on_mode
+from maze.train.trainers.common.actor_critic.valuation import RolloutBatch, value_rollout
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 if TYPE_CHECKING:
-    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.rollout.rollout_columns import RolloutColumns
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -142,9 +139,3 @@ class IMPALA(ActorCritic):
             valued = value_rollout(self.model, columns, self._returns)
         self.model.train()
         return valued
-
-    @override(ActorCritic)
-    def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
-        if isinstance(part, AskedSubsteps) and not self._has_modes:
-            return part.outputs
-        return super()._outputs(part)

@@ -13,7 +13,7 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.actor_critic.valuation import AlignedSubsteps, RolloutBatch
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_trainer import PPO

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from maze.core.utils.checkpoint import load_state, save_state
-from maze.train.utils.flat_adam import FlatAdam
+from maze.train.trainers.common.learning import FlatAdam
 
 
 def build(seed=0):

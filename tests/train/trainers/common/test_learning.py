@@ -14,10 +14,10 @@ from maze.core.log_stats.event_decorators import define_epoch_stats, define_stat
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, TorchOptimizer, gradient_step, seeded_generator
+from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step, seeded_generator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.torch_optimizer import TorchOptimizer
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.utils.flat_adam import FlatAdam
 from maze.train.utils.update_stats import UpdateStats
 from tests.train.parallelization.toy_envs import counting_env
 from tests.train.trainers.common.test_structured_training import build_model

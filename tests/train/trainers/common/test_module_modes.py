@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from maze.train.trainers.common.learning import depends_on_mode
+from maze.core.agent.networks import depends_on_mode
 
 
 class Plain(nn.Module):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.returns import actor_streams, gae, structured_gae
+from maze.core.agent.returns import actor_streams, gae
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
@@ -250,16 +250,9 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         complete,
         GAMMA,
     )
-    found = structured_gae(
-        rewards,
-        streams.values[..., 0],
-        streams.next_values[..., 0],
-        terminated,
-        truncated,
-        complete,
-        GAMMA,
-        LAMBDA,
-        acts=complete,
+    values_after = streams.next_values[..., 0]
+    found = gae(
+        rewards, streams.values[..., 0], values_after, terminated, truncated, GAMMA, LAMBDA, complete, acts=complete
     )
     expected = gae(rewards, values, next_values, terminated, truncated, GAMMA, LAMBDA)
     assert np.allclose(found, expected)

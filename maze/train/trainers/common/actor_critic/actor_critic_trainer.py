@@ -15,6 +15,7 @@ from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.rollout.rollout_tensors import columns_as_tensors
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, scheduled_lr
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
@@ -24,11 +25,9 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
-from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch, columns_as_tensors
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
-from maze.train.trainers.common.learning import Losses, Name, Terms, gradient_step, seeded_generator
+from maze.train.trainers.common.actor_critic.valuation import GAE, AlignedSubsteps, RolloutBatch, value_rollout
+from maze.train.trainers.common.learning import FlatAdam, Losses, Name, Terms, gradient_step, seeded_generator
 from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
-from maze.train.utils.flat_adam import FlatAdam
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
         """Outputs of policy and critic for a part of a batch, with gradients."""
-        return self.model.compute_actor_critic_output(part.record)
+        return part.outputs or self.model.compute_actor_critic_output(part.record)
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: AlignedSubsteps, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self._critic_learns_alone

@@ -1,4 +1,4 @@
-"""From a rollout as it was collected to tensors with advantages and targets.
+"""From a rollout as it was collected to minibatches with advantages and targets.
 
 Policy and critic are asked about a whole rollout at once. Their answers become streams, sequences of decisions in the
 order of time, which a return function (GAE, V-trace) turns into advantages and targets. Where all environments take
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import actor_streams, has_known_reward, next_values_from, structured_gae
+from maze.core.agent.returns import actor_streams, gae, has_known_reward, next_values_from
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_tensors import Index, Place, numbered_actors, open_ends, records_by_policy
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.trainers.common.actor_critic.rollout_batch import AlignedSubsteps, RolloutBatch
 
 if TYPE_CHECKING:
     from maze.core.agent.state_critic_input_output import StateCriticOutput
@@ -31,13 +31,92 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.rollout.rollout_columns import RolloutColumns
 
-Place = tuple[int, int]
-"""(tick, environment)"""
 
-Outputs = tuple["PolicyOutput", "StateCriticOutput"]
+# -- what is learned from --------------------------------------------------------------------------
 
-Index = tuple[np.ndarray, np.ndarray]
-"""Time and sequence of each row in a stream."""
+
+@dataclass
+class AlignedSubsteps:
+    """Sub-steps of the same environment steps: row i of everything belongs to the same environment step.
+
+    Where all environments take the same sub-steps, one of these holds the whole rollout; otherwise there is one of a
+    single sub-step for each policy.
+    """
+
+    record: StructuredSpacesRecord
+    """Observations and actions of each sub-step, `[n_rows, ...]`."""
+    advantages: list[Tensor]
+    """For each sub-step `[n_rows]`."""
+    old_log_probs: list[Tensor]
+    """For each sub-step `[n_rows]`: joint log-probability of the action under the policy that sampled it."""
+    targets: list[Tensor]
+    """For each output of the critic `[n_rows]`: the returns it should have predicted."""
+    old_values: list[Tensor]
+    """For each output of the critic `[n_rows]`: what it predicted when the rollout was valued."""
+    outputs: tuple[PolicyOutput, StateCriticOutput] | None = None
+    """What the networks said about all rows, with gradients, where it need not be asked for again."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of environment steps (of one policy's actions, where there is a single sub-step)."""
+        return len(self.advantages[0])
+
+    @property
+    def actions(self) -> list[dict[str, Tensor]]:
+        """Actions of each sub-step.
+
+        :return: Each `[batch, *space.shape]` by head.
+        """
+        return self.record.actions
+
+    def rows(self, rows: Tensor | slice) -> AlignedSubsteps:
+        """A selection: views for a slice, copies for a tensor of indices `[n_selected]`."""
+
+        def of(tensors: Mapping[str, Any] | None) -> dict[str, Any]:
+            return {key: tensor[rows] for key, tensor in (tensors or {}).items()}
+
+        record = StructuredSpacesRecord(
+            [SpacesRecord(one.actor_id, of(one.observation), of(one.action)) for one in self.record.substep_records]
+        )
+        advantages, old_log_probs, targets, old_values = (
+            [tensor[rows] for tensor in tensors]
+            for tensors in (self.advantages, self.old_log_probs, self.targets, self.old_values)
+        )
+        return AlignedSubsteps(record, advantages, old_log_probs, targets, old_values)
+
+
+@dataclass
+class RolloutBatch:
+    """All that was collected in a rollout, with the targets to learn."""
+
+    parts: list[AlignedSubsteps]
+    n_steps: int
+    """Number of environment steps, over all environments."""
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all parts together."""
+        return sum(part.n_rows for part in self.parts)
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
+        """The whole batch in random order, divided evenly into minibatches.
+
+        :param batch_size: Largest number of environment steps in a minibatch.
+        :param generator: Source of the order.
+        """
+        # Where environments wait for different actors, no part may have a row for each of so many minibatches.
+        n_minibatches = min(-(-self.n_steps // batch_size), max(part.n_rows for part in self.parts))
+        orders = [torch.randperm(part.n_rows, generator=generator) for part in self.parts]
+        permuted = [
+            part.rows(order.to(part.advantages[0].device)) for part, order in zip(self.parts, orders, strict=True)
+        ]
+        for index in range(n_minibatches):
+            selected = []
+            for part in permuted:
+                start, stop = (part.n_rows * i // n_minibatches for i in (index, index + 1))
+                if stop > start:
+                    selected.append(part.rows(slice(start, stop)))
+            yield RolloutBatch(selected, self.n_steps // n_minibatches)
 
 
 # -- returns ---------------------------------------------------------------------------------------
@@ -100,24 +179,24 @@ class GAE(ReturnFunction):
 
     @override(ReturnFunction)
     def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        values, ends = streams.values, (streams.terminated, streams.truncated)
-        if streams.step_complete is None:  # whole environment steps: the critic says what its values predict
-            targets = critic.compute_structured_return(
-                self.gamma,
-                self.gae_lambda,
-                streams.rewards,
-                values,
-                streams.terminated,
-                truncated=streams.truncated,
-                next_values=streams.next_values,
+        values, terminated, truncated = streams.values, streams.terminated, streams.truncated
+        if (complete := streams.step_complete) is not None:
+            (reward,), (value,), (following,) = streams.rewards, values, streams.next_values
+            advantage = gae(
+                reward, value, following, terminated, truncated, self.gamma, self.gae_lambda, complete, streams.acts
             )
-            advantages = [target - values[min(index, len(values) - 1)] for index, target in enumerate(targets)]
-            return Returns(advantages, targets[: len(values)])
-        (reward,), (value,), (following,) = streams.rewards, values, streams.next_values
-        advantage = structured_gae(
-            reward, value, following, *ends, streams.step_complete, self.gamma, self.gae_lambda, acts=streams.acts
+            return Returns([advantage], [advantage + value])
+        targets = critic.compute_structured_return(  # it says what its values predict
+            self.gamma,
+            self.gae_lambda,
+            streams.rewards,
+            values,
+            terminated,
+            truncated=truncated,
+            next_values=streams.next_values,
         )
-        return Returns([advantage], [advantage + value])
+        advantages = [target - values[min(index, len(values) - 1)] for index, target in enumerate(targets)]
+        return Returns(advantages, targets[: len(values)])
 
 
 # -- valuation -------------------------------------------------------------------------------------
@@ -138,103 +217,91 @@ def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: Ret
             "model.critic: a delta critic needs environments that all take the same sub-steps in the same order, but "
             "the actors of this environment vary. Use a step or a shared critic."
         )
-    groups = [_dense_group(model, columns)] if columns.is_dense() else list(_groups_of(model, columns))
-    with torch.set_grad_enabled(returns.is_off_policy and torch.is_grad_enabled()):  # the loss uses the same outputs
-        outputs = [model.compute_actor_critic_output(group.record) for group in groups]
+    records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
+    groups = [_asked(model, record, index, returns) for record, index in records]
     with torch.no_grad():
-        for group, of_group in zip(groups, outputs, strict=True):
-            group.take(of_group, model, returns.is_off_policy)
         if columns.is_dense() or columns.actor_rewards is None or not isinstance(critic, TorchStepStateCritic):
             streams = _streams(model, columns, groups)
         else:
             streams = _streams_of_actors(model, columns, groups, returns.gamma)
         found = returns(critic, streams)
-        parts = [group.with_returns(found, returns.is_off_policy) for group in groups]
+        parts = [group.with_returns(found) for group in groups]
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
-
-
-@dataclass
-class AskedSubsteps(AlignedSubsteps):
-    """Sub-steps together with what the networks said about them, gradients included: it is asked for only once."""
-
-    outputs: Outputs
 
 
 @dataclass
 class _Group:
     """What one policy network did, in the order of time; in a dense rollout, what all of them did."""
 
-    record: StructuredSpacesRecord
+    part: AlignedSubsteps
+    """Still without advantages and targets."""
     index: Index | None
-    """Where its rows are in the streams; `None`: everywhere, in the order of the stream."""
+    """Time and sequence of its rows in the streams; `None`: everywhere, in the order of the stream."""
+    log_rhos: list[Tensor]
     is_known: np.ndarray | None = None
     """Rows whose rewards are known; `None`: all of them."""
-    old_log_probs: list[Tensor] = field(default_factory=list)
-    log_rhos: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
 
-    def take(
-        self, outputs: tuple[PolicyOutput, StateCriticOutput], model: TorchActorCritic, is_off_policy: bool
-    ) -> None:
-        """Takes what the networks said about all rows."""
-        self.outputs = outputs
-        policy_output, critic_output = outputs
-        self.values = critic_output.detached_values
-        self.old_log_probs = log_probs = policy_output.joint_log_probs_for_actions(self.record.actions)
-        if is_off_policy:
-            self.old_log_probs = _behaviour_log_probs(model, self.record)
-            self.log_rhos = [new - old for new, old in zip(log_probs, self.old_log_probs, strict=True)]
-
-    def with_returns(self, found: Returns, keeps_outputs: bool) -> AlignedSubsteps:
-        part = AlignedSubsteps(
-            record=self.record,
-            advantages=[_rows_in(advantage, self.index) for advantage in found.advantages],
-            old_log_probs=self.old_log_probs,
-            targets=[_rows_in(target, self.index) for target in found.targets],
-            old_values=self.values,
+    def with_returns(self, found: Returns) -> AlignedSubsteps:
+        advantages, targets = (
+            [_rows_in(stream, self.index) for stream in streams] for streams in (found.advantages, found.targets)
         )
-        if self.is_known is not None and not self.is_known.all():
-            return part.rows(torch.from_numpy(np.flatnonzero(self.is_known)).to(part.advantages[0].device))
-        return AskedSubsteps(**vars(part), outputs=self.outputs) if keeps_outputs else part
+        part = replace(self.part, advantages=advantages, targets=targets)
+        if self.is_known is None or self.is_known.all():
+            return part
+        return part.rows(torch.from_numpy(np.flatnonzero(self.is_known)).to(advantages[0].device))
 
 
-def _behaviour_log_probs(model: TorchActorCritic, record: StructuredSpacesRecord) -> list[Tensor]:
-    """Joint log-probabilities of the actions under the policies that chose them."""
-    mapper = model.policy.distribution_mapper
-    return [
-        mapper.logits_dict_to_distribution(substep.logits, 1.0).joint_log_prob(substep.action)  # type: ignore[arg-type]  # tensors
-        for substep in record.substep_records
-    ]
-
-
-# -- streams ---------------------------------------------------------------------------------------
+def _asked(
+    model: TorchActorCritic, record: StructuredSpacesRecord, index: Index | None, returns: ReturnFunction
+) -> _Group:
+    keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
+    with torch.set_grad_enabled(keeps_outputs):
+        outputs = policy_output, critic_output = model.compute_actor_critic_output(record)
+    with torch.no_grad():
+        log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
+        log_rhos: list[Tensor] = []
+        if returns.is_off_policy:
+            distribution = model.policy.distribution_mapper.logits_dict_to_distribution
+            behaviour = [(distribution(one.logits, 1.0), one.action) for one in record.substep_records]  # type: ignore[arg-type]  # tensors
+            old_log_probs = [policy.joint_log_prob(action) for policy, action in behaviour]  # type: ignore[arg-type]  # tensors
+            log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
+        part = AlignedSubsteps(record, [], old_log_probs, [], critic_output.detached_values)
+    return _Group(replace(part, outputs=outputs) if keeps_outputs else part, index, log_rhos)
 
 
 def _streams(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group]) -> Streams:
     """Environment steps of a dense rollout, or else ticks of all actors together."""
-    n_substeps = len(groups[0].record.substep_records)
+    substeps = groups[0].part.record.substep_records
+    n_substeps = len(substeps)
     shape = (columns.n_ticks // n_substeps, columns.n_envs)
-    values, log_rhos = (
-        [_in_stream(groups, rows, shape) for rows in zip(*of_groups, strict=True)]
-        for of_groups in ([group.values for group in groups], [group.log_rhos for group in groups])
-    )
-    ends = _values_at_ends(model, columns, groups[0].record.substep_records if n_substeps > 1 else None)
+    values = _in_streams(groups, [group.part.old_values for group in groups], shape)
+    ends = _values_at_ends(model, columns, substeps if n_substeps > 1 else ())
     last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
     final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
     next_values = [next_values_from(value, last.to(value), final) for value in values]
-    rewards = _by_substep(columns.rewards, n_substeps, model.device)
+
+    def by_substep(array: np.ndarray) -> list[Tensor]:
+        return [torch.from_numpy(array[position::n_substeps]).to(model.device) for position in range(n_substeps)]
+
+    rewards = by_substep(columns.rewards)
     has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
     if has_own_rewards and columns.actor_rewards is not None:
-        rewards = _by_substep(columns.actor_rewards, n_substeps, model.device)
+        rewards = by_substep(columns.actor_rewards)
         next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
     elif has_own_rewards:
         rewards = [torch.stack(rewards).sum(0)] * n_substeps
-    terminated, truncated = (
-        torch.from_numpy(array.reshape(-1, n_substeps, columns.n_envs).any(axis=1)).to(model.device)
-        for array in (columns.terminated, columns.truncated)
-    )
-    complete = None if columns.is_dense() else torch.from_numpy(_passes_time(columns)).to(model.device)
+    terminated, truncated = (torch.stack(by_substep(a)).any(0) for a in (columns.terminated, columns.truncated))
+    complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
+    log_rhos = _in_streams(groups, [group.log_rhos for group in groups], shape)
     return Streams(values, next_values, rewards, has_own_rewards, terminated, truncated, complete, log_rhos=log_rhos)
+
+
+def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
+    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
+    next_values = torch.cat([values[1:], values[-1:]])
+    for place in final:
+        next_values[place] = values[place]
+    return next_values
 
 
 def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group], gamma: float) -> Streams:
@@ -244,18 +311,16 @@ def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups:
     follows the decisions before.
     """
     assert columns.actor_rewards is not None
-    numbers, actors = _numbered_actors(columns)
+    numbers, actors = numbered_actors(columns)
     acts = actors[..., np.newaxis] == np.arange(len(numbers))
-    values, *log_rhos = (
-        _in_stream(groups, rows, actors.shape).cpu().numpy()
-        for rows in zip(*([*group.values, *group.log_rhos] for group in groups), strict=True)
-    )
+    answers = [[*group.part.old_values, *group.log_rhos] for group in groups]
+    values, *log_rhos = (stream.cpu().numpy() for stream in _in_streams(groups, answers, actors.shape))
     ends = {
         place: (numbers[actor], value)
         for place, (actor, value) in _values_at_ends(model, columns).items()
         if actor in numbers
     }
-    complete, terminated, truncated = _passes_time(columns), columns.terminated, columns.truncated
+    complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
     own = actor_streams(values, acts, ends, terminated, truncated, complete, gamma, *log_rhos)
     is_known = has_known_reward(complete)
     is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
@@ -284,30 +349,28 @@ def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups:
     )
 
 
-def _passes_time(columns: RolloutColumns) -> np.ndarray:
-    """Where an environment step ends: complete, or cut off with its episode."""
-    ends: np.ndarray = columns.step_complete | columns.truncated
+def _values_at_ends(
+    model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] = ()
+) -> dict[Place, tuple[ActorID, float]]:
+    """Who would have acted next, and its value: after the rollout (time `n_ticks`), and where episodes were cut off."""
+    ends: dict[Place, tuple[ActorID, float]] = {}
+    for actor, places, observation, known, position in open_ends(columns, substeps):
+        values = model.bootstrap_values(observation, actor, known, position).cpu().tolist()
+        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 
 
-def _numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
-    """Numbers of all actors, and who acted in each environment and tick (-1: nobody)."""
-    numbers: dict[ActorID, int] = {}
-    actors = np.full(columns.rewards.shape, -1)
-    for substep in columns.substeps.values():
-        for actor, (rows, envs) in substep.entries_by_actor():
-            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
-    return numbers, actors
-
-
-def _in_stream(groups: list[_Group], rows: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """What the networks said about each row, in the order of time `[n_times, n_envs]`."""
+def _in_streams(groups: list[_Group], answers: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
+    """What the networks said about each row, in the order of time `[n_times, n_envs]`; by output of a network."""
     if groups[0].index is None:
-        return rows[0].reshape(shape)
-    stream = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
-    for group, of_group in zip(groups, rows, strict=True):
-        stream[group.index] = of_group.cpu().numpy()
-    return torch.from_numpy(stream).to(rows[0].device)
+        return [rows.reshape(shape) for rows in answers[0]]
+    streams = []
+    for of_groups in zip(*answers, strict=True):
+        stream = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
+        for group, rows in zip(groups, of_groups, strict=True):
+            stream[group.index] = rows.cpu().numpy()
+        streams.append(torch.from_numpy(stream).to(of_groups[0].device))
+    return streams
 
 
 def _rows_in(stream: Tensor, index: Index | None) -> Tensor:
@@ -315,119 +378,3 @@ def _rows_in(stream: Tensor, index: Index | None) -> Tensor:
     if index is None:
         return stream.flatten()
     return torch.from_numpy(stream.cpu().numpy()[index]).to(stream.device)
-
-
-def _by_substep(array: np.ndarray, n_substeps: int, device: str) -> list[Tensor]:
-    """`[n_ticks, n_envs]` as one tensor `[n_steps, n_envs]` for each sub-step."""
-    return [torch.from_numpy(array[position::n_substeps]).to(device) for position in range(n_substeps)]
-
-
-def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
-    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
-    next_values = torch.cat([values[1:], values[-1:]])
-    for place in final:
-        next_values[place] = values[place]
-    return next_values
-
-
-# -- values after the last recorded action ---------------------------------------------------------
-
-
-def _values_at_ends(
-    model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] | None = None
-) -> dict[Place, tuple[ActorID, float]]:
-    """Who would have acted next, and its value: after the rollout (time `n_ticks`), and where episodes were cut off.
-
-    :param substeps: The sub-steps of a dense rollout: a critic that wants to see all of them takes those that are still
-        to come from the step before.
-    """
-    ends: dict[Place, tuple[ActorID, float]] = {}
-    for actor, places, observation in _open_ends(columns):
-        known, position = None, 0
-        if substeps is not None:
-            actors = [substep.actor_id for substep in substeps]
-            position = actors.index(actor) if actor in actors else 0
-            rows = [min(tick, columns.n_ticks - 1) // len(substeps) * columns.n_envs + env for tick, env in places]
-            known = [_select(substep.observation or {}, rows) for substep in substeps]
-        values = model.bootstrap_values(observation, actor, known, position).cpu().tolist()
-        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
-    return ends
-
-
-def _open_ends(columns: RolloutColumns) -> Iterator[tuple[ActorID, list[Place], dict[str, np.ndarray]]]:
-    """Observations that nobody acted on, grouped by actor."""
-    places: dict[ActorID, list[Place]] = {}
-    observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
-    for actor in dict.fromkeys(columns.last_actor_ids):
-        envs = [env for env, other in enumerate(columns.last_actor_ids) if other == actor]
-        places[actor] = [(columns.n_ticks, env) for env in envs]
-        row = columns.last_observations[actor.step_key]
-        observations[actor] = [row if len(envs) == columns.n_envs else _select(row, envs)]
-    for entry in columns.final_observations:
-        places.setdefault(entry.actor_id, []).append((entry.tick, entry.env_index))
-        expanded = {key: np.asarray(value)[np.newaxis] for key, value in entry.observation.items()}
-        observations.setdefault(entry.actor_id, []).append(expanded)
-    for actor, rows in observations.items():
-        joined = rows[0] if len(rows) == 1 else {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
-        yield actor, places[actor], joined
-
-
-# -- groups ----------------------------------------------------------------------------------------
-
-
-def _dense_group(model: TorchActorCritic, columns: RolloutColumns) -> _Group:
-    """All environments take the same sub-steps: the sub-steps of an environment step stay together.
-
-    On the CPU the tensors share memory with the columns.
-    """
-
-    def tensors(arrays: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        """`[n_steps, n_envs]` flattened into rows."""
-        flat = {key: array.reshape(-1, *array.shape[2:]) for key, array in (arrays or {}).items()}
-        return _tensors(flat, model.device) or None
-
-    substeps = columns.structured_record().substep_records
-    return _Group(
-        StructuredSpacesRecord(
-            [
-                SpacesRecord(
-                    substep.actor_id,
-                    observation=tensors(substep.observation),
-                    action=tensors(substep.action),
-                    logits=tensors(substep.logits),
-                )
-                for substep in substeps
-            ]
-        ),
-        index=None,
-    )
-
-
-def _groups_of(model: TorchActorCritic, columns: RolloutColumns) -> Iterator[_Group]:
-    """Actors differ between environments or steps: all that one policy did forms a group of its own."""
-    for substep in columns.substeps.values():
-        has_own_networks = substep.step_key in model.policy.substeps_with_separate_agent_nets
-        for actor, place in substep.entries_by_actor(are_separate=has_own_networks):
-            record = SpacesRecord(
-                actor,
-                observation=_tensors(_select(substep.observations, place), model.device),
-                action=_tensors(_select(substep.actions, place), model.device),
-                logits=_tensors(_select(substep.logits, place), model.device) if substep.logits else None,
-            )
-            yield _Group(StructuredSpacesRecord([record]), (substep.ticks[place[0]], place[1]))
-
-
-def _tensors(arrays: Mapping[str, Any], device: str) -> dict[str, Any]:
-    return {key: _tensor(array, device) for key, array in arrays.items()}
-
-
-def _tensor(array: Any, device: str) -> Tensor:
-    """Small integers, such as pixels, keep their type until a network sees them; float64 and the like are converted."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if tensor.dtype is torch.float64:
-        tensor = tensor.to(torch.get_default_dtype())
-    return tensor.to(device)
-
-
-def _select(arrays: Mapping[str, Any], index: Sequence[Any]) -> dict[str, Any]:
-    return {key: array[index] for key, array in arrays.items()}
