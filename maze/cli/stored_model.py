@@ -135,18 +135,19 @@ def packages_with_configurations() -> list[str]:
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:
     """Packages of the user's own whose classes and functions the command itself names: these run anyway."""
-    targets = _targets(OmegaConf.to_container(cfg, resolve=False))
+    targets = targets_in(OmegaConf.to_container(cfg, resolve=False))
     return [package for package in {target.partition(".")[0] for target in targets} if is_own_package(package)]
 
 
-def _targets(node: Any) -> Iterator[str]:
+def targets_in(node: Any) -> Iterator[str]:
+    """What a configuration of plain containers names as classes and functions, at any depth."""
     if isinstance(node, dict):
         if isinstance(node.get(TARGET_KEY), str):
             yield node[TARGET_KEY]
         node = list(node.values())
     if isinstance(node, list):
         for entry in node:
-            yield from _targets(entry)
+            yield from targets_in(entry)
 
 
 def _plain(cfg: Any, key: str) -> Any:

@@ -31,6 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tests.security import own_package
+
 SECONDS_PER_FILE = 5
 MEMORY = 6 << 30
 _FORBIDDEN_EVENTS = (
@@ -167,7 +169,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "state": load_state,
         "statistics": load_statistics,
         "spaces": SpacesConfig.load,
-        "trajectory": lambda path: list(InMemoryDataset.deserialize_trajectory(path)),
+        "trajectory": lambda path: list(InMemoryDataset.deserialize_trajectory(path, own_packages=["tests"])),
         "columns": lambda path: (read_spaces_columns(path), read_stacked_columns(path)),
         "actions": ActionRecord.load,
         "journal": journal,
@@ -193,7 +195,8 @@ class Generator:
         self.legitimate = legitimate
         classes = trajectory_record._DATA_CLASSES | trajectory_record._EVENTS
         allowed = [*plain_rules(), *space_rules(), *torch_rules(), *classes, "torch.storage._load_from_bytes"]
-        self.names = [*(tuple(name.rsplit(".", 1)) for name in allowed), *_EVIL]
+        own = [("tests.security.own_package", name) for name in own_package.NAMES]
+        self.names = [*(tuple(name.rsplit(".", 1)) for name in allowed), *_EVIL, *own]
         self.events = [("maze.core.env.base_env_events", "BaseEnvEvents.reward")]
         self.pickles = [*legitimate["statistics"], *legitimate["spaces"], *legitimate["trajectory"]]
 
@@ -470,8 +473,9 @@ class Watch:
 def _attributes() -> dict[Any, dict[str, int]]:
     """Identities of the attributes of all modules and classes that a file might reach."""
     found: dict[Any, dict[str, int]] = {}
-    roots = ("maze", "numpy", "torch._utils", "torch.storage", "gymnasium.spaces", "pathlib", "collections", "datetime",
-             "decimal", "fractions", "uuid", "copyreg", "_codecs", "builtins", "os", "io", "json")  # fmt: skip
+    roots = ("maze", own_package.__name__, "numpy", "torch._utils", "torch.storage", "gymnasium.spaces", "pathlib",
+             "collections", "datetime", "decimal", "fractions", "uuid", "copyreg", "_codecs", "builtins", "os", "io",
+             "json")  # fmt: skip
     for name, module in list(sys.modules.items()):
         if module is None or not any(name == root or name.startswith(f"{root}.") for root in roots):
             continue

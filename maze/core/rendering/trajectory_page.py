@@ -7,18 +7,18 @@ import base64
 import html
 import json
 import re
+import sys
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.offscreen import step_picture
 from maze.core.rendering.renderer import Renderer
 from maze.core.rendering.step_summary import step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.utils.files import atomic_write
-from maze.core.utils.safe_pickle import register_safe_types
 
 _NO_PICTURE = (
     "No picture: this trajectory brings no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
@@ -98,7 +98,7 @@ def _episode(trajectory: StateTrajectoryRecord | str | Path) -> StateTrajectoryR
     return loaded
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m maze.core.rendering.trajectory_page trajectory_data/<id>.pkl`."""
     parser = argparse.ArgumentParser(description="Writes an HTML page that browses a recorded episode.")
     parser.add_argument("trajectory", type=Path, help="a file in trajectory_data/")
@@ -111,9 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="types of your own that the file may hold: their full names, or patterns such as my_project.envs.*",
     )
     options = parser.parse_args(arguments)
-    register_safe_types(*options.allow)
-    print(write_trajectory_page(options.trajectory, options.output or options.trajectory.with_suffix(".html")))
+    try:
+        episode: Any = load_trajectory(options.trajectory, extra_types=options.allow, hint="`--allow <type>`")
+        print(write_trajectory_page(episode, options.output or options.trajectory.with_suffix(".html")))
+    except MazeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

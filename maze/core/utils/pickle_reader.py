@@ -11,6 +11,7 @@ import datetime
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
@@ -277,6 +278,7 @@ class _Reader:
                 or kind is frozenset  # its parts were checked when it was made
                 or isinstance(part, (*_NAMES_ITSELF, *_HASHED_AT_ONCE))
                 or getattr(kind, "__hash__", None) is object.__hash__
+                or isinstance(part, Enum)  # of a class whose hash is the usual one
                 or (
                     id(kind) in self._rules and self._rules[id(kind)].call is kind
                 )  # a class that the reader of the file has allowed

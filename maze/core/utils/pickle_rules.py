@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
+from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, EnumMeta
 from functools import cache, partial
 from math import prod
 from pathlib import Path, PosixPath, PurePosixPath
@@ -25,6 +28,10 @@ _DTYPE = re.compile(r"(b1|[iu][1248]|f(2|4|8|16)|c(8|16|32)|O8|M8|m8|[SUV]\d{1,9
 _FACTORIES = (None, list, dict, set, int, float, str, tuple, bool)
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None), datetime.timezone})
 _UNCALLED = frozenset({list, dict, tuple, int, float, str, bytes, bool, object})
+PLAIN_HASHES = (object.__hash__, Enum.__hash__, int.__hash__, str.__hash__)
+"""Hash functions that run no code of a class."""
+_RUN_BY_READING = ("__del__", "__getattr__", "__getattribute__")
+"""What Python calls of an instance that is made, filled and dropped."""
 
 
 # -- data classes -----------------------------------------------------------------------------------------------------
@@ -35,6 +42,47 @@ def data_class(klass: type) -> Rule:
     is_tuple = issubclass(klass, tuple)
     make = partial(_named_tuple, klass) if is_tuple else partial(_empty, klass)
     return Rule(klass, new=make, build=None if is_tuple else _Filler(klass))
+
+
+def class_that_only_stores(klass: type) -> Rule | None:
+    """The rule for a class of the user's own that nobody has named: filled without running any code of it.
+
+    `None`: its code could be run all the same, by making, filling, hashing or removing an instance, or it is none that
+    can be filled: it has a state of its own making, or is derived from another type than `object`.
+    """
+    if issubclass(klass, Enum):
+        is_usual = type(klass) is EnumMeta and klass.__hash__ in PLAIN_HASHES and not _defines(klass, "__del__")
+        return Rule(klass, call=partial(_member, klass)) if is_usual else None
+    if type(klass) not in (type, ABCMeta) or _defines(klass, *_RUN_BY_READING):
+        return None
+    is_tuple = issubclass(klass, tuple) and hasattr(klass, "_fields")
+    if not is_tuple and klass.__new__ is not object.__new__:
+        return None
+    if not _defines(klass, "__setstate__"):
+        return data_class(klass)
+    if getattr(klass.__setstate__, "__module__", "") != dataclasses.__name__:  # type: ignore[attr-defined]
+        return None
+    return data_class(klass)._replace(build=partial(_fill_fields, klass))
+
+
+def _defines(klass: type, *names: str) -> bool:
+    return any(name in vars(base) for base in klass.__mro__ if base not in (object, tuple) for name in names)
+
+
+def _member(klass: type[Enum], *arguments: Any) -> Enum:
+    if len(arguments) == 1 and type(arguments[0]) in _PLAIN:
+        member = klass._value2member_map_.get(arguments[0])
+        if type(member) is klass:
+            return member
+    raise refuse(f"it asks for a member that `{klass.__qualname__}` does not have")
+
+
+def _fill_fields(klass: Any, made: Any, state: Any) -> None:
+    """Fills a frozen dataclass with slots, whose state is the list of its fields."""
+    names = [field.name for field in dataclasses.fields(klass)]
+    if type(state) is not list or len(state) != len(names):
+        raise refuse(f"it holds a damaged state of `{klass.__qualname__}`")
+    _Filler(klass)(made, (None, dict(zip(names, state, strict=True))))
 
 
 def trusted_class(klass: type) -> Rule:

@@ -20,7 +20,14 @@ from typing import IO, Any
 from maze.core.errors import CheckpointError
 from maze.core.utils.files import open_seal
 from maze.core.utils.pickle_reader import RefusedPickleError, Rule, read_pickle
-from maze.core.utils.pickle_rules import data_class, plain_rules, space_rules, torch_rules, trusted_class
+from maze.core.utils.pickle_rules import (
+    class_that_only_stores,
+    data_class,
+    plain_rules,
+    space_rules,
+    torch_rules,
+    trusted_class,
+)
 
 _registered: set[str] = set()
 
@@ -44,6 +51,7 @@ def safe_load(
     allow_pickle: bool = False,
     hint: str | None = None,
     data_classes: Iterable[str] = (),
+    own_packages: Iterable[str] = (),
 ) -> Any:
     """Reads a pickle; by default only data of known types is made.
 
@@ -57,6 +65,8 @@ def safe_load(
     :param hint: How the caller's user opts in, for the error message.
     :param data_classes: Full names of classes whose instances are filled without calling anything of the class, and of
         event interfaces that are to be imported where a file names them.
+    :param own_packages: Packages of the user's own whose classes are filled in the same way as far as they only store
+        data, and are imported already.
     :raises CheckpointError: The file cannot be read, is damaged, or holds something else than such data.
     """
     name = str(file) if isinstance(file, (str, Path)) else str(getattr(file, "name", "<stream>"))
@@ -69,7 +79,7 @@ def safe_load(
         sealed = open_seal(content, name)
         if allow_pickle:
             return pickle.load(io.BytesIO(sealed))
-        return read_pickle(sealed, _Names(allowed, frozenset(data_classes), way_in).rule)
+        return read_pickle(sealed, _Names(allowed, frozenset(data_classes), frozenset(own_packages), way_in).rule)
     except CheckpointError:
         raise
     except RefusedPickleError as error:
@@ -89,14 +99,18 @@ class _Names:
 
     :param allowed: Classes, full names, or patterns `package.module.*` that the user trusts.
     :param data_classes: Full names of data classes and event interfaces.
+    :param own_packages: Packages whose classes that only store data are filled.
     :param way_in: How the caller's user opts in.
     """
 
-    def __init__(self, allowed: Iterable[type | str], data_classes: frozenset[str], way_in: str) -> None:
+    def __init__(
+        self, allowed: Iterable[type | str], data_classes: frozenset[str], own_packages: frozenset[str], way_in: str
+    ) -> None:
         entries = {*(_qualified_name(entry) for entry in allowed), *_registered}
         self._trusted = {entry for entry in entries if not entry.endswith(".*")}
         self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith(".*"))
         self._data_classes = data_classes
+        self._own_packages = own_packages
         self._way_in = way_in
 
     def rule(self, module_name: str, qualified_name: str) -> Rule:
@@ -121,9 +135,14 @@ class _Names:
         is_data = full_name in self._data_classes
         if is_data or full_name.rpartition(".")[0] in self._data_classes or module_name in sys.modules:
             found = _look_up(module_name, qualified_name)
-            if _is_harmless_interface(found):
-                return Rule(found)
-            return data_class(found) if is_data and isinstance(found, type) else None
+            is_own = module_name.partition(".")[0] in self._own_packages
+            # only under the name of its definition: what a module has imported is somebody else's
+            rule = None
+            if is_own and isinstance(found, type) and _qualified_name(found) == full_name:
+                rule = class_that_only_stores(found)
+            if rule is None and _is_harmless_interface(found):
+                rule = Rule(found)
+            return data_class(found) if rule is None and is_data and isinstance(found, type) else rule
         return None
 
     def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:

@@ -61,7 +61,7 @@ _FUNCTIONS = frozenset({
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
-_NEVER_WHOLE = frozenset(
+NEVER_WHOLE = frozenset(
     {*_LIBRARIES, "builtins", "hydra", "hydra_plugins", "numpy", "omegaconf", *sys.stdlib_module_names}
 )
 """Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
@@ -90,14 +90,14 @@ def refuse_foreign_targets(config: Any, path: Path, trusted_packages: Sequence[s
         a whole, even if they are named.
     :param way_out: What to do if the code is trusted after all.
     """
-    trusted = tuple(package for package in trusted_packages if package not in _NEVER_WHOLE)
+    trusted = tuple(package for package in trusted_packages if package not in NEVER_WHOLE)
     for text, is_target in _texts(config):
         reason = _objection(text, is_target, trusted)
         if isinstance(text, str) and text.rpartition(".")[2] == _WRITES_FILES:
             reason = "writes files wherever it is told to"
         if reason:
             package = re.split("[.:]", str(text))[0]
-            name_it = "" if package in _NEVER_WHOLE else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
+            name_it = "" if package in NEVER_WHOLE else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
             raise CheckpointError(
                 f"{path} names {text}, which {reason}. Stored configurations are built of classes of known kinds "
                 "(environments, wrappers, policies, networks and their parts) of Maze and torch, and of the packages "

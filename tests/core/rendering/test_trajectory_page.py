@@ -12,12 +12,14 @@ import pytest
 from maze.core.errors import ConfigError
 from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import main, write_trajectory_page
+from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import (
     SpacesTrajectoryRecord,
     StateTrajectoryRecord,
     load_trajectory,
 )
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -149,8 +151,26 @@ def test_environments_with_a_renderer_of_their_own_need_no_frames():
         FrameRecordingWrapper(counting_env(((3, "terminated"),)))
 
 
+class OwnState:
+    def __init__(self):
+        self.level = 3
+
+
+def test_a_type_that_the_command_does_not_know_is_named_with_the_way_to_allow_it(tmp_path, capsys):
+    trajectory = StateTrajectoryRecord("own")
+    trajectory.append(StateRecord(OwnState(), {"move": 1}, None, 1.0, True, {}, {}))
+    TrajectoryWriterFile(tmp_path).write(trajectory)
+    file = tmp_path / "own.pkl"
+    assert main([str(file)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"CheckpointError: .*contains the type `{__name__}.OwnState`.*\(`--allow <type>`\)", line)
+    assert main([str(file), "--allow", f"{__name__}.OwnState"]) == 0
+    assert main([str(tmp_path / "nowhere.pkl")]) == 1
+    assert "nowhere.pkl: cannot be read" in capsys.readouterr().err
+
+
 def test_the_page_is_written_from_the_command_line(tmp_path, capsys):
     file = recorded_file(tmp_path)[0]
-    main([str(file)])
+    assert main([str(file)]) == 0
     assert capsys.readouterr().out.strip() == str(file.with_suffix(".html"))
     assert len(content(file.with_suffix(".html"))[0]["steps"]) == 7

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,7 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 )
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.train.parallelization.toy_envs import counting_env
 
@@ -171,14 +173,19 @@ class PrivateState:
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_types_of_the_project_are_loaded_when_they_are_named(tmp_path, n_workers):
+def test_types_of_the_project_are_loaded_when_they_are_named_or_the_environments_own(tmp_path, n_workers):
     for name in "ab":
         trajectory = StateTrajectoryRecord(name)
         trajectory.append(StateRecord(PrivateState(), {"move": 1}, None, 1.0, True, {}, {}))
         (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(trajectory))
+    arguments = {"trajectory_processor": SkipConversion(), "n_workers": n_workers}
+    foreign = partial(GymMazeEnv, "CartPole-v1")
     with pytest.raises(CheckpointError, match="PrivateState"):
-        dataset(tmp_path, SkipConversion(), n_workers=n_workers)
-    assert len(dataset(tmp_path, SkipConversion(), n_workers=n_workers, extra_types=[PrivateState])) == 2
+        InMemoryDataset(tmp_path, foreign, **arguments)
+    assert len(InMemoryDataset(tmp_path, foreign, extra_types=[PrivateState], **arguments)) == 2
+    for is_read_here in (False, True):  # the environment is of the same package as the state
+        read = InMemoryDataset(tmp_path, conversion_env, deserialize_in_main_thread=is_read_here, **arguments)
+        assert len(read) == 2
 
 
 class SkipConversion(IdentityTrajectoryProcessor):

@@ -41,8 +41,9 @@ class ReportingQueue(Protocol):
 class InMemoryDataset(Dataset[Item], ABC):
     """Steps of recorded trajectories, converted to observations and actions and kept in memory.
 
-    Files are loaded safely: what a file contains beyond data of Maze and of known types is refused by name. The types
-    of a project's states and actions are allowed by `extra_types` or `register_safe_types`.
+    Files are loaded safely: what a file contains beyond data of Maze and of known types is refused by name. States and
+    actions may be of classes of the package that the environment comes from, as far as it has imported them and they
+    only store data; others are allowed by `extra_types` or `register_safe_types`.
 
     :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, or a list of
         these and of trajectories. None: start empty and use :meth:`append` or :meth:`load_data`.
@@ -103,13 +104,14 @@ class InMemoryDataset(Dataset[Item], ABC):
         n_before = len(self.trajectory_references)
         if self.n_workers > 1 and len(sources) > 1:
             if self.deserialize_in_main_thread:
-                sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source)]
+                env = self._environment()
+                sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source, env)]
             arguments = (self.conversion_env_factory, self.trajectory_processor, self.reader)
             for converted in load_in_processes(DataLoadWorker.run, sources, self.n_workers, *arguments):
                 self._add(converted)
         else:
             for source in sources:
-                for trajectory in self.reader.trajectories(source):
+                for trajectory in self.reader.trajectories(source, self._environment()):
                     self.append(trajectory)
         n_added = len(self.trajectory_references) - n_before
         _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
@@ -119,24 +121,32 @@ class InMemoryDataset(Dataset[Item], ABC):
 
         :param trajectory: The trajectory.
         """
+        self._add(self.trajectory_processor.process(trajectory, self._environment()))
+
+    def _environment(self) -> MazeEnv[Any] | None:
         if self._conversion_env is None and self.conversion_env_factory is not None:
             self._conversion_env = self.conversion_env_factory()
-        self._add(self.trajectory_processor.process(trajectory, self._conversion_env))
+        return self._conversion_env
 
     @staticmethod
     def deserialize_trajectory(
-        trajectory_file: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+        trajectory_file: str | Path,
+        allow_pickle: bool = False,
+        extra_types: Iterable[type | str] = (),
+        own_packages: Iterable[str] = (),
     ) -> Generator[TrajectoryRecord[Any], None, None]:
         """The trajectories in a file, one after the other.
 
         :param trajectory_file: The file.
         :param allow_pickle: Trust the file: load any type, which can run any code.
         :param extra_types: Further types that may be loaded.
+        :param own_packages: Packages whose classes may be loaded as far as they are imported and only store data.
         """
         if Path(trajectory_file).suffix == COLUMNS_SUFFIX:
             yield from read_spaces_columns(trajectory_file)
         else:
-            yield from load_trajectories(trajectory_file, allow_pickle=allow_pickle, extra_types=extra_types)
+            hint = "`+runner.dataset.extra_types=[...]` of a training, `extra_types=[...]` in Python"
+            yield from load_trajectories(trajectory_file, allow_pickle, extra_types, own_packages, hint)
 
     @staticmethod
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
@@ -220,12 +230,29 @@ class TrajectoryReader:
         self.allow_pickle = allow_pickle
         self.extra_types = extra_types
 
-    def trajectories(self, source: Path | str | TrajectoryRecord[Any]) -> Generator[TrajectoryRecord[Any], None, None]:
-        """The trajectories of a file; a trajectory itself as it is."""
+    def trajectories(
+        self, source: Path | str | TrajectoryRecord[Any], env: MazeEnv[Any] | None = None
+    ) -> Generator[TrajectoryRecord[Any], None, None]:
+        """The trajectories of a file; a trajectory itself as it is.
+
+        :param source: The file or trajectory.
+        :param env: The environment that the reader of the file has chosen to convert it; its own classes may be loaded.
+        """
         if isinstance(source, TrajectoryRecord):
             yield source
         else:
-            yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types)
+            packages = () if env is None else own_packages(env)
+            yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
+
+
+def own_packages(env: MazeEnv[Any]) -> frozenset[str]:
+    """Packages of the user's own that an environment, its simulation and its conversions are defined in."""
+    from maze.core.utils.stored_config import NEVER_WHOLE
+
+    parts: list[Any] = [env, getattr(env, "core_env", None)]
+    for name in ("observation_conversion_dict", "action_conversion_dict"):
+        parts += getattr(env, name, {}).values()
+    return frozenset(type(part).__module__.partition(".")[0] for part in parts) - NEVER_WHOLE
 
 
 class DataLoadWorker:
@@ -251,6 +278,6 @@ class DataLoadWorker:
         env = env_factory() if env_factory is not None else None
         for source in trajectories_or_paths:
             converted: list[list[StructuredSpacesRecord]] = []
-            for trajectory in reader.trajectories(source):
+            for trajectory in reader.trajectories(source, env):
                 converted += trajectory_processor.process(trajectory, env)
             reporting_queue.put(converted)

@@ -129,7 +129,7 @@ _EVENTS = frozenset({
 
 
 def load_trajectory(
-    path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+    path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = (), **options: Any
 ) -> TrajectoryRecord[object]:
     """Reads a trajectory that was written by :class:`TrajectoryWriterFile`.
 
@@ -137,9 +137,10 @@ def load_trajectory(
     :param allow_pickle: Trust the file: load any type, which can run any code.
     :param extra_types: Further types that may be loaded: the classes of your environment's states, actions and
         renderer, their full names, or a pattern such as `my_project.envs.*`.
+    :param options: Further arguments of :func:`load_trajectories`.
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or no trajectory.
     """
-    trajectories = load_trajectories(path, allow_pickle, extra_types)
+    trajectories = load_trajectories(path, allow_pickle, extra_types, **options)
     if len(trajectories) != 1:
         raise CheckpointError(
             f"{path}: expected one trajectory record, found {len(trajectories)}. Read them with `load_trajectories`."
@@ -148,17 +149,23 @@ def load_trajectory(
 
 
 def load_trajectories(
-    path: str | Path, allow_pickle: bool = False, extra_types: Iterable[type | str] = ()
+    path: str | Path,
+    allow_pickle: bool = False,
+    extra_types: Iterable[type | str] = (),
+    own_packages: Iterable[str] = (),
+    hint: str = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`",
 ) -> list[TrajectoryRecord[object]]:
     """Reads the trajectories in a file that holds one of them, or a list.
 
     :param path: The file.
     :param allow_pickle: Trust the file: load any type, which can run any code.
     :param extra_types: Further types that may be loaded, as for :func:`load_trajectory`.
+    :param own_packages: Packages of your own, such as that of your environment: as far as they are imported, their
+        classes that only store data may be loaded.
+    :param hint: How the caller's user allows further types.
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or something else.
     """
-    hint = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`"
-    content = safe_load(path, extra_types, allow_pickle, hint, data_classes=_DATA_CLASSES | _EVENTS)
+    content = safe_load(path, extra_types, allow_pickle, hint, _DATA_CLASSES | _EVENTS, own_packages)
     trajectories = list(content) if isinstance(content, list | tuple) else [content]
     for trajectory in trajectories:
         if not isinstance(trajectory, TrajectoryRecord):
