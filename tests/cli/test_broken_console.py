@@ -12,22 +12,27 @@ import pytest
 import torch
 
 from maze.core.utils.checkpoint import load_state
+from maze.maze_cli import main
 from maze.utils.console import LastingStream, lasting_console
 
 SEEDS = ("seeding.env_base_seed=1", "seeding.agent_base_seed=1")
 TRAINING = (
     *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.n_epochs=2", "algorithm.epoch_length=1"),
-    *("algorithm.n_rollout_steps=4", "algorithm.rollout_evaluator.n_episodes=2", "hydra.run.dir=run"),
-    *SEEDS,
+    *("algorithm.n_rollout_steps=4", "algorithm.rollout_evaluator.n_episodes=2", "runner.concurrency=2", *SEEDS),
 )
-ROLLOUT = ("env.name=CartPole-v1", "runner.n_episodes=3", "runner.max_episode_steps=5", "hydra.run.dir=run", *SEEDS)
-COMMANDS = {
-    "training": (*TRAINING, "runner.concurrency=2"),
-    "training in processes": (*TRAINING, "runner=local", "runner.concurrency=2"),
-    "rollout": (*ROLLOUT, "runner=sequential"),
-    "rollout in processes": (*ROLLOUT, "runner=parallel", "runner.n_processes=2"),
-    "sweep": (*ROLLOUT, "runner=sequential", "-m", "runner.deterministic=true,false", "hydra.sweep.dir=sweep"),
-}
+ROLLOUT = ("env.name=CartPole-v1", "runner.n_episodes=3", "runner.max_episode_steps=5", *SEEDS)
+COMMANDS = (
+    (*TRAINING, "hydra.run.dir=training"),
+    (*TRAINING, "hydra.run.dir=training_in_processes", "runner=local"),
+    (*ROLLOUT, "hydra.run.dir=rollout", "runner=sequential"),
+    (*ROLLOUT, "hydra.run.dir=rollout_in_processes", "runner=parallel", "runner.n_processes=2"),
+    (*ROLLOUT, "hydra.sweep.dir=sweep", "runner=sequential", "-m", "runner.deterministic=true,false"),
+)
+ALL_COMMANDS = f"""
+import sys
+from maze.maze_cli import main
+sys.exit(max([main(command) for command in {COMMANDS!r}]))
+"""
 TALKATIVE = """
 import sys
 import numpy as np
@@ -55,32 +60,34 @@ REDIRECTIONS = {
 }
 
 
-def run(command: tuple[str, ...], redirection: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    script = f'{redirection}\nexec "$@"'
-    line = ["bash", "-c", script, "bash", sys.executable, "-m", "maze.maze_cli", *command]
-    return subprocess.run(line, cwd=directory, check=False, capture_output=True, text=True, timeout=100)
-
-
 def files(directory: Path) -> list[str]:
     """Names of the files that a command leaves, without numbers of times and processes."""
     names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
     return sorted("events.out.tfevents" if "tfevents" in name else name for name in names if name != "head.txt")
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all commands leave where there is a console."""
+    directory = tmp_path_factory.mktemp("expected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        assert [main(command) for command in COMMANDS] == [0] * len(COMMANDS)
+    return directory
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_run_goes_on_without_a_console(name: str, tmp_path: Path) -> None:
-    (tmp_path / "expected").mkdir()
-    assert run(COMMANDS[name], "", tmp_path / "expected").returncode == 0
-    for case, redirection in REDIRECTIONS.items():
-        (tmp_path / case).mkdir()
-        found = run(COMMANDS[name], redirection, tmp_path / case)
-        assert (found.returncode, found.stderr) == (0, "")
-        assert files(tmp_path / case) == files(tmp_path / "expected")
-        for file in (tmp_path / "expected").rglob("latest.pt"):
-            expected = load_state(file)
-            state = load_state(tmp_path / case / file.relative_to(tmp_path / "expected"))
-            assert to_bytes(state["model"]) == to_bytes(expected["model"])
+@pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
+def test_runs_go_on_without_a_console(redirection: str, expected: Path, tmp_path: Path) -> None:
+    line = ["bash", "-c", f'{redirection}\nexec "$@"', "bash", sys.executable, "-c", ALL_COMMANDS]
+    found = subprocess.run(line, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=200)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert files(tmp_path) == files(expected)
+    checkpoints = [file.relative_to(expected) for file in expected.rglob("latest.pt")]
+    assert len(checkpoints) == 2
+    for checkpoint in checkpoints:
+        weights = load_state(expected / checkpoint)["model"]
+        assert to_bytes(load_state(tmp_path / checkpoint)["model"]) == to_bytes(weights)
 
 
 def to_bytes(weights: Any) -> Any:
