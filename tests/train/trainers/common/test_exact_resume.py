@@ -301,7 +301,7 @@ def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, 
     if begins == "resumed":
         rows += Run(name, tmp_path / "0", prepare=signal_after(N_UPDATES.get(name, 2))).recorder.rows
         origin = {"input_dir": str(tmp_path / "0"), "resume": True}
-    for index in range(1, 4):
+    for index in range(1, 3):
         run = Run(name, tmp_path / f"{index}", prepare=signal_in_evaluation, **origin)
         assert run.interrupted
         rows += run.recorder.rows
