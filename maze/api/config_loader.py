@@ -26,8 +26,6 @@ from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import value_text
 from maze.core.errors import ConfigError
-from maze.core.rollout.check_runner import CheckRunner
-from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
 from maze.runner import Runner
@@ -317,13 +315,16 @@ def _check_runner(config: DictConfig) -> None:
     runner = config.get("runner")
     is_object = isinstance(runner, Runner)
     kind = type(runner) if is_object else Factory(Runner).type_from_name(runner[TARGET_KEY], config_path="runner")  # type: ignore[type-abstract]
-    if issubclass(kind, RolloutRunner | CheckRunner):
+    if issubclass(kind, TrainingRunner):
+        config_class = algorithm_class(config.algorithm)
+        if config_class is not None:
+            kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
+        return
+    from maze.core.rollout.check_runner import CheckRunner
+    from maze.core.rollout.rollout_runner import RolloutRunner
+
+    if issubclass(kind, RolloutRunner | CheckRunner):  # others are somebody's own, or RLlib's
         raise InvalidSpecificationError(f"runner: a {kind.__name__} trains nothing. Choose 'dev' or 'local'.")
-    if not issubclass(kind, TrainingRunner):
-        return  # somebody's own, or RLlib's
-    config_class = algorithm_class(config.algorithm)
-    if config_class is not None:
-        kind.trainer_for(config_class, (runner.trainer_class if is_object else runner.get("trainer_class")) or "")
 
 
 def as_on_command_line(path: str, value: Any) -> Any:

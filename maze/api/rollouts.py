@@ -17,7 +17,6 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
 from maze.core.rollout.recording import EVENT_LOG_DIR, TRAJECTORY_DIR
-from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     :param silent: Print nothing.
     :return: See :func:`statistics_frame`; `attrs` names the directories that were written.
     """
+    from maze.core.rollout.rollout_runner import RolloutRunner
+
     claimed = claim_directory(loaded.workdir)
     directory, cfg = claimed.path, loaded.config
     start = time.perf_counter()

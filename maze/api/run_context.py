@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
-from maze.api.multirun import results_frame, train_all
 from maze.api.process_state import output
 from maze.api.rollouts import Evaluation, roll_out
 from maze.api.stored_run import stored_arguments
@@ -163,6 +162,8 @@ class RunContext:
         """
         self._require_training("train")
         if self._is_multirun:
+            from maze.api.multirun import train_all
+
             numbers = {} if n_steps is None else {"n_steps": n_steps}
             train_all(
                 self._runs, self._launcher, self._requested_dir is not None, n_epochs, {**numbers, **train_kwargs}
@@ -295,6 +296,8 @@ class RunContext:
     def results_frame(self) -> pd.DataFrame:
         """The results as a table with a row for each run."""
         self._require_training("results_frame")
+        from maze.api.multirun import results_frame
+
         return results_frame([run.result for run in self._runs])
 
     # -- helpers -------------------------------------------------------------------------------------------------

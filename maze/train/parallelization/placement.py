@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import ConfigType, Factory
-from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
-    DummyDistributedWorkersWithBuffer,
-)
-from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
-from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -86,6 +81,10 @@ class Placement(ABC):
 
         :param arguments: Those of `BaseDistributedWorkersWithBuffer`.
         """
+        from maze.train.parallelization.distributed_actors.dummy_distributed_workers_with_buffer import (
+            DummyDistributedWorkersWithBuffer,
+        )
+
         return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
 
 
@@ -112,6 +111,10 @@ class InProcess(Placement):
         env_instance_seeds: list[int],
         agent_instance_seeds: list[int],
     ) -> DistributedActors:
+        from maze.train.parallelization.distributed_actors.sequential_distributed_actors import (
+            SequentialDistributedActors,
+        )
+
         return SequentialDistributedActors(
             env_factory,
             policy,
@@ -155,6 +158,8 @@ class Processes(Placement):
         env_instance_seeds: list[int],
         agent_instance_seeds: list[int],
     ) -> DistributedActors:
+        from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+
         return SubprocDistributedActors(
             env_factory,
             policy,
