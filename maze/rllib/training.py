@@ -209,8 +209,8 @@ def explained(error: BaseException, iteration: int) -> MazeError:
         return type(cause)(f"Iteration {iteration}, in a worker of RLlib: {cause}")
     if isinstance(error, RayTaskError) or type(error).__module__.startswith("ray."):
         return WorkerError(
-            f"Iteration {iteration}: a worker of RLlib failed. Its output above has the traceback; rllib/runner=dev "
-            f"runs the environment in this process.\n{error}"
+            f"Iteration {iteration}: a worker of RLlib failed. Its output above has the traceback; "
+            f"runner.num_workers=0 runs the environment in this process.\n{error}"
         )
     return WorkerError(
         f"Iteration {iteration}: RLlib failed with {type(error).__name__}: {error}. MAZE_FULL_ERROR=1 shows the "

@@ -6,9 +6,11 @@ import csv
 import os
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
@@ -86,6 +88,39 @@ def test_experiments_choose_their_sweeper_and_launcher(experiment: str) -> None:
     )
     if experiment != "grid_search":
         assert set(config.hydra.sweeper.parametrization) == {"algorithm.lr", "algorithm.entropy_coef"}
+
+
+DOCUMENTED = {
+    "grid_search": {
+        "defaults": [{"override /runner": "local"}, {"override /hydra/launcher": "local"}],
+        "runner": {"concurrency": 0},
+        "hydra": {"launcher": {"n_jobs": 4}},
+    },
+    "nevergrad": {
+        "defaults": [
+            {"override /algorithm": "ppo"},
+            {"override /hydra/sweeper": "nevergrad"},
+            {"override /hydra/launcher": "local"},
+            {"override /runner": "local"},
+        ],
+        "runner": {"concurrency": 0},
+        "hydra": {
+            "sweeper": {
+                "optim": {"optimizer": "OnePlusOne", "budget": 100, "num_workers": 4, "maximize": True},
+                "parametrization": {
+                    "algorithm.lr": {"lower": 0.00001, "upper": 0.001},
+                    "algorithm.entropy_coef": {"lower": 0.0000025, "upper": 0.025},
+                },
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("experiment", DOCUMENTED)
+def test_the_shipped_templates_are_the_documented_ones(experiment: str) -> None:
+    file = resources.files("maze.conf") / "experiment" / f"{experiment}.yaml"
+    assert yaml.safe_load(file.read_text()) == DOCUMENTED[experiment]
 
 
 def test_rollouts_are_compared_by_their_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

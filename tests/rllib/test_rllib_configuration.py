@@ -98,9 +98,9 @@ def test_a_negative_number_of_workers_is_refused() -> None:
         MazeRLlibRunner("spaces.pkl", 100, -1, {}, {}, "state.pt")
 
 
-def test_dev_uses_one_process_and_says_more() -> None:
+def test_dev_has_one_worker_and_says_more() -> None:
     runner = composed("rllib/runner=dev").runner
-    assert (runner.num_workers, runner.num_learners, runner.log_level) == (0, 0, "INFO")
+    assert (runner.num_workers, runner.num_learners, runner.log_level) == (1, 0, "INFO")
 
 
 def test_rllibs_own_model_gets_no_critic_of_maze() -> None:

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ["rllib/runner=dev", "runner.log_level=ERROR", "runner.eval_episodes=2"]
+QUICK = ["rllib/runner=dev", "runner.num_workers=0", "runner.log_level=ERROR", "runner.eval_episodes=2"]
 SMALL_PPO = ["algorithm.config.train_batch_size=400", "algorithm.config.num_epochs=4"]
 SEEDS = ["seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
 SQUASHED = (
