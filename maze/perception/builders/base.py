@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,6 +217,17 @@ class BaseModelBuilder(ABC):
             if not all(isinstance(factor, int | float) and not isinstance(factor, bool) for factor in factors):
                 raise ConfigError(f"{where}.{key}: expected a number or a list of numbers, found {scale!r}.")
         return dict(given)
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name, with underscores behind it as long as something else is called like that.
+
+    :param name: What a tensor is to be called.
+    :param taken: Names of other tensors.
+    """
+    while name in taken:
+        name += "_"
+    return name
 
 
 def scaled_key(observation_key: str) -> str:

@@ -14,7 +14,7 @@ from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
 from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder, scaled_key
+from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, scaled_key
 
 
 class ConcatModelBuilder(BaseModelBuilder):
@@ -22,8 +22,8 @@ class ConcatModelBuilder(BaseModelBuilder):
 
     The tensors are called `<observation>_ScalingBlock` (where there is a factor), `<observation>_<block>` (such as
     `observation_DenseBlock`), `concat`, `hidden` and `recurrence`. What a modality's block returns is flattened first
-    where it is no vector. With a recurrence all observations carry the time steps in their first dimension (see
-    `ObservationStackWrapper`), which stays.
+    where it is no vector. Where an observation has one of these names, an underscore follows. With a recurrence all
+    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays.
 
     :param modality_config: See :class:`BaseModelBuilder`.
     :param observation_modality_mapping: See :class:`BaseModelBuilder`.
@@ -59,12 +59,13 @@ class ConcatModelBuilder(BaseModelBuilder):
         shapes = [blocks[key].out_shapes()[0] for key in features]
         if self.has_stage("recurrence"):
             self._check_time_steps(in_shapes, shapes)
-        latent = "concat"
+        latent = free_name("concat", in_shapes)
         blocks[latent] = ConcatenationBlock(features, latent, shapes, concat_dim=-1)
         for stage in ("hidden", "recurrence"):
             if self.has_stage(stage):
-                blocks[stage] = self.build_block(stage, latent, stage, blocks[latent].out_shapes())
-                latent = stage
+                name = free_name(stage, in_shapes)
+                blocks[name] = self.build_block(stage, latent, name, blocks[latent].out_shapes())
+                latent = name
         return InferenceBlock(list(in_shapes), latent, list(in_shapes.values()), blocks)
 
     def _add_observation(

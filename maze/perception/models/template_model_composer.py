@@ -16,7 +16,7 @@ from maze.core.utils.factory import Factory
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder
+from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.critics.shared_state_action_critics_composer import SharedStateActionCriticComposer
@@ -25,10 +25,9 @@ from maze.perception.models.model_composer import BaseModelComposer, Critic, che
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.models.template_parts import (
     ActionHeads,
-    PolicyBlock,
     check_latent,
     cut_at,
-    head_names,
+    network_of,
     resolve_shared_keys,
 )
 from maze.perception.weight_init import make_module_init_normc
@@ -123,18 +122,16 @@ class TemplateModelComposer(BaseModelComposer):
         :return: The network, and its perception part (the same modules).
         """
         perception_net = self.template_perception_net(observation_space)
-        blocks = dict(perception_net.perception_blocks)
         shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
-        blocks |= self._heads.blocks(action_space, perception_net, shapes)
+        head_blocks, names = self._heads.blocks(action_space, perception_net, shapes)
         shared = resolve_shared_keys(perception_net, shared_embedding_keys)
         in_keys = [*perception_net.in_keys]
         in_keys += [key for key in self._heads.mask_keys(action_space) if key not in in_keys]
-        names = head_names(action_space, shapes)
-        out_keys, in_shapes = [*names.values(), *shared], [shapes[key] for key in in_keys]
-        renamed = {name: head for head, name in names.items() if name != head}
-        if renamed:
-            return PolicyBlock(in_keys, out_keys, in_shapes, blocks, renamed), perception_net
-        return InferenceBlock(in_keys, out_keys, in_shapes, blocks), perception_net
+        if clash := [key for key in shared if key in names]:
+            raise ConfigError(f"{WHERE}.shared_embedding_keys: {clash} are action heads as well; rename the actions.")
+        outputs = {**names, **{key: key for key in shared}}
+        in_shapes = {key: shapes[key] for key in in_keys}
+        return network_of(in_shapes, {**perception_net.perception_blocks, **head_blocks}, outputs), perception_net
 
     def template_value_net(
         self,
@@ -150,10 +147,11 @@ class TemplateModelComposer(BaseModelComposer):
         """
         perception_net = perception_net or self._new_perception_net(observation_space)
         latent = perception_net.out_keys[0]
-        head = LinearOutputBlock(latent, "value", perception_net.out_shapes(), output_units=1)
+        name = free_name("value", perception_net.tensor_shapes())
+        head = LinearOutputBlock(latent, name, perception_net.out_shapes(), output_units=1)
         head.apply(make_module_init_normc(1.0))
         in_shapes, blocks = cut_at(perception_net, resolve_shared_keys(perception_net, shared_embedding_keys or []))
-        return InferenceBlock(list(in_shapes), "value", list(in_shapes.values()), {**blocks, "value": head})
+        return network_of(in_shapes, {**blocks, name: head}, {"value": name})
 
     def template_q_value_net(
         self,
@@ -170,12 +168,11 @@ class TemplateModelComposer(BaseModelComposer):
         :param action_space: Action heads that it judges.
         :param only_discrete_spaces: Return the values of all actions of each head instead of taking actions as inputs.
         :param perception_net: Perception network to use, together with its weights; `None`: a new one.
-        :raises ConfigError: The model has no stage `hidden`.
+        :raises ConfigError: The model has no stage `hidden`, or an action is called like a tensor of the network.
         """
         perception_net = perception_net or self._new_perception_net(observation_space)
         blocks, latent = dict(perception_net.perception_blocks), perception_net.out_keys[0]
         in_shapes = dict(zip(perception_net.in_keys, perception_net.in_shapes, strict=True))
-        out_keys = [q_values_key(head) for head in action_space.spaces] if only_discrete_spaces else ["q_value"]
         sizes = {head: encoded_size(space, head) for head, space in action_space.spaces.items()}
         if not only_discrete_spaces:
             if not self.model_builder.has_stage("hidden"):
@@ -185,16 +182,26 @@ class TemplateModelComposer(BaseModelComposer):
                 )
             actions = {head: (size,) for head, size in sizes.items()}
             keys, shapes = [latent, *actions], [*perception_net.out_shapes(), *actions.values()]
-            joint = blocks["concat_action"] = ConcatenationBlock(keys, "concat_action", shapes, concat_dim=-1)
-            hidden = self.model_builder.build_block("hidden", "concat_action", "hidden_action", joint.out_shapes())
-            blocks["hidden_action"] = hidden.apply(make_module_init_normc(1.0))
+            taken = {*perception_net.tensor_shapes(), *actions}
+            if clash := [action for action in actions if action in perception_net.tensor_shapes()]:
+                raise ConfigError(
+                    f"model.critic: the networks have tensors that are called {clash}, like actions, which they take "
+                    "besides. Rename the actions in the action conversion."
+                )
             in_shapes |= actions
-            head = LinearOutputBlock("hidden_action", "q_value", hidden.out_shapes(), 1)
-            blocks["q_value"] = head.apply(make_module_init_normc(0.1))
-        else:
-            for name, head_name, n_units in zip(sizes, out_keys, sizes.values(), strict=True):
-                blocks |= self._heads.output(name, head_name, perception_net, n_units, initial_norm=0.1)
-        return InferenceBlock(list(in_shapes), out_keys, list(in_shapes.values()), blocks)
+            concat, hidden, q_value = (free_name(n, taken) for n in ("concat_action", "hidden_action", "q_value"))
+            joint = blocks[concat] = ConcatenationBlock(keys, concat, shapes, concat_dim=-1)
+            block = self.model_builder.build_block("hidden", concat, hidden, joint.out_shapes())
+            blocks[hidden] = block.apply(make_module_init_normc(1.0))
+            head = LinearOutputBlock(hidden, q_value, block.out_shapes(), 1)
+            blocks[q_value] = head.apply(make_module_init_normc(0.1))
+            return network_of(in_shapes, blocks, {"q_value": q_value})
+        outputs = {}
+        for action, n_units in sizes.items():
+            key = q_values_key(action)
+            outputs[key] = free_name(key, perception_net.tensor_shapes())
+            blocks |= self._heads.output(action, outputs[key], perception_net, n_units, initial_norm=0.1)
+        return network_of(in_shapes, blocks, outputs)
 
     # -- policy and critic --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE, scaled_key
+from maze.perception.builders.base import WHERE, free_name, scaled_key
 from maze.perception.program.network_program import Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
 
@@ -28,10 +28,10 @@ _MASKS = "model.action_masks"
 _ITEMS = "model.action_items"
 
 
-class PolicyBlock(InferenceBlock):
-    """A policy network, whose action heads may be called like its observations.
+class _NamedOutputs(InferenceBlock):
+    """A network that returns tensors under other names than they have inside.
 
-    :param heads: For outputs that are action heads under another name, that head.
+    :param names: What each of the `out_keys` is called outside.
     """
 
     def __init__(
@@ -40,18 +40,33 @@ class PolicyBlock(InferenceBlock):
         out_keys: list[str],
         in_shapes: Sequence[Sequence[int]],
         perception_blocks: Mapping[str, PerceptionBlock],
-        heads: Mapping[str, str],
+        names: Mapping[str, str],
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, perception_blocks)
-        self._heads = dict(heads)
+        self._names = dict(names)
 
     @override(InferenceBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        return {self._heads.get(key, key): tensor for key, tensor in super().forward(block_input).items()}
+        return {self._names[key]: tensor for key, tensor in super().forward(block_input).items()}
 
     @override(InferenceBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        return {self._heads.get(key, key): place for key, place in super().describe_forward(reader, inputs).items()}
+        return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
+
+
+def network_of(
+    in_shapes: Mapping[str, Sequence[int]], blocks: Mapping[str, PerceptionBlock], outputs: Mapping[str, str]
+) -> InferenceBlock:
+    """The network of some blocks, whose outputs may be called like its inputs.
+
+    :param in_shapes: Shapes of its inputs, by key.
+    :param blocks: The blocks by name.
+    :param outputs: What each output is called among the tensors of the blocks.
+    """
+    arguments = (list(in_shapes), list(outputs.values()), list(in_shapes.values()), blocks)
+    if all(name == key for key, name in outputs.items()):
+        return InferenceBlock(*arguments)
+    return _NamedOutputs(*arguments, names={name: key for key, name in outputs.items()})
 
 
 class ActionHeads:
@@ -130,20 +145,23 @@ class ActionHeads:
 
     def blocks(
         self, action_space: spaces.Dict, perception_net: InferenceBlock, obs_shapes: Mapping[str, Sequence[int]]
-    ) -> dict[str, PerceptionBlock]:
+    ) -> tuple[dict[str, PerceptionBlock], dict[str, str]]:
         """The blocks from the latent representation to the logits of all heads.
 
-        The logits of a head that is called like an observation are called `<head>_action`.
+        :return: The blocks, and what the logits of each head are called.
         """
         blocks: dict[str, PerceptionBlock] = {}
-        for head, name in head_names(action_space, obs_shapes).items():
+        names: dict[str, str] = {}
+        taken = {*perception_net.tensor_shapes(), *obs_shapes}
+        for head in action_space.spaces:
             shape = tuple(self._mapper.required_logits_shape(head))
             mask = self.masks.get(head)
-            stages = [name]
+            stages = [head]
             if mask is not None:
                 stages.insert(0, f"{head}_logits")
             if len(shape) != 1:
                 stages.insert(0, f"{head}_flat_logits")
+            stages = [free_name(stage, taken) for stage in stages]
             # starts close to the uniform policy
             blocks |= self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
             if len(shape) != 1:
@@ -151,7 +169,9 @@ class ActionHeads:
                 blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], [(math.prod(shape),)], unflatten)
             if mask is not None:
                 blocks |= self._masking(head, stages[-2:], shape, mask, tuple(obs_shapes[mask]))
-        return blocks
+            names[head] = stages[-1]
+            taken |= set(blocks)
+        return blocks, names
 
     def output(
         self, head: str, name: str, perception_net: InferenceBlock, n_units: int, initial_norm: float
@@ -210,15 +230,6 @@ class ActionHeads:
             require_valid_action=not isinstance(space, spaces.MultiBinary),
         )
         return blocks
-
-
-def head_names(action_space: spaces.Dict, observations: Container[str]) -> dict[str, str]:
-    """For action heads, the names of their logits among the tensors of a network.
-
-    :param action_space: The heads.
-    :param observations: The names of the observations.
-    """
-    return {head: f"{head}_action" if head in observations else head for head in action_space.spaces}
 
 
 def check_latent(perception_net: InferenceBlock) -> None:

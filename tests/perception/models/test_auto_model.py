@@ -304,7 +304,9 @@ def test_wrong_items_of_an_edited_template_are_named(items, message):
         TemplateModelComposer({0: CUT}, {0: INVENTORY}, {0: 1}, **config)
 
 
-NAMES = st.sampled_from(["observation", "a", "b_mask", "turn", "items", "items_mask", "items_adjacency", "turn_mask"])
+NAMES = st.sampled_from(
+    ["observation", "a", "b_mask", "turn", "items", "items_mask", "items_adjacency", "turn_mask", "concat", "value"]
+)
 SIZES = st.integers(1, 4)
 BOUNDS = st.sampled_from([(-1.0, 1.0), (0.0, 300.0), (-np.inf, np.inf), (-3.4e38, 3.4e38)])
 
@@ -348,15 +350,19 @@ CRITICS = {
     observations=st.dictionaries(NAMES, OBSERVATIONS, min_size=1, max_size=4).filter(
         lambda found: any(not key.endswith("_mask") for key in found)
     ),
-    heads=st.dictionaries(st.sampled_from(["turn", "b", "move"]), HEADS, min_size=1, max_size=3),
+    heads=st.dictionaries(st.sampled_from(["turn", "b", "hidden"]), HEADS, min_size=1, max_size=3),
     critic=st.sampled_from(list(CRITICS)),
     shared=st.booleans(),
 )
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, heads, critic, shared):
-    clash = set(observations) & set(heads) and critic.startswith("StateAction")
-    if clash and not all(isinstance(space, spaces.Discrete) for space in heads.values()):
-        return  # refused: the critic sees observations and actions
+    sees_actions = critic.startswith("StateAction")
+    is_embedding_shared = shared and not sees_actions
+    has_q_values = all(isinstance(space, spaces.Discrete) for space in heads.values())
+    if sees_actions and not has_q_values:
+        names_clash = {"hidden", *observations} & set(heads)
+    else:
+        names_clash = {"hidden"} & set(heads) if is_embedding_shared else set()
     config = {"_target_": f"maze.perception.models.critics.{critic}"}
     config |= {"stack_observations": False} if CRITICS[critic] else {}
     model = composed(
@@ -364,8 +370,12 @@ def test_whatever_spaces_there_are_a_model_acts_values_and_learns(observations, 
         spaces.Dict(heads),
         critic=config,
         hidden_units=[8],
-        shared_embedding=shared and not critic.startswith("StateAction"),
+        shared_embedding=is_embedding_shared,
     )
+    if names_clash:
+        with pytest.raises(ConfigError, match=r"(?i)rename"):
+            _ = model.policy, model.critic
+        return
     arrays = some(spaces.Dict(observations))
     for key, array in arrays.items():
         if key.endswith("mask"):
