@@ -23,18 +23,11 @@ TRAIN = ("-cn", "conf_train", *TINY, "input_dir=run")
 RESUME = (*TRAIN, "resume=true")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("trained") / "run"
-    assert main(["-cn", "conf_train", *TINY, f"hydra.run.dir={directory}"]) == 0
-    return directory
-
-
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a training, in the current directory."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained_run, tmp_path / "run")
     return tmp_path / "run"
 
 

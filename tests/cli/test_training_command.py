@@ -30,29 +30,22 @@ def train(*arguments: str) -> int:
     return main(["-cn", "conf_train", *TINY, *arguments])
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("trained") / "run"
-    assert train(f"hydra.run.dir={directory}") == 0
-    return directory
-
-
 @pytest.fixture(autouse=True)
 def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_training_leaves_the_documented_files(trained: Path) -> None:
-    names = {path.relative_to(trained).as_posix() for path in trained.rglob("*") if path.is_file()}
+def test_a_training_leaves_the_documented_files(trained_run: Path) -> None:
+    names = {path.relative_to(trained_run).as_posix() for path in trained_run.rglob("*") if path.is_file()}
     assert {"state_dict.pt", "latest.pt", "spaces_config.pkl", "hydra_config.yaml", "command.txt"} <= names
     assert {"versions.json", ".hydra/config.yaml", ".hydra/overrides.yaml"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
 
 
 def test_a_trained_policy_is_rolled_out_from_a_relative_directory(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained_run, tmp_path / "run")
     assert main([*ROLLOUT, "input_dir=run"]) == 0
     output = capfd.readouterr().out
     assert f"input_dir: {tmp_path / 'run'}" in output
@@ -60,12 +53,12 @@ def test_a_trained_policy_is_rolled_out_from_a_relative_directory(
 
 
 def test_a_deterministic_rollout_depends_on_the_environment_only(
-    trained: Path, capfd: pytest.CaptureFixture[str]
+    trained_run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tables = []
     for agent_seed in (1, 2):
         seeds = ("seeding.env_base_seed=1", f"seeding.agent_base_seed={agent_seed}")
-        assert main([*ROLLOUT, f"input_dir={trained}", "runner.deterministic=true", *seeds]) == 0
+        assert main([*ROLLOUT, f"input_dir={trained_run}", "runner.deterministic=true", *seeds]) == 0
         tables.append([line for line in capfd.readouterr().out.splitlines() if "rollout_stats" in line])
     assert tables[0] == tables[1]
 
@@ -103,8 +96,8 @@ def test_the_description_of_a_run_shows_a_minimised_statistic_with_its_own_sign(
     assert float(line.split()[2]) > 1.0, "every step of CartPole pays 1"
 
 
-def test_a_training_starts_from_an_earlier_one(trained: Path) -> None:
-    assert train(f"input_dir={trained}", "algorithm.lr=0.0001") == 0
+def test_a_training_starts_from_an_earlier_one(trained_run: Path) -> None:
+    assert train(f"input_dir={trained_run}", "algorithm.lr=0.0001") == 0
 
 
 def test_two_runs_of_the_same_second_do_not_share_a_directory(tmp_path: Path) -> None:
@@ -125,9 +118,9 @@ def test_the_model_of_the_training_is_used_for_its_policy(tmp_path: Path, capfd:
 
 
 def test_a_stored_model_cannot_run_foreign_code(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(trained_run, tmp_path / "run")
     config = OmegaConf.load(tmp_path / "run" / ".hydra" / "config.yaml")
     config.model.policy.networks[0]._target_ = "tensorboard.program.TensorBoard"
     OmegaConf.save(config, tmp_path / "run" / ".hydra" / "config.yaml")
@@ -159,10 +152,10 @@ def test_a_training_that_cannot_start_says_why_and_leaves_nothing(
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text"])
 def test_a_broken_state_dict_is_named_and_nothing_is_left(
-    damage: str, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damage: str, trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(trained, run)
+    shutil.copytree(trained_run, run)
     whole = (run / "state_dict.pt").read_bytes()
     (run / "state_dict.pt").write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"<html>"}[damage])
     for command in ([*ROLLOUT, "input_dir=run"], ["-cn", "conf_train", *TINY, "input_dir=run"]):
