@@ -478,6 +478,9 @@ def test_figures_stay_out_of_pyplots_registry():
         assert png.getvalue().startswith(b"\x89PNG")
     bars = figures.create_relative_bar_plot([(0, 3), (2, 3), (2, 3)]).axes[0].patches
     assert [round(bar.get_height(), 3) for bar in bars] == [0.333, 0.0, 0.667]
+    (outline,) = figures.create_relative_bar_plot([(0, 200), (7, 200)]).axes[0].patches
+    assert np.flatnonzero(outline.get_data().values).tolist() == [0, 7]
+    assert (outline.get_data().values[7], outline.get_data().edges[7:9].tolist()) == (0.5, [6.5, 7.5])
     assert not plt.get_fignums()
 
 
