@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from abc import ABC
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from maze.core.errors import ConfigError, ConfigValueError, did_you_mean
-from maze.core.utils.config_utils import whole_number
+from maze.core.errors import ConfigError
+from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.factory import TARGET_KEY, Factory
 
 if TYPE_CHECKING:
@@ -20,11 +18,9 @@ if TYPE_CHECKING:
     from maze.runner import Runner
     from maze.train.trainers.common.trainer import Trainer
 
-ConfigType = TypeVar("ConfigType", bound="AlgorithmConfig")
-
 
 @dataclass
-class AlgorithmConfig(ABC):
+class AlgorithmConfig(CheckedConfig, ABC):
     """Hyperparameters of an algorithm, and what it says about itself.
 
     An algorithm is this class and a trainer; both may be in anybody's package, and nothing has to be registered:
@@ -37,6 +33,8 @@ class AlgorithmConfig(ABC):
     Runners and placements, the command line, `RunContext`, model selection, checkpoints and sweeps come by themselves.
     The attributes below the fields are understood where a configuration makes fields of them.
     """
+
+    section = "algorithm"
 
     name: ClassVar[str] = ""
     """What the algorithm is called in messages and directories. Where a class does not say, the class is called without
@@ -69,60 +67,13 @@ class AlgorithmConfig(ABC):
             cls.name = cls.__name__.removesuffix("Config").removesuffix("Algorithm").lower()
 
     def __post_init__(self) -> None:
-        self.require_integer("n_epochs", minimum=0)
-
-    @classmethod
-    def from_config(cls: type[ConfigType], config: ConfigType | Mapping[str, Any]) -> ConfigType:
-        """The configuration itself, or one built from a mapping such as the `algorithm` part of a composed config.
-
-        :param config: Field names and values; fields that are left out keep their defaults.
-        :raises ConfigError: It is no mapping, or has an unknown field.
-        """
-        if isinstance(config, cls):
-            return config
-        if not isinstance(config, Mapping):
-            raise ConfigError(
-                f"algorithm: expected a {cls.__name__} or a mapping of its fields, got {type(config).__name__}."
-            )
-        values = {str(key): value for key, value in config.items() if key != TARGET_KEY}
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in known:
-                hint = did_you_mean(key, known, "algorithm.{}") or f" Known fields: {', '.join(known)}."
-                raise ConfigError(f"algorithm.{key}: {cls.__name__} has no such field.{hint}")
-        return cls(**values)
-
-    def require_integer(self, name: str, minimum: int) -> None:
-        """Raises a `ConfigError` unless the field is an integer of at least `minimum`."""
-        whole_number(f"algorithm.{name}", getattr(self, name), minimum)
-
-    def require_number(
-        self, name: str, minimum: float, maximum: float = math.inf, *, above: bool = False, below: bool = False
-    ) -> None:
-        """Raises a `ConfigError` unless the field is a finite number in the given range.
-
-        :param name: Name of the field.
-        :param minimum: Smallest number allowed.
-        :param maximum: Largest number allowed.
-        :param above: Whether the number has to be larger than `minimum`.
-        :param below: Whether the number has to be smaller than `maximum`.
-        """
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if is_number:
-            is_number = (value > minimum if above else value >= minimum) and (
-                value < maximum if below else value <= maximum
-            )
-        if not is_number:
-            lower = f"{'above' if above else 'of at least'} {minimum:g}"
-            upper = "" if maximum == math.inf else f" and {'below' if below else 'at most'} {maximum:g}"
-            raise ConfigValueError(f"algorithm.{name}: expected a number {lower}{upper}, got {value!r}.")
-
-    def require_choice(self, name: str, choices: Collection[Any]) -> None:
-        """Raises a `ConfigError` unless the field is one of `choices`."""
-        value = getattr(self, name)
-        if value not in choices:
-            raise ConfigValueError(f"algorithm.{name}: expected one of {', '.join(map(str, choices))}, got {value!r}.")
+        for name in ("n_epochs", "patience", "critic_burn_in_epochs"):
+            self.require_integer(name, minimum=0)
+        self.require_integer("epoch_length", minimum=1)
+        self.require_number("kl_to_initial_coef", 0.0)
+        self.require_number("kl_to_initial_decay", 0.0, 1.0)
+        if not isinstance(self.device, str):
+            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")
 
 
 def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:

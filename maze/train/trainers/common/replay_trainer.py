@@ -13,7 +13,8 @@ from maze.core.agent.networks import depends_on_mode
 from maze.core.annotations import override
 from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer, Trainer, policy_of
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer, policy_of
+from maze.train.trainers.common.training_session import EpisodeSource
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
@@ -13,12 +13,10 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
-from maze.core.utils.checkpoint import load_into
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
 from maze.train.trainers.common.training_session import TrainingSession
-from maze.train.trainers.common.training_state import continue_from, resume_from, state_of, take_over_file
-from maze.train.utils.plain_state import Part, load_states
+from maze.train.trainers.common.training_state import SavedTraining
 from maze.train.utils.training_record import EpochSummary
 from maze.train.utils.update_stats import UpdateStats
 
@@ -92,18 +90,7 @@ class Trainer(ABC):
         )
 
 
-class EpisodeSource(Protocol):
-    """What collects the training's episodes: a vector environment, or workers that fill a replay buffer."""
-
-    @property
-    def epoch_stats(self) -> LogStatsAggregator:
-        """Statistics of the episodes that ended in this epoch."""
-
-    def write_epoch_stats(self) -> None:
-        """Hands them to the writers, and begins the next epoch."""
-
-
-class EpochTrainer(Trainer, ABC):
+class EpochTrainer(SavedTraining, Trainer, ABC):
     """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
     An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
@@ -115,10 +102,11 @@ class EpochTrainer(Trainer, ABC):
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
     * where its episodes come from (:meth:`_episode_source`), if it collects some.
 
-    It gets all the rest from its :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation
-    between epochs, the best model, early stopping, the progress display, a checkpoint after each epoch from which a
-    training goes on exactly, an orderly end after a signal, and for a number that is not finite an error that says
-    where, with a file to reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
+    What is saved of it is said by :class:`~maze.train.trainers.common.training_state.SavedTraining`; all the rest it
+    gets from its :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
+    best model, early stopping, the progress display, a checkpoint after each epoch from which a training goes on
+    exactly, an orderly end after a signal, and for a number that is not finite an error that says where, with a file to
+    reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
     (:attr:`_initial_policy`) follow the configuration, if it has those fields.
 
     Algorithms that act while they learn begin with
@@ -144,10 +132,6 @@ class EpochTrainer(Trainer, ABC):
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
-    model: Any
-    """What is trained; subclasses declare its type."""
-    policy: TorchPolicy
-    """What is evaluated: the model, or the policy in it."""
 
     def __init__(
         self,
@@ -174,14 +158,8 @@ class EpochTrainer(Trainer, ABC):
         self.events = self.train_stats.create_event_topic(self.events_class)
         self.stats = UpdateStats(self.events_class)
         """Collects the numbers of the updates; their means are fired once per epoch."""
-        self.epoch = 0
-        """Number of completed epochs."""
-        self.update = 0
-        """Number of completed updates of the current epoch."""
-        self.n_env_steps = 0
-        """Number of environment steps of all completed epochs."""
-        self._initial_policy: InitialPolicy | None = None
-        """What the training started from, where the policy has to stay close to it."""
+        self.epoch = self.update = self.n_env_steps = 0
+        self._initial_policy = None
         self.session = TrainingSession(self, checkpoint_file)
         """Evaluates, saves, and says when training ends."""
 
@@ -190,18 +168,6 @@ class EpochTrainer(Trainer, ABC):
     @abstractmethod
     def _update(self) -> None:
         """Collects or draws data and learns from it."""
-
-    def _parts(self) -> dict[str, Part]:
-        """What the training consists of besides the model, by names of their own.
-
-        All of it is saved with the training, and continued in this order. The policy's generators, statistics,
-        evaluator, best model, progress and the global generators need no mention.
-        """
-        return {}
-
-    def _episode_source(self) -> EpisodeSource | None:
-        """What collects the training's episodes."""
-        return None
 
     def _latest_data(self) -> dict[str, Any]:
         """What the latest update learned from, where its state does not hold it; tensors and plain values."""
@@ -235,11 +201,6 @@ class EpochTrainer(Trainer, ABC):
         episodes = self._episode_source()
         if episodes is not None:
             episodes.write_epoch_stats()
-
-    def _aggregators(self) -> dict[str, LogStatsAggregator]:
-        """Statistics of the current epoch, by names of their own."""
-        episodes = self._episode_source()
-        return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
 
     # -- for all that learn policies -------------------------------------------------------------------
 
@@ -310,57 +271,6 @@ class EpochTrainer(Trainer, ABC):
     def history(self) -> list[EpochSummary]:
         """The epochs that this object has completed."""
         return self.session.history
-
-    # -- state -----------------------------------------------------------------------------------------
-
-    @override(Trainer)
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.model.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
-        """Loads weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
-
-        :param state_dict: Weights as :meth:`state_dict` gives them.
-        :param origin: Where they come from, for error messages.
-        """
-        if self.policy is self.model:
-            own = self.model.state_dict()
-            load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
-        else:
-            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
-            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
-        self.session.evaluated_epoch = None
-        self._initial_policy = None
-
-    @override(Trainer)
-    def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        take_over_file(self, file_path)
-
-    @override(Trainer)
-    def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        resume_from(self, state, origin)
-
-    def training_state(self, is_last: bool = True) -> dict[str, Any]:
-        """All that the training consists of, so that another process can go on with it; tensors and plain values.
-
-        :param is_last: Whether the training ends here; what is expensive to save may be left out of others.
-        """
-        return state_of(self)
-
-    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
-        """Continues from a state that :meth:`training_state` returned."""
-        continue_from(self, state, origin)
-
-    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
-        """Continues all parts.
-
-        :return: What could not be continued.
-        """
-        return load_states(self._parts(), state["parts"])
-
-    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        """Raises an error where the parts, as configured, cannot go on with a state of this algorithm."""
 
 
 def policy_of(model: TorchModel) -> TorchPolicy:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, MazeError, NonFiniteError
-from maze.core.log_stats.log_stats import StatsContext, increment_log_step
+from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
 from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
@@ -28,6 +28,17 @@ logger = logging.getLogger(__name__)
 
 EPOCHS_WITHOUT_EPISODE = 10
 """After so many epochs in a row in which no episode has ended, there is a word about it."""
+
+
+class EpisodeSource(Protocol):
+    """What collects the training's episodes: a vector environment, or workers that fill a replay buffer."""
+
+    @property
+    def epoch_stats(self) -> LogStatsAggregator:
+        """Statistics of the episodes that ended in this epoch."""
+
+    def write_epoch_stats(self) -> None:
+        """Hands them to the writers, and begins the next epoch."""
 
 
 class TrainingSession:

@@ -123,10 +123,8 @@ class DQNAlgorithmConfig(AlgorithmConfig):
         for name in (
             "n_step_returns", "epsilon_decay_steps", "target_update_interval", "batch_size", "num_batches_per_iter",
             "num_actors", "n_rollout_steps", "rollouts_per_iteration", "replay_buffer_size", "initial_buffer_size",
-            "epoch_length",
         ):  # fmt: skip
             self.require_integer(name, minimum=1)
-        self.require_integer("patience", minimum=0)
         for name in ("lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
         for name in ("gamma", "tau", "priority_alpha", "priority_beta", "initial_epsilon", "final_epsilon"):

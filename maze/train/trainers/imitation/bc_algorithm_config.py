@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 
@@ -64,5 +63,3 @@ class BCAlgorithmConfig(AlgorithmConfig):
         self.require_number("validation_percentage", 0.0, 100.0, below=True)
         self.require_number("entropy_coef", 0.0)
         self.require_choice("validation_split", ("auto", "episodes", "steps"))
-        if not isinstance(self.device, str):
-            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

@@ -112,16 +112,14 @@ class SACAlgorithmConfig(AlgorithmConfig):
         super().__post_init__()
         for name in (
             "n_rollout_steps", "num_actors", "batch_size", "num_batches_per_iter", "target_update_interval",
-            "replay_buffer_size", "initial_buffer_size", "rollouts_per_iteration", "epoch_length",
+            "replay_buffer_size", "initial_buffer_size", "rollouts_per_iteration",
         ):  # fmt: skip
             self.require_integer(name, minimum=1)
-        for name in ("patience", "critic_burn_in_epochs"):
-            self.require_integer(name, minimum=0)
         for name in ("lr", "entropy_coef_lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
-        for name in ("gamma", "tau", "kl_to_initial_decay"):
+        for name in ("gamma", "tau"):
             self.require_number(name, 0.0, 1.0)
-        for name in ("max_grad_norm", "target_entropy_multiplier", "kl_to_initial_coef"):
+        for name in ("max_grad_norm", "target_entropy_multiplier"):
             self.require_number(name, 0.0)
         for name in ("entropy_tuning", "split_rollouts_into_transitions"):
             self.require_choice(name, (True, False))
@@ -133,5 +131,3 @@ class SACAlgorithmConfig(AlgorithmConfig):
                 f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
                 f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
             )
-        if not isinstance(self.device, str):
-            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")

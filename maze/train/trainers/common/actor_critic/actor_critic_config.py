@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 LR_SCHEDULES = ("constant", "linear", "cosine")
@@ -80,20 +79,15 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epoch_length", "n_rollout_steps"):
-            self.require_integer(name, minimum=1)
-        for name in ("patience", "critic_burn_in_epochs"):
-            self.require_integer(name, minimum=0)
+        self.require_integer("n_rollout_steps", minimum=1)
         self.require_number("lr", 0.0)  # 0 shows how good the initial policy is
         self.require_number("optimizer_eps", 0.0, above=True)
-        for name in ("gamma", "gae_lambda", "kl_to_initial_decay"):
+        for name in ("gamma", "gae_lambda"):
             self.require_number(name, 0.0, 1.0)
-        for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm", "kl_to_initial_coef"):
+        for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
         self.require_choice("advantage_normalization", (True, False))
         self.require_choice("lr_schedule", LR_SCHEDULES)
-        if not isinstance(self.device, str):
-            raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")
 
 
 def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:

@@ -27,7 +27,8 @@ from maze.train.trainers.common.actor_critic.losses import (
 )
 from maze.train.trainers.common.actor_critic.valuation import GAE, AlignedSubsteps, RolloutBatch, value_rollout
 from maze.train.trainers.common.learning import FlatAdam, Losses, Name, Terms, gradient_step, seeded_generator
-from maze.train.trainers.common.trainer import EpisodeSource, EpochTrainer
+from maze.train.trainers.common.trainer import EpochTrainer
+from maze.train.trainers.common.training_session import EpisodeSource
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
