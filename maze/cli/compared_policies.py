@@ -101,8 +101,10 @@ class _Reader:
         if self.env is None:
             self.env = stored.get("env")
         policy = {**self._option(_TRAINED), "model": stored.get("model")}
-        label = f"{algorithm_name(read_plain_yaml(run / CONFIG_FILE).get('algorithm'), run)} {run.name}"
-        return label, {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run)}
+        algorithm = read_plain_yaml(run / CONFIG_FILE).get("algorithm")
+        gamma = algorithm.get("gamma") if isinstance(algorithm, dict) else None
+        entry = {"policy": policy, "wrappers": stored.get("wrappers"), "input_dir": str(run), "gamma": gamma}
+        return f"{algorithm_name(algorithm, run)} {run.name}", entry
 
     def _option(self, name: str) -> dict[str, Any]:
         """The configuration of an option of the group; `_policy` at its end may be left out."""

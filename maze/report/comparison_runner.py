@@ -78,7 +78,7 @@ class ComparisonRunner(Runner):
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
         policies: Any = self.policies
-        trainings = {name: _trainings(entry) for name, entry in policies.items()}
+        trainings = {name: trainings_of(entry) for name, entry in policies.items()}
         n_episodes = sum(map(len, trainings.values())) * self.n_episodes
         with Progress(n_episodes, "Comparison") as progress:
             played = [self._played(str(name), entries, progress) for name, entries in trainings.items()]
@@ -156,10 +156,10 @@ def measures_of(stats: LogStats) -> dict[str, float]:
     return {**dict(sorted(measures.items())), **kpis}
 
 
-def _trainings(entry: Any) -> list[Mapping[str, Any]]:
+def trainings_of(entry: Any) -> list[Mapping[str, Any]]:
     """The trainings of a policy, each with the keys `policy`, `wrappers` and `input_dir`."""
     if isinstance(entry, Mapping) and _TRAININGS in entry:
-        return [training for each in entry[_TRAININGS] for training in _trainings(each)]
+        return [training for each in entry[_TRAININGS] for training in trainings_of(each)]
     if isinstance(entry, Mapping) and "policy" in entry:
         return [entry]
     return [{"policy": entry}]

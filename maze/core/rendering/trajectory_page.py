@@ -8,7 +8,7 @@ import html
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ def write_trajectory_page(
     renderer_kwargs: dict[str, Any] | None = None,
     title: str | None = None,
     dpi: int = 80,
+    decisions: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
     """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
 
@@ -44,18 +45,25 @@ def write_trajectory_page(
     :param renderer_kwargs: Further arguments of the renderer.
     :param title: Shown at the top. None: the episode's id.
     :param dpi: Dots per inch of what the renderer draws.
+    :param decisions: The decisions of each step as plain values, see `maze.report.inspection`; `None`: they are not
+        known.
     """
     episode = _episode(trajectory)
     renderer = renderer if renderer is not None else episode.renderer
     pictures: dict[str, int] = {}
-    steps = []
+    steps: list[dict[str, Any]] = []
+    decided = list(decisions or ())
+
+    def stored(png: bytes) -> int:
+        # Equal pictures, of steps that changed nothing, are stored once.
+        return pictures.setdefault(base64.b64encode(png).decode(), len(pictures))
+
     for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
         png = None if renderer is None else step_picture(renderer, record, dpi, **(renderer_kwargs or {}))
-        encoded = None if png is None else base64.b64encode(png).decode()
+        made = decided[len(steps)] if len(steps) < len(decided) else ()
         steps.append(
             {
-                # Equal pictures, of steps that changed nothing, are stored once.
-                "picture": None if encoded is None else pictures.setdefault(encoded, len(pictures)),
+                "picture": None if png is None else stored(png),
                 "time": str(summary.env_time),
                 "state": summary.state,
                 "action": summary.action,
@@ -64,6 +72,7 @@ def write_trajectory_page(
                 "total_text": f"{summary.total:.6g}",
                 "outcome": summary.outcome,
                 "events": summary.events,
+                "decisions": [_with_stored_images(decision, stored) for decision in made],
             }
         )
     # A "</script>" in some text would end the data early.
@@ -79,6 +88,14 @@ def write_trajectory_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, lambda file: file.write(page.encode("utf-8")))
     return path
+
+
+def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], int]) -> dict[str, Any]:
+    """A decision whose images are numbers of stored pictures."""
+    observation = [
+        {**entry, "png": stored(entry["png"])} if "png" in entry else entry for entry in decision["observation"]
+    ]
+    return {**decision, "observation": observation}
 
 
 def _fill(template: str, **values: str) -> str:

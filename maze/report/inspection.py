@@ -1,0 +1,247 @@
+"""Decisions of a policy, one by one: what it saw, what it considered, what it took, and what others would have done."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from maze.core.agent.policy import Policy, acting_in
+from maze.core.env.base_env import is_truncated
+from maze.core.errors import MazeError
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.env.structured_env import ActorID
+
+MOST_ENTRIES, MOST_ROWS, MOST_COLUMNS = 256, 40, 12
+"""So much of an observation is written down; the page says how much there was."""
+_DIGITS = 5
+_MASK = "_mask"
+
+
+class InspectedEpisode(NamedTuple):
+    """An episode with the decisions in it.
+
+    :param record: Its states, actions and events.
+    :param decisions: The decisions of each environment step, as plain values for a page; one for each sub-step.
+    """
+
+    record: StateTrajectoryRecord
+    decisions: list[list[dict[str, Any]]]
+
+
+def inspected_episode(
+    env: Any,
+    policy: Policy,
+    others: Mapping[str, Policy],
+    actor_critic: TorchActorCritic | None,
+    gamma: float,
+    deterministic: bool,
+) -> InspectedEpisode:
+    """Plays an episode and writes every decision down.
+
+    :param env: The environment, seeded.
+    :param policy: Acts.
+    :param others: Are asked in each sub-step what they would do, by name.
+    :param actor_critic: The policy with its critic, for values; `None`: there are none.
+    :param gamma: Discount factor of temporal-difference errors.
+    :param deterministic: Take the most probable actions.
+    """
+    env = TrajectoryRecordingWrapper.wrap(env)
+    observation = env.reset()
+    act = acting_in(env, policy, deterministic)
+    asked = {name: acting_in(env, other, True) for name, other in others.items()}
+    decisions: list[list[dict[str, Any]]] = [[]]
+    values: list[float | None] = []
+    rewards: list[float] = [0.0]
+    seen: list[Any] = []
+    done, info = False, {}
+    while not done:
+        actor = env.actor_id()
+        value = _value(actor_critic, observation, actor, seen)
+        if not seen:
+            values.append(value)
+        action = act(observation, actor)
+        decisions[-1].append(
+            {
+                "actor": f"sub-step {actor.step_key}, agent {actor.agent_id}",
+                "value": _rounded(value),
+                **_considered(policy, observation, actor, action),
+                "others": [_opinion(name, ask, observation, actor, action) for name, ask in asked.items()],
+            }
+        )
+        seen.append(observation)
+        time = env.get_env_time()
+        observation, reward, done, info = env.step(action)
+        rewards[-1] += float(np.sum(reward))
+        if not done and env.get_env_time() != time:
+            decisions.append([])
+            rewards.append(0.0)
+            seen = []
+    after = _value(actor_critic, observation, env.actor_id(), []) if is_truncated(done, info) else 0.0
+    record = env.episode_record
+    env.publish_trajectory()  # adds the last state
+    for step, ahead in zip(decisions, _temporal_differences(rewards, values, after, gamma), strict=True):
+        step[0]["td_error"] = _rounded(ahead)
+    return InspectedEpisode(record, decisions)
+
+
+def _temporal_differences(
+    rewards: Sequence[float], values: Sequence[float | None], after: float | None, gamma: float
+) -> list[float | None]:
+    """r + gamma V(next) - V of each step, where the values are known."""
+    following = [*values[1:], after]
+    return [
+        None if here is None or there is None else reward + gamma * there - here
+        for reward, here, there in zip(rewards, values, following, strict=True)
+    ]
+
+
+def _value(
+    actor_critic: TorchActorCritic | None, observation: Any, actor: ActorID, seen: Sequence[Any]
+) -> float | None:
+    """The critic's value; `None`: there is no critic, or it cannot be asked for one sub-step."""
+    if actor_critic is None:
+        return None
+    batch, known = _batch(observation), [_batch(each) for each in seen]
+    try:
+        return float(actor_critic.bootstrap_values(batch, actor, [*known, batch], len(known)).reshape(-1)[0])
+    except (MazeError, RuntimeError, KeyError, IndexError):
+        return None
+
+
+def _considered(policy: Policy, observation: Any, actor: ActorID, action: Any) -> dict[str, Any]:
+    """Observation with the importance of its entries, and action heads with what was considered in them."""
+    from maze.core.agent.torch_policy import TorchPolicy
+
+    importance: Mapping[str, Any] = {}
+    distributions: Mapping[str, Any] = {}
+    if isinstance(policy, TorchPolicy):
+        importance, distributions = _gradients(policy, observation, actor, action)
+    return {
+        "observation": [_seen(name, np.asarray(value), importance.get(name)) for name, value in observation.items()],
+        "heads": [_head(name, taken, distributions.get(name)) for name, taken in action.items()],
+    }
+
+
+def _gradients(policy: Any, observation: Any, actor: ActorID, action: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """How strongly the action's log-probability reacts to each entry (saliency, Simonyan et al. 2014)."""
+    import torch
+
+    tensors = {
+        name: torch.as_tensor(np.asarray(value, np.float32)[np.newaxis], device=policy.device).requires_grad_()
+        for name, value in observation.items()
+    }
+    output = policy.compute_substep_policy_output(tensors, actor)
+    taken = {
+        name: torch.as_tensor(np.asarray(value)[np.newaxis], device=policy.device) for name, value in action.items()
+    }
+    distributions: Mapping[str, Any] = output.prob_dist.distribution_dict
+    try:
+        gradients: Any = torch.autograd.grad(
+            output.prob_dist.joint_log_prob(taken).sum(), list(tensors.values()), allow_unused=True
+        )
+    except (RuntimeError, ValueError, NotImplementedError):  # a distribution without a density
+        return {}, distributions
+    found = dict(zip(tensors, gradients, strict=True))
+    return {name: each[0].abs().cpu().numpy() for name, each in found.items() if each is not None}, distributions
+
+
+def _seen(name: str, value: np.ndarray[Any, Any], importance: Any) -> dict[str, Any]:
+    """An entry of an observation as the page shows it: bars, an image, a table, or which actions a mask allows."""
+    shown: dict[str, Any] = {"name": name, "shape": list(value.shape)}
+    if name.endswith(_MASK):
+        allowed = np.flatnonzero(value.reshape(-1)).tolist()
+        return {**shown, "kind": "mask", "values": allowed[:MOST_ENTRIES], "n_allowed": len(allowed)}
+    if _is_image(value):
+        picture = _png(value)
+        if picture is not None:
+            return {**shown, "kind": "image", "png": picture}
+    if value.ndim >= 2:
+        rows = value.reshape(value.shape[0], -1)
+        # What stands in no row, such as the empty places of an inventory, is left out at the end.
+        n_used = int(np.flatnonzero(rows.any(axis=1)).max(initial=-1)) + 1
+        weights = None if importance is None else importance.reshape(rows.shape)
+        shown.update(kind="table", n_rows=n_used, values=_table(rows[:n_used]))
+        return shown if weights is None else {**shown, "importance": _table(weights[:n_used])}
+    flat = value.reshape(-1)
+    shown.update(kind="vector", values=_list(flat))
+    return shown if importance is None else {**shown, "importance": _list(importance.reshape(-1))}
+
+
+def _is_image(value: np.ndarray[Any, Any]) -> bool:
+    if value.ndim not in (2, 3) or min(value.shape[-2:]) < 1:
+        return False
+    is_colour = value.ndim == 3 and (value.shape[-1] in (1, 3) or value.shape[0] in (1, 3, 4))
+    return (value.dtype == np.uint8 or is_colour) and min(sorted(value.shape)[-2:]) >= 16
+
+
+def _png(value: np.ndarray[Any, Any]) -> bytes | None:
+    """An image, or the last one of a stack of images, as PNG."""
+    from PIL import Image
+
+    pixels = value
+    if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3):
+        pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] == 3 else pixels[-1]
+    if pixels.ndim == 3 and pixels.shape[-1] == 1:
+        pixels = pixels[..., 0]
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = (255 * (pixels - low) / (high - low or 1.0)).astype(np.uint8)
+    png = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(png, format="PNG")
+    return png.getvalue()
+
+
+def _head(name: str, taken: Any, distribution: Any) -> dict[str, Any]:
+    """An action head: probabilities of all choices, or mean and deviation of a density."""
+    import torch
+
+    shown: dict[str, Any] = {"name": name, "taken": _list(np.asarray(taken).reshape(-1))}
+    inner = getattr(distribution, "dist", None)
+    if isinstance(inner, (torch.distributions.Categorical, torch.distributions.Bernoulli)):
+        return {**shown, "kind": "probabilities", "values": _list(inner.probs.detach().cpu().numpy()[0].reshape(-1))}
+    if isinstance(inner, torch.distributions.Normal):
+        centre, width = (each.detach().cpu().numpy()[0].reshape(-1) for each in (inner.mean, inner.stddev))
+        return {**shown, "kind": "density", "mean": _list(centre), "std": _list(width)}
+    return {**shown, "kind": "action"}
+
+
+def _opinion(
+    name: str, ask: Callable[[Any, ActorID], Any], observation: Any, actor: ActorID, action: Any
+) -> dict[str, Any]:
+    """What another policy would have done."""
+    try:
+        answer = ask(observation, actor)
+    except Exception as error:  # one that needs other wrappers, or another state
+        return {"name": name, "differs": False, "action": f"cannot say: {type(error).__name__}: {error}"[:200]}
+    differs = any(
+        not np.allclose(answer[head], action[head], rtol=1e-3, atol=1e-6) for head in action if head in answer
+    )
+    taken = {head: _list(np.asarray(value).reshape(-1)) for head, value in answer.items()}
+    text = ", ".join(f"{head}: {', '.join(map(str, values))}" for head, values in taken.items())
+    return {"name": name, "differs": bool(differs), "action": text}
+
+
+def _batch(observation: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.asarray(value)[np.newaxis] for name, value in observation.items()}
+
+
+def _table(rows: np.ndarray[Any, Any]) -> list[list[float | None]]:
+    return [_list(row[:MOST_COLUMNS]) for row in rows[:MOST_ROWS]]
+
+
+def _list(values: np.ndarray[Any, Any]) -> list[float | None]:
+    return [_rounded(value) for value in values[:MOST_ENTRIES].tolist()]
+
+
+def _rounded(value: float | None) -> float | None:
+    """In few digits; `None`: no finite number."""
+    if value is None or not np.isfinite(value):
+        return None
+    return value if isinstance(value, (bool, int)) else float(f"{value:.{_DIGITS}g}")

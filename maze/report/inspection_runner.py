@@ -1,0 +1,129 @@
+"""Plays an episode for the decision inspector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze.core.annotations import override
+from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
+from maze.core.errors import ConfigError, MazeError
+from maze.core.rendering.trajectory_page import write_trajectory_page
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.config_utils import whole_number
+from maze.core.utils.factory import CollectionOfConfigType, Factory
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
+from maze.report.comparison_runner import trainings_of
+from maze.report.inspection import inspected_episode
+from maze.runner import Runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+
+EPISODE_FILE = "episode.html"
+
+
+@dataclass
+class InspectionRunner(Runner):
+    """Plays one episode and writes a page in which every decision can be looked at.
+
+    :param policies: As those of a comparison. The first one acts; the others are asked what they would have done, with
+        its wrappers, so that they have to understand the same observations.
+    :param max_episode_steps: Steps after which the episode is cut off; 0: never.
+    :param deterministic: Take the most probable actions.
+    :param gamma: Discount factor of temporal-difference errors; `None`: that of the training, or 0.99.
+    """
+
+    policies: CollectionOfConfigType
+    max_episode_steps: int = 0
+    deterministic: bool = True
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        if not isinstance(self.policies, Mapping) or not self.policies:
+            raise ConfigError(
+                f"policies: expected the policy that acts, such as policies=[outputs/<name>/<time>], found "
+                f"{self.policies!r}."
+            )
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        self._cfg = cfg
+        seeding = cfg.get("seeding") or {}
+        self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        policies: Any = self.policies
+        entries = {str(name): trainings_of(entry)[0] for name, entry in policies.items()}
+        name, acting = next(iter(entries.items()))
+        wrappers = acting["wrappers"] if acting.get("wrappers") is not None else self._cfg.get("wrappers") or {}
+        env: Any
+        env, policy = self._built(acting, wrappers)
+        others = {other: self._built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
+        env_seed = self.maze_seeding.generate_env_instance_seed()
+        agent_seed = self.maze_seeding.generate_agent_instance_seed()
+        try:
+            with suppress(ConfigError):  # it has a renderer of its own, or draws no pictures
+                env = FrameRecordingWrapper.wrap(env)
+            env.seed(env_seed)
+            for agent in (policy, *others.values()):
+                agent.seed(agent_seed)
+            episode = inspected_episode(
+                env, policy, others, _actor_critic(acting, policy), self._gamma(acting), self.deterministic
+            )
+        except USER_CODE_ERRORS as error:
+            fail(error, Place.of(env, f"environment in the episode seeded with {env_seed}"), "reset or step")
+        finally:
+            env.close()
+        page = write_trajectory_page(
+            episode.record, EPISODE_FILE, title=f"{name}, seed {env_seed}", decisions=episode.decisions
+        )
+        print(f"The episode is in {page.absolute()}; open it in a browser.", flush=True)
+
+    def _built(self, entry: Mapping[str, Any], wrappers: Any) -> tuple[Any, Any]:
+        return RolloutRunner.init_env_and_agent(
+            self._cfg.env,
+            wrappers,
+            self.max_episode_steps,
+            entry["policy"],
+            input_dir=str(entry.get("input_dir") or ""),
+        )
+
+    def _gamma(self, entry: Mapping[str, Any]) -> float:
+        return float(self.gamma if self.gamma is not None else entry.get("gamma") or 0.99)
+
+
+def _actor_critic(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | None:
+    """The policy with the critic that was trained with it; `None`: there is none that values states."""
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_state_critic import TorchStateCritic
+    from maze.core.utils.checkpoint import load_state
+    from maze.perception.models.model_composer import BaseModelComposer
+
+    config, directory = entry["policy"], entry.get("input_dir")
+    if not directory or not isinstance(config, Mapping) or not hasattr(policy, "spaces"):
+        return None
+    try:
+        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
+            config["model"],
+            config_path="model",
+            action_spaces_dict=policy.spaces.action_spaces_dict,
+            observation_spaces_dict=policy.spaces.observation_spaces_dict,
+            agent_counts_dict=policy.spaces.agent_counts_dict,
+        )
+        if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
+            return None
+        actor_critic = TorchActorCritic(composer.policy, composer.critic, policy.device)
+        actor_critic.load_state_dict(load_state(Path(str(directory)) / str(config["state_dict_file"])))
+        actor_critic.eval()
+    except MazeError:
+        return None
+    return actor_critic
