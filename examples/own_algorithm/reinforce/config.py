@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.actor_critic.actor_critic_config import default_rollout_evaluator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
 @dataclass

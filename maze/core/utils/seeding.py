@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from maze.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,19 @@ def set_seeds_globally(seed: int, set_cudnn_determinism: bool, info_txt: str) ->
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
     logger.info("Global random seeds set to %d (%s).", seed, info_txt)
+
+
+def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
+    """A source of random numbers for what an algorithm draws.
+
+    :param seed: Its seed; `None` draws one from torch's global generator.
+    :param device: Where it draws.
+    """
+    import torch
+
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+    return generator
 
 
 class MazeSeeding:

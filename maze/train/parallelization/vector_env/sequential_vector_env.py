@@ -10,6 +10,7 @@ import numpy as np
 from maze.core.annotations import override
 from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.structured_vector_env import BatchVectorEnv, StructuredVectorEnv
 
@@ -83,3 +84,13 @@ class SequentialVectorEnv(BatchVectorEnv):
 
     def _new_arrays(self) -> Any:
         return zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+
+
+def vectorized(generator: Any) -> Any:
+    """A rollout generator of a vector environment; where there is a single environment, of that one alone.
+
+    :param generator: A `RolloutGenerator`, or actors that do what it does.
+    """
+    if generator.is_vectorized:
+        return generator
+    return RolloutGenerator(SequentialVectorEnv([lambda: generator.env], logging_prefix="train"))

@@ -1,8 +1,7 @@
-"""What every algorithm that follows gradients needs: losses, the gradient step, staying near the initial policy."""
+"""What every algorithm that follows gradients needs: losses, the gradient step, and Adam."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from maze.core.annotations import override
 from maze.core.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import ActorID
-    from maze.distributions.dict import DictProbabilityDistribution
+    pass
 
 Key = Any
 """What a number belongs to: a sub-step, a critic, an action head."""
@@ -264,48 +261,3 @@ def _describe_non_finite(losses: Losses, total: float, norms: Mapping[Name, Tens
 
 def _belonging(event: str, key: Key | None) -> str:
     return "" if key is None else f" of {'critic' if event.startswith('critic') else 'sub-step'} {key!r}"
-
-
-def seeded_generator(seed: int | None, device: str = "cpu") -> torch.Generator:
-    """A source of random numbers for what an algorithm draws.
-
-    :param seed: Its seed; `None` draws one from torch's global generator.
-    :param device: Where it draws.
-    """
-    generator = torch.Generator(device=device)
-    generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-    return generator
-
-
-class InitialPolicy:
-    """A copy of a policy that no training changes.
-
-    :param policy: The policy as it is now.
-    """
-
-    def __init__(self, policy: TorchPolicy) -> None:
-        self.policy = copy.deepcopy(policy)
-        self.policy.eval()
-        for parameter in self.policy.parameters():
-            parameter.requires_grad_(False)
-
-    def divergence(
-        self, current: DictProbabilityDistribution, observation: Mapping[str, Any], actor_id: ActorID | None
-    ) -> Tensor:
-        """KL(current || initial) of the joint actions, one value per observation, with the current policy's gradient.
-
-        :param current: Action distributions of the policy that is trained.
-        :param observation: What it was asked about, tensors `[B, ...]`, action masks included.
-        :param actor_id: Who acted.
-        """
-        with torch.no_grad():
-            initial = self.policy.compute_substep_policy_output(dict(observation), actor_id)
-        return current.joint_kl(initial.prob_dist)
-
-
-def decayed_coef(coef: float, decay: float, n_learning_epochs: int) -> float:
-    """Weight of the divergence: `coef` in the first epoch in which the policy learns, times `decay` in each after.
-
-    :param n_learning_epochs: Number of completed epochs in which the policy learned.
-    """
-    return float(coef * decay ** max(0, n_learning_epochs))

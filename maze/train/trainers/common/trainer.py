@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
+from maze.core.agent.initial_policy import InitialPolicy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
@@ -14,7 +15,6 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.trainers.common.training_state import SavedTraining
 from maze.train.utils.training_record import EpochSummary
@@ -211,10 +211,10 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
 
     @property
     def _kl_to_initial_coef(self) -> float:
-        """Weight of the divergence from the initial policy in this epoch."""
+        """Weight of the divergence from the initial policy: decays with each epoch in which the policy has learned."""
         config = self.config
-        n_learning_epochs = self.epoch - config.critic_burn_in_epochs
-        return decayed_coef(config.kl_to_initial_coef, config.kl_to_initial_decay, n_learning_epochs)
+        n_learning_epochs = max(0, self.epoch - config.critic_burn_in_epochs)
+        return float(config.kl_to_initial_coef * config.kl_to_initial_decay**n_learning_epochs)
 
     # -- the loop --------------------------------------------------------------------------------------
 

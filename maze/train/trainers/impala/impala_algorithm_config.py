@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, default_rollout_evaluator
-from maze.train.trainers.common.evaluators.evaluator import Evaluator
+from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
+from maze.train.trainers.common.evaluators.evaluator import Evaluator, default_rollout_evaluator
 
 
 @dataclass

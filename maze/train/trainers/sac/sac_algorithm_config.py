@@ -7,8 +7,8 @@ from typing import Any
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.actor_critic.actor_critic_config import default_rollout_evaluator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
 def default_sampling_policy() -> dict[str, Any]:

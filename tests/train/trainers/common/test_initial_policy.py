@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from maze.core.agent.initial_policy import InitialPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.utils.checkpoint import load_state
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.learning import InitialPolicy, decayed_coef
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from tests.train.parallelization.toy_envs import coming_and_going_env, counting_env, hierarchical_env, two_step_env
 from tests.train.trainers.common.test_actor_critic_trainer import make_model, make_trainer, same, weights
@@ -99,7 +99,6 @@ def test_a_gaussian_diverges_by_its_squared_distance_in_standard_deviations():
 
 
 def test_the_weight_decays_with_each_epoch_in_which_the_policy_learned():
-    assert [decayed_coef(0.4, 0.5, n) for n in (-3, 0, 1, 2)] == [0.4, 0.4, 0.2, 0.1]
     trainer = make_trainer(PPO, kl_to_initial_coef=0.4, kl_to_initial_decay=0.5, critic_burn_in_epochs=2)
     found = []
     for trainer.epoch in range(5):

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 LR_SCHEDULES = ("constant", "linear", "cosine")
-
-
-def default_rollout_evaluator() -> dict[str, Any]:
-    """Configuration of the evaluator that selects the best model; the runner adds environments and model selection."""
-    return {
-        "_target_": "maze.train.trainers.common.evaluators.rollout_evaluator.RolloutEvaluator",
-        "deterministic": True,
-        "n_episodes": 8,
-    }
 
 
 @dataclass

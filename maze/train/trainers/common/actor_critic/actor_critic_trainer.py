@@ -16,7 +16,8 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.rollout.rollout_tensors import columns_as_tensors
-from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.core.utils.seeding import seeded_generator
+from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, scheduled_lr
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 from maze.train.trainers.common.actor_critic.losses import (
@@ -26,13 +27,12 @@ from maze.train.trainers.common.actor_critic.losses import (
     value_loss,
 )
 from maze.train.trainers.common.actor_critic.valuation import GAE, AlignedSubsteps, RolloutBatch, value_rollout
-from maze.train.trainers.common.learning import FlatAdam, Losses, Name, Terms, gradient_step, seeded_generator
+from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
-    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.agent.torch_policy_output import PolicyOutput
@@ -101,10 +101,9 @@ class ActorCritic(EpochTrainer, ABC):
                 f"model.critic: {type(self).__name__} needs a state critic, found a {type(model.critic).__name__}."
             )
         self._critic: TorchStateCritic = model.critic
-        self.rollout_generator = _vectorized(rollout_generator)
-        self.optimizer = FlatAdam(
-            _networks(model.policy, model.critic), lr=self.config.lr, eps=self.config.optimizer_eps
-        )
+        self.rollout_generator = vectorized(rollout_generator)
+        networks = _networks(model.policy, model.critic)
+        self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self.generator = seeded_generator(seed)
         self._columns: RolloutColumns | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
@@ -193,14 +192,10 @@ class ActorCritic(EpochTrainer, ABC):
         """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
         losses = ActorCriticLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
-            policy_output, critic_output = self._outputs(part)
+            policy_output, critic_output = part.outputs or self.model.compute_actor_critic_output(part.record)
             self._add_policy_terms(losses, part, policy_output)
             self._add_value_terms(losses, part, critic_output.values, part.n_rows / batch.n_rows)
         return losses
-
-    def _outputs(self, part: AlignedSubsteps) -> tuple[PolicyOutput, StateCriticOutput]:
-        """Outputs of policy and critic for a part of a batch, with gradients."""
-        return part.outputs or self.model.compute_actor_critic_output(part.record)
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: AlignedSubsteps, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self._critic_learns_alone
@@ -247,12 +242,9 @@ class ActorCritic(EpochTrainer, ABC):
         return value_loss(value, target)
 
     def _gradient_step(self, losses: ActorCriticLosses) -> None:
-        frozen = self._policy_networks if self._critic_learns_alone else ()
+        learns_alone = self._critic_learns_alone
+        frozen = [name for name in self.optimizer.names if learns_alone and name[0] == "policy_grad_norm"]
         self.stats.add(losses, gradient_step(losses, self.optimizer, self.config.max_grad_norm, frozen=frozen))
-
-    @property
-    def _policy_networks(self) -> list[Name]:
-        return [name for name in self.optimizer.names if name[0] == "policy_grad_norm"]
 
 
 def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, Any], nn.Module]:
@@ -261,10 +253,3 @@ def _networks(policy: TorchPolicy, critic: TorchStateCritic) -> dict[tuple[str, 
     is_shared = critic.num_critics == 1
     critics = {("critic_grad_norm", 0 if is_shared else key): net for key, net in critic.networks.items()}
     return {**policies, **critics}
-
-
-def _vectorized(generator: RolloutGenerator | DistributedActors) -> Any:
-    if generator.is_vectorized:
-        return generator
-    env: Any = generator.env
-    return RolloutGenerator(SequentialVectorEnv([lambda: env], logging_prefix="train"))

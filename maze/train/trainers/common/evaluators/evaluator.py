@@ -53,3 +53,12 @@ class Evaluator(ABC):
         :return: What could not be continued.
         """
         return []
+
+
+def default_rollout_evaluator() -> dict[str, Any]:
+    """Configuration of the evaluator that selects the best model; the runner adds environments and model selection."""
+    return {
+        "_target_": "maze.train.trainers.common.evaluators.rollout_evaluator.RolloutEvaluator",
+        "deterministic": True,
+        "n_episodes": 8,
+    }
