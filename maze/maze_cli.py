@@ -194,8 +194,10 @@ def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
 def _show(flag: str, arguments: list[str]) -> int:
     try:
         if flag == "--report":
-            from maze.cli.report import make_report
+            from maze.cli.report import episode_wanted, make_report
 
+            if (episode := episode_wanted(arguments)) is not None and _main(episode):
+                print("The report has no episode: none could be played.", file=sys.stderr)
             return make_report(arguments)
         if flag == "--runs":
             from maze.cli.run_list import print_runs

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from maze.cli.errors import UsageError
+from maze.cli.report_details import episode_command, with_details
 from maze.cli.run_description import find_run, is_run
 from maze.cli.run_facts import facts_of
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
@@ -21,13 +22,14 @@ from maze.report.served_page import serve
 from maze.report.sweep_sections import read_trials, sweep_sections
 from maze.train.utils.training_record import read_record
 
-USAGE = "maze-run --report <run> [<run> ...] [--output <file>] [--live]"
+USAGE = "maze-run --report <run> [<run> ...] [--output <file>] [--episode] [--live]"
 
 
 class _Wanted(NamedTuple):
     directories: list[Path]
     output: Path | None
     is_live: bool
+    has_episode: bool
 
 
 def make_report(arguments: Sequence[str]) -> int:
@@ -48,13 +50,22 @@ def make_report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
+    """The command that plays an episode for the report, if one is asked for and there is none.
+
+    :param arguments: What follows `--report`.
+    """
+    wanted = _parsed(arguments)
+    return episode_command(find_run(wanted.directories[0], "--report")) if wanted.has_episode else None
+
+
 def _page(places: Sequence[Path]) -> Page:
     """The page about what lies in directories of runs, of sweeps, or of several runs."""
     runs = [run for place in places for run in (_runs_in(place) or [place])]
     trials = read_trials(places[0]) if len(places) == 1 else None
     if runs == list(places) and len(runs) == 1:
         run = _reported(runs[0])
-        return run_page(run.facts, run.progress, run.state, datetime.now())
+        return run_page(with_details(run.facts, runs[0]), run.progress, run.state, datetime.now())
     reported = [run for run in map(_reported_if_readable, runs) if run is not None]
     if not reported:
         raise MazeError(f"None of the {len(runs)} runs has statistics that can be read ({PROGRESS_FILE}).")
@@ -86,13 +97,15 @@ def _runs_in(directory: Path) -> list[Path]:
 
 def _parsed(arguments: Sequence[str]) -> _Wanted:
     directories: list[Path] = []
-    output, is_live = None, False
+    output, is_live, has_episode = None, False, False
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         name, equals, value = argument.partition("=")
         if argument == "--live":
             is_live = True
+        elif argument == "--episode":
+            has_episode = True
         elif name == "--output":
             if not equals and not rest:
                 raise UsageError(f"--output: name the file of the page. {USAGE}")
@@ -103,4 +116,6 @@ def _parsed(arguments: Sequence[str]) -> _Wanted:
             directories.append(Path(argument))
     if not directories:
         raise UsageError(f"--report: name the directory of a run, of a sweep, or of several runs. {USAGE}")
-    return _Wanted(directories, output, is_live)
+    if has_episode and len(directories) > 1:
+        raise UsageError(f"--episode: belongs to the report of one run. {USAGE}")
+    return _Wanted(directories, output, is_live, has_episode)

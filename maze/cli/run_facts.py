@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import resume_command
 from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, chosen_options, read_plain_yaml
 from maze.cli.run_list import algorithm_name, environment_name
@@ -96,6 +97,10 @@ def _commands(command: str, cfg: Mapping[str, Any], shown: Path) -> Iterator[tup
         yield "Run it again", _again(arguments)
         yield "Go on where it stopped", resume_command(arguments, cfg, shown)
     yield "Watch its best policy", shlex.join(["maze-run", "--play", str(shown)])
+    inspected = f"policies=[{value_text(shown)}]"
+    yield "Look at its decisions, step by step", shlex.join(["maze-run", "-cn", "conf_inspect", inspected])
+    compared = f"policies=[random,{value_text(shown)}]"
+    yield "Compare it with others in the same episodes", shlex.join(["maze-run", "-cn", "conf_compare", compared])
     yield "Everything about its files", shlex.join(["maze-run", "--info", str(shown)])
 
 

@@ -45,6 +45,7 @@ class RunFacts:
     :param config: The whole configuration as YAML.
     :param commands: What can be done with the run: a heading and the command.
     :param pictures: Pictures of the model, as SVG files, by name.
+    :param networks: Networks as text, by name.
     :param episode: A recorded episode as an HTML page of its own.
     """
 
@@ -56,6 +57,7 @@ class RunFacts:
     config: str = ""
     commands: Sequence[tuple[str, str]] = ()
     pictures: Sequence[tuple[str, str]] = ()
+    networks: Sequence[tuple[str, str]] = ()
     episode: str | None = None
 
 
@@ -117,8 +119,9 @@ def chart_sections(charts: Sequence[Chart], learning: Container[str]) -> Iterato
 def _about(facts: RunFacts) -> Iterator[str]:
     if facts.episode is not None:
         yield page_section("An episode of the best policy", embedded_page("Episode", facts.episode))
-    if facts.pictures:
-        yield page_section("Model", "".join(embedded_picture(name, svg) for name, svg in facts.pictures))
+    if facts.pictures or facts.networks:
+        drawn = "".join(embedded_picture(name, svg) for name, svg in facts.pictures)
+        yield page_section("Model", drawn + "".join(details(name, text) for name, text in facts.networks))
     settings = ""
     if facts.settings:
         rows = [

@@ -20,6 +20,7 @@ from maze.report.page import Page, page_section
 from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE
 from maze.report.served_page import PageServer
+from tests.api.shorter import SHORTER
 from tests.report.browser import needs_browser, opened, result_of
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
@@ -106,10 +107,29 @@ def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path
     assert page.count("<polyline") == 12
 
 
-@pytest.mark.parametrize("arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--output"], ["nowhere"], ["--color"], ["nowhere", "--output", "x"], ["a", "b", "--episode"]]
+)
 def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["--report", *arguments]) == 2
+
+
+def test_a_report_says_what_was_set_shows_the_model_and_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from maze.api.run_context import RunContext
+
+    monkeypatch.chdir(tmp_path)
+    overrides = {**SHORTER["a2c"], "algorithm.lr": 0.125}
+    rc = RunContext(run_dir="run", algorithm="a2c", env="CartPole-v1", overrides=overrides, silent=True)
+    rc.train(n_epochs=1)
+    assert main(["--report", "run", "--episode"]) == 0
+    page = Path("run", REPORT_FILE).read_text(encoding="utf-8").replace("<wbr>", "")
+    assert re.search(r"algorithm.lr</th><td>0.125 \(otherwise 0\.\d+\)", page) is not None
+    assert page.count("<iframe") == 1
+    assert re.search(r"<summary>policy 0</summary>|alt=.policy 0", page) is not None
+    assert main(["--report", "run", "--episode"]) == 0, "the episode that is there is taken again"
 
 
 @needs_browser

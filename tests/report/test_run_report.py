@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import re
 from datetime import datetime
@@ -15,10 +16,13 @@ import pytest
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey, StatsContext
+from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.report.page import RunData
 from maze.report.progress import PROGRESS_FILE, Progress, read_progress
 from maze.report.report_writer import ReportWriter
 from maze.report.run_page import REPORT_FILE, RunFacts, run_page
+from maze.utils.tensorboard_reader import tensorboard_to_pandas
 from tests.report.browser import needs_browser, opened, result_of
 from tests.report.test_progress import HOSTILE
 
@@ -161,6 +165,33 @@ def test_the_first_and_the_last_row_of_a_long_history_are_shown() -> None:
     data = RunData.of("run", long_history(1234, 1), n_points=100).as_json()
     steps = np.frombuffer(base64.b64decode(data["paths"]["train"]["step"]), "<f8")
     assert (len(steps), steps[0], steps[-1]) == (100, 1, 1234)
+
+
+def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To the last digit that each of them has: all, all, those of 32 bits, three behind the point."""
+    values = [0.1 + 0.2, 1e-12, -123456.789, 2.0**40 + 1, 1 / 3, 98064, float(np.nextafter(1.0, 2.0))]
+    keys = [LogStatsKey(BaseEnvEvents.kpi, "mean", (f"k{index}",)) for index in range(len(values))]
+    with StatsContext() as stats:
+        for writer in (
+            LogStatsWriterConsole(),
+            LogStatsWriterTensorboard(tmp_path, tensorboard_render_figure=False),
+            ReportWriter(tmp_path, FACTS),
+        ):
+            stats.register_writer(writer)
+        stats.write(dict(zip(keys, values, strict=True)), "train")
+        stats.finish_step()
+    names = [f"BaseEnvEvents/kpi/mean/k{index}" for index in range(len(values))]
+    (row,) = list(read_progress(tmp_path).rows())
+    assert [row[4][name] for name in names] == values
+    page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")
+    found = re.search(r'<script id="runs" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    columns = dict(json.loads(found[1])[0]["paths"]["train"]["columns"])
+    assert [np.frombuffer(base64.b64decode(columns[name]), "<f8")[0] for name in names] == values
+    frame = tensorboard_to_pandas(tmp_path)
+    assert [frame.loc[(f"train_{name}", 1), "value"] for name in names] == [np.float32(value) for value in values]
+    printed = [line.rpartition("|")[2].strip() for line in capsys.readouterr().out.splitlines() if "kpi" in line]
+    assert printed == [f"{value:.3f}" for value in values]
 
 
 def test_the_table_is_there_after_a_training(tmp_path: Path) -> None:
