@@ -13,6 +13,7 @@ from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.wrappers.gym_adapters import refuse_vector_env
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.model_composer import BaseModelComposer
@@ -203,6 +204,7 @@ def _check_component(name: str, value: Any) -> None:
                 f"env: expected {_expected(name)}, got an instance of {type(value).__name__}. Several environments are "
                 "needed: pass a function that makes one, such as env=lambda: GymMazeEnv('CartPole-v1')."
             )
+        refuse_vector_env(value)
         is_fine = callable(value)
     elif name == "wrappers":
         is_fine = isinstance(value, Wrapper | list | tuple) or (isinstance(value, type) and issubclass(value, Wrapper))

@@ -6,9 +6,12 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+
+from maze.cli.run_info import config_as_yaml
 
 CONF = Path(str(resources.files("maze.conf")))
 
@@ -35,6 +38,14 @@ def test_every_option_of_a_training_composes(group: str) -> None:
     for option in options(group):
         cfg = composed("conf_train", f"{group}={option}")
         OmegaConf.resolve(cfg.model)
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_the_configuration_is_written_down_as_it_is(model: str) -> None:
+    cfg = composed("conf_train", f"model={model}")
+    written = yaml.safe_load(config_as_yaml(cfg))
+    assert written["model"] == OmegaConf.to_container(cfg.model)
+    assert "<" not in str(written["model"]), "such as <builtins.list> in place of hidden_units"
 
 
 @pytest.mark.parametrize("algorithm", options("algorithm"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib import resources
 from pathlib import Path
@@ -140,6 +141,29 @@ def test_documented_commands_work_as_written(command: str, shorter: tuple[str, .
         assert cfg.model.policy.networks[0].hidden_units == [16], "a specialisation"
     if "my_experiment" in command:
         assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)
+
+
+@pytest.mark.parametrize("runner", ["runner=sequential", "runner=parallel"])
+def test_a_gymnasium_class_of_ones_own_is_rolled_out_as_it_is_trained(
+    runner: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "your_project" / "__init__.py").touch()
+    (tmp_path / "your_project" / "lever.py").write_text(
+        "import gymnasium\n\n\n"
+        "class Lever(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def __init__(self, length: int = 3):\n"
+        "        self.length = length\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        self.steps = 0\n"
+        "        return 0, {}\n\n"
+        "    def step(self, action):\n"
+        "        self.steps += 1\n"
+        "        return action, 1.0, self.steps == self.length, False, {}\n"
+    )
+    env = ["env._target_=your_project.lever.Lever", "+env.length=5"]
+    assert main([*env, runner, *SHORT_ROLLOUT]) == 0
+    assert re.search(r"reward +max +\| +5\.000", capfd.readouterr().out)
 
 
 @pytest.mark.parametrize(

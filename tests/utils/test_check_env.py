@@ -7,6 +7,7 @@ from abc import ABC
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -234,6 +235,33 @@ def test_findings_can_be_raised_as_one_error():
 def test_environments_that_cannot_be_cloned_are_checked_as_far_as_possible():
     report = check_env(lambda: GymMazeEnv("CartPole-v1"), n_steps=20)
     assert report.findings == []
+
+
+class Drawers(MazeEnv[DrawerCoreEnv]):
+    """An environment as a class, which is given where an environment is asked for."""
+
+    def __init__(self) -> None:
+        conversions = {"choose": ObserveDrawers(""), "reach": ObserveChosen()}
+        super().__init__(DrawerCoreEnv(), {"choose": Choose(""), "reach": Reach()}, conversions)
+
+
+class Lever(gymnasium.Env[int, int]):
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **kwargs: Any) -> tuple[int, dict[str, Any]]:
+        super().reset(**kwargs)
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        return action, 1.0, bool(action), False, {}
+
+
+@pytest.mark.parametrize("env_class", [Drawers, Lever])
+def test_a_class_is_checked_as_what_it_makes(env_class: type[Any]) -> None:
+    report = check_env(env_class, n_steps=40)
+    assert report.findings == []
+    assert ("Drawers" if env_class is Drawers else "GymMazeEnv") in str(report)
 
 
 def test_masks_whose_action_is_not_clear_are_named():

@@ -32,7 +32,7 @@ from maze.core.env.space_checks import check_observation
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.rendering import StepRenderer
-from maze.core.utils.config_utils import whole_number
+from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
@@ -255,8 +255,8 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
 
 
 def _build_env(config: Any) -> MazeEnv[Any]:
-    is_factory = callable(config) and not isinstance(config, MazeEnv | Mapping)
-    return Factory(MazeEnv).instantiate(config() if is_factory else config, config_path="env")
+    env: MazeEnv[Any] = config if isinstance(config, MazeEnv) else EnvFactory(config)()
+    return env
 
 
 def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:

@@ -109,6 +109,9 @@ class EnvFactory:
 
             env = GymMazeEnv(env)
         if not isinstance(env, StructuredEnv):
+            from maze.core.wrappers.gym_adapters import refuse_vector_env
+
+            refuse_vector_env(env)
             raise ConfigError(
                 f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
                 f"function that makes a Maze or gymnasium environment; {self.env!r} gave {_shown(env)}."

@@ -49,6 +49,15 @@ def adapted(env: Any, drop: Sequence[str] = (), encode: Mapping[str, int] | None
     return env if _is_flat(env.action_space) or not _has_leaves(env.action_space) else FlatActions(env)
 
 
+def refuse_vector_env(env: Any) -> None:
+    """Raises a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise ConfigError(
+            f"env: {env} is a vector environment; give a single one instead, such as gymnasium.make(...) or its id: "
+            "Maze makes as many copies of it as `runner.concurrency` says."
+        )
+
+
 def in_current_api(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """The environment, made to fit gymnasium's current API where its `reset` takes no seed."""
     return env if takes_seed(env.unwrapped) else CurrentApi(env)

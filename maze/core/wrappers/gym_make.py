@@ -166,7 +166,7 @@ def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]
     return (
         f"Environment `{name}` cannot be made: {error}{did_you_mean(name, others)} Where another package brings it, "
         f"install that package, and name the module that registers it: env.import=[<module>] or "
-        f"env.name=<module>:{name}."
+        f"env.name=<module>:{rest}."
         + (f" Installed packages that may bring it cannot be imported: {failures}." if broken else "")
     )
 

@@ -21,7 +21,14 @@ from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import Renderer, draw_current_state
-from maze.core.wrappers.gym_adapters import InfoActionMask, ResetOptions, action_mask_name, adapted, takes_seed
+from maze.core.wrappers.gym_adapters import (
+    InfoActionMask,
+    ResetOptions,
+    action_mask_name,
+    adapted,
+    refuse_vector_env,
+    takes_seed,
+)
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
 
@@ -55,6 +62,7 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, got {env!r}.")
+        refuse_vector_env(env)
         gym_env = adapted(env)
         super().__init__(
             core_env=GymCoreEnv(gym_env),

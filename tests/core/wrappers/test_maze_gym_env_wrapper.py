@@ -10,8 +10,10 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maze.api.run_context import RunContext
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.gym_make import newest_version
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,
@@ -20,6 +22,7 @@ from maze.core.wrappers.maze_gym_env_wrapper import (
     GymObservationConversion,
     make_gym_maze_env,
 )
+from maze.utils.check_env import check_env
 
 
 class Echo(gymnasium.Env):
@@ -221,10 +224,35 @@ def test_a_retired_id_means_its_current_version_and_a_warning_says_so(retired, c
 def test_an_unknown_id_gets_a_suggestion():
     with pytest.raises(ConfigError, match=r"`CartPool-v1` cannot be made.*Did you mean `CartPole-v1`"):
         GymMazeEnv("CartPool-v1")
-    with pytest.raises(ConfigError, match="no_such_module"):
+    with pytest.raises(ConfigError, match=r"no_such_module.*env\.name=<module>:Env-v0\."):
         GymMazeEnv("no_such_module:Env-v0")
     with pytest.raises(ConfigError, match="id of an environment"):
         GymMazeEnv(Legacy(), render_mode="human")
+
+
+def test_the_id_that_failed_is_not_suggested():
+    def broken(**kwargs):
+        raise ModuleNotFoundError("no module named `simulator`")
+
+    gymnasium.register("BrokenStock-v0", entry_point=broken)
+    try:
+        with pytest.raises(ConfigError, match="no module named `simulator`") as error:
+            GymMazeEnv("BrokenStock-v0")
+    finally:
+        gymnasium.registry.pop("BrokenStock-v0")
+    assert "Did you mean `BrokenStock-v0`" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make", [GymMazeEnv, check_env, lambda env: RunContext(env=env), lambda env: EnvFactory(env)()]
+)
+def test_a_vector_environment_is_refused_with_what_to_give_instead(make):
+    vector_env = gymnasium.make_vec("CartPole-v1", num_envs=2)
+    with pytest.raises(ConfigError, match=r"is a vector environment; give a single one.*`runner\.concurrency`"):
+        make(vector_env)
+    with pytest.raises(ConfigError, match="is a vector environment"):
+        EnvFactory(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))()
+    vector_env.close()
 
 
 def test_the_render_mode_is_passed_to_make_and_asked_for_where_it_lacks():
