@@ -8,7 +8,7 @@ DEMO_DIR ?= outputs/demo
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-fast test-oldest test-learning check lint types imports format bench clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format bench clean help
 
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ test-oldest:  ## Run the tests with the oldest supported versions of torch and g
 
 test-learning: $(VENV)/.dev  ## Train until the stated returns are reached (minutes).
 	$(BIN)/python -m pytest -m learning
+
+test-third-party: $(VENV)/.dev  ## Install environments of other packages and train in each of them.
+	$(PIP) install --quiet -c constraints.txt -e ".[thirdparty]"
+	$(BIN)/python -m pytest tests/interop/test_third_party.py
 
 check: lint types imports  ## Everything but the tests.
 

@@ -122,6 +122,25 @@ class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs)
         return self.env.reset(seed=seed, options={**self._options, **(options or {})})
 
 
+class WeighedReward(gymnasium.RewardWrapper[Any, Any], RecordConstructorArgs):
+    """Makes one number of a reward that consists of several.
+
+    :param env: The environment.
+    :param weights: For each part of the reward.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], weights: Sequence[float]) -> None:
+        RecordConstructorArgs.__init__(self, weights=list(weights))
+        super().__init__(env)
+        self._weights = np.asarray(weights, np.float64)
+
+    def reward(self, reward: Any) -> float:
+        """The weighed sum."""
+        if np.shape(reward) != self._weights.shape:
+            raise ConfigError(f"env.reward_weights: {self._weights.size} weights for the reward {reward!r}.")
+        return float(self._weights @ reward)
+
+
 class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """Observations as a flat dictionary of arrays.
 

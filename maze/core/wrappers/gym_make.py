@@ -21,8 +21,9 @@ from maze.core.errors import ConfigError, did_you_mean
 from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
 
 _OLDER_GYM = (
-    "Environments of the older package `gym` are used through shimmy: "
-    "pip install \"shimmy[gym-v26]\", env.name=GymV26Environment-v0 'env.kwargs={{env_id: {id}}}'."
+    "Environments of the older package `gym` need gymnasium's compatibility package shimmy, and NumPy 1: "
+    'pip install "shimmy[gym-v26]" "numpy<2", then env.name=GymV26Environment-v0 \'env.kwargs={{env_id: {id}}}\' '
+    "(GymV21Environment-v0 where `reset` takes no seed)."
 )
 
 
@@ -92,7 +93,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
         wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
         try:
             env = wrapper(env, **(arguments or {}))
-        except (TypeError, ValueError, AssertionError) as error:
+        except Exception as error:
             raise ConfigError(f"{where}: {path} cannot wrap {env}: {error}") from error
     return env
 
@@ -116,7 +117,7 @@ def _register_from_installed_packages(name: str) -> dict[str, Exception]:
     broken: dict[str, Exception] = {}
     modules = _registering_modules()
     for module in sorted(modules, key=lambda module: -SequenceMatcher(None, module, name.lower()).ratio()):
-        if module in sys.modules:
+        if module in sys.modules or module.split(".")[0] in broken:
             continue
         try:
             # most of them are not the one that was asked for: nobody wants to read what they have to say
@@ -125,7 +126,8 @@ def _register_from_installed_packages(name: str) -> dict[str, Exception]:
                 with contextlib.redirect_stderr(io.StringIO()):
                     importlib.import_module(module)
         except Exception as error:  # a broken package, or one that lacks another
-            broken[module] = error
+            if (package := module.split(".")[0]) not in sys.modules:
+                broken[package] = error
             continue
         if name in registry or newest_version(name) is not None:
             return {}
@@ -133,7 +135,7 @@ def _register_from_installed_packages(name: str) -> dict[str, Exception]:
 
 
 def _registering_modules() -> list[str]:
-    """Packages that depend on gymnasium and, as an `__init__` says, register environments when they are imported."""
+    """Packages that depend on gymnasium and register environments when they are imported, as their `__init__` says."""
     from importlib import metadata, util
 
     modules: list[str] = []
@@ -141,13 +143,15 @@ def _registering_modules() -> list[str]:
         if not any(re.match(r"gym(nasium)?\b", requirement.lower()) for requirement in distribution.requires or ()):
             continue
         for file in distribution.files or ():
-            module = file.parts[0]
-            if file.name != "__init__.py" or module in modules or not module.isidentifier() or len(file.parts) > 4:
+            packages = file.parts[:-1]
+            if file.name != "__init__.py" or len(packages) not in (1, 2, 3) or not packages[0].isidentifier():
                 continue
-            sign = "register" if len(file.parts) == 2 else "register("
-            if util.find_spec(module) is not None and sign in file.read_text():
-                modules.append(module)
-    return modules
+            if util.find_spec(packages[0]) is None:
+                continue
+            text = file.read_text(encoding="utf-8")
+            if "register" in text if len(packages) == 1 else "register(" in text and "gym" in text:
+                modules.append(".".join(packages))
+    return list(dict.fromkeys(modules))
 
 
 def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]) -> str:

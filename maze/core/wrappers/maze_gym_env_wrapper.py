@@ -24,6 +24,7 @@ from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.wrappers.gym_adapters import (
     InfoActionMask,
     ResetOptions,
+    WeighedReward,
     action_mask_name,
     adapted,
     refuse_vector_env,
@@ -84,6 +85,7 @@ def make_gym_maze_env(
     encode: Mapping[str, int] | None = None,
     action_mask: bool | str | None = None,
     reset_options: Mapping[str, Any] | None = None,
+    reward_weights: Sequence[float] | None = None,
     **further_kwargs: Any,
 ) -> GymMazeEnv:
     """Makes a gymnasium environment, of whichever package, as a Maze environment.
@@ -98,6 +100,7 @@ def make_gym_maze_env(
         a method `action_masks`, becomes the observation `action_mask`; `None`: where there is one. Or what the
         environment calls the entry of `info`, or the method.
     :param reset_options: Given to every reset of the environment.
+    :param reward_weights: Of an environment whose reward consists of several numbers: the weight of each.
     :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
     :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the mask
@@ -107,6 +110,8 @@ def make_gym_maze_env(
     env = gym_wrapped(make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), gym_wrappers)
     if reset_options:
         env = ResetOptions(env, reset_options)
+    if reward_weights:
+        env = WeighedReward(env, reward_weights)
     if action_mask is not False:
         mask = action_mask_name(env, action_mask if isinstance(action_mask, str) else None)
         if mask is not None:
@@ -149,8 +154,8 @@ class GymCoreEnv(CoreEnv):
             return self._maze_state, float(reward), bool(done), info
         except TypeError as error:
             raise EnvironmentContractError(
-                f"{self!r} gave the reward {reward!r}: expected a number. Where there are several, have a wrapper "
-                f"weigh them: env.gym_wrappers=[{{mo_gymnasium.wrappers.LinearReward: {{weight: [0.5, 0.5]}}}}]."
+                f"{self!r} gave the reward {reward!r}: expected a number. "
+                f"env.reward_weights=[1.0, 0.5] makes one of several."
             ) from error
 
     @override(CoreEnv)

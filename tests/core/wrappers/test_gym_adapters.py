@@ -244,11 +244,17 @@ def test_options_are_given_to_every_reset(registered):
 
 @pytest.mark.filterwarnings("ignore:.*The reward returned by")
 @pytest.mark.parametrize("registered", [Started], indirect=True)
-def test_a_reward_of_several_numbers_is_refused_with_what_to_do(registered):
-    env = make_gym_maze_env(registered)
-    env.reset()
-    with pytest.raises(EnvironmentContractError, match=r"expected a number. .*LinearReward"):
-        env.step({"action": 0})
+def test_a_reward_of_several_numbers_is_weighed_or_refused_with_what_to_do(registered):
+    def reward(**arguments):
+        env = make_gym_maze_env(registered, **arguments)
+        env.reset()
+        return env.step({"action": 0})[1]
+
+    with pytest.raises(EnvironmentContractError, match=r"expected a number. .*env.reward_weights="):
+        reward()
+    assert reward(reward_weights=[3.0, 0.5]) == 4.0
+    with pytest.raises(ConfigError, match=r"env.reward_weights: 3 weights for the reward"):
+        reward(reward_weights=[3.0, 0.5, 1.0])
 
 
 def test_taxi_shows_its_mask_unless_it_is_not_wanted():
@@ -302,13 +308,16 @@ def _install(directory, name, requirement, source, inner=None):
     (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/envs/__init__.py,,\n")
 
 
-def test_an_installed_package_that_registers_further_inside_is_found_without_its_chatter(site, capfd):
+@pytest.mark.parametrize("outer", ["print('Hello from far within')\nfrom . import envs", ""])
+def test_an_installed_package_that_registers_further_inside_is_found_without_its_chatter(site, capfd, outer):
     inner = "import gymnasium\ngymnasium.register('Within-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
-    _install(site, "far_within", "gymnasium>=1", "print('Hello from far within')\nfrom . import envs", inner)
+    _install(site, "far_within", "gymnasium>=1", outer, inner)
     try:
         assert make_gym_maze_env("Within-v0").observation_space["observation"].shape == (4,)
     finally:
         gymnasium.registry.pop("Within-v0", None)
+        for module in ("far_within", "far_within.envs"):
+            sys.modules.pop(module, None)
     assert capfd.readouterr().out == ""
 
 
