@@ -55,7 +55,7 @@ def train(has_report: bool, n_epochs: int) -> tuple[float, float]:
     def writer(directory: Path, project: Path) -> LogStatsWriter:
         if not has_report:
             return NoReport()
-        writers.append(TimedReport(directory, facts_of(directory, project), INTERVAL))
+        writers.append(TimedReport(directory, facts_of(directory, project), interval=INTERVAL))
         return writers[-1]
 
     with TemporaryDirectory() as directory, patch("maze.api.training_run.report_writer", writer):

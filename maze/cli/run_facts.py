@@ -13,8 +13,10 @@ from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import resume_command
 from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, chosen_options, read_plain_yaml
 from maze.cli.run_list import algorithm_name, environment_name
+from maze.core.errors import MazeError
 
 if TYPE_CHECKING:
+    from maze.report.progress import Progress
     from maze.report.report_writer import ReportWriter
     from maze.report.run_page import RunFacts
 
@@ -29,7 +31,20 @@ def report_writer(directory: Path, project: Path) -> ReportWriter:
     """
     from maze.report.report_writer import ReportWriter
 
-    return ReportWriter(directory, facts_of(directory, project))
+    return ReportWriter(directory, facts_of(directory, project), _resumed(directory))
+
+
+def _resumed(directory: Path) -> Progress | None:
+    """The statistics of the run that this one goes on with, if it does."""
+    from maze.report.progress import read_progress
+
+    cfg = read_plain_yaml(directory / CONFIG_FILE)
+    if not cfg.get("resume") or not cfg.get("input_dir"):
+        return None
+    try:
+        return read_progress(Path(str(cfg["input_dir"])))
+    except MazeError:
+        return None
 
 
 def facts_of(directory: Path, project: Path) -> RunFacts:

@@ -253,7 +253,6 @@ function draw(figure) {
   };
   figure.onblur = () => move(null);
   figure.tabIndex = 0;
-  figure.setAttribute("role", "group");
   figure.setAttribute("aria-label", `${chart.name}: chart with ${shown.length} lines; arrow keys read its values`);
   figure.append(name, svg, legend, spoken);
   move(null);

@@ -32,6 +32,7 @@ class ReportWriter(LogStatsWriter):
 
     :param directory: Of the run.
     :param facts: What is known of the run from its start.
+    :param earlier: Statistics of the run that this one goes on with; `None`: it begins anew.
     :param interval: Seconds between two writes.
     :param clock: Seconds, from any origin.
     """
@@ -40,6 +41,7 @@ class ReportWriter(LogStatsWriter):
         self,
         directory: Path,
         facts: RunFacts,
+        earlier: Progress | None = None,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +50,7 @@ class ReportWriter(LogStatsWriter):
         self.progress = Progress()
         self._interval = interval
         self._clock = clock
+        self._earlier = earlier
         self._start = clock()
         self._next_write = self._start
         self._written: tuple[int, str, str | None] | None = None
@@ -55,8 +58,7 @@ class ReportWriter(LogStatsWriter):
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        n_env_steps, seconds = StatsContext.active().n_env_steps, self._clock() - self._start
-        self._guarded(lambda: self.progress.add(path, step, seconds, n_env_steps, stats))
+        self._guarded(lambda: self._add(path, step, stats))
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
@@ -66,6 +68,13 @@ class ReportWriter(LogStatsWriter):
     def close(self) -> None:
         error = sys.exc_info()[1]  # writers are closed when the run's context is left
         self._guarded(lambda: self._write_last(error))
+
+    def _add(self, path: str | None, step: int, stats: LogStats) -> None:
+        if self._earlier is not None:
+            self._start -= self.progress.take_over(self._earlier, before_step=step)
+            self._earlier = None
+        seconds = self._clock() - self._start
+        self.progress.add(path, step, seconds, StatsContext.active().n_env_steps, stats)
 
     def _finish_step(self) -> None:
         self.progress.finish_step()

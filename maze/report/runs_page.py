@@ -167,7 +167,7 @@ def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
     if not names:
         return fact_list([("all settings", "the same, but for seeds")])
     rows = [[group.label, *(group.runs[0].settings.get(name, "-") for name in names)] for group in groups]
-    return table(("", *names), rows, "Settings that differ between the runs")
+    return table(("run", *names), rows, "Settings that differ between the runs")
 
 
 def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[str | float | None]]:

@@ -76,6 +76,21 @@ def test_it_says_how_the_run_ended(tmp_path: Path, error: BaseException, state: 
     assert ("ValueError: waste" in page) == (state == "failed")
 
 
+def test_a_run_that_goes_on_with_another_has_its_rows_and_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+    for number, steps in ((1, (1, 2, 3)), (2, (3, 4))):  # the first one was killed in its third epoch
+        (tmp_path / str(number)).mkdir()
+        earlier = read_progress(tmp_path / "1") if number == 2 else None
+        with StatsContext() as stats:
+            stats.register_writer(ReportWriter(tmp_path / str(number), FACTS, earlier, clock=clock))
+            for stats.step in steps:
+                clock.now += 5.0
+                step(stats, number)
+    rows = list(read_progress(tmp_path / "2").rows())
+    assert [(index, seconds) for _, index, seconds, *_ in rows] == [(1, 5), (2, 10), (3, 15), (4, 20)]
+    assert [values["BaseEnvEvents/reward/mean"] for *_, values in rows] == [1, 1, 2, 2]
+
+
 def test_a_run_that_has_logged_nothing_has_no_report(tmp_path: Path) -> None:
     with StatsContext() as stats:
         stats.register_writer(ReportWriter(tmp_path, FACTS))
