@@ -214,7 +214,10 @@ def _run_hydra() -> None:
     from maze.cli.hydra_setup import grid_by_default
     from maze.cli.wrapper_overrides import wrappers_by_name
 
-    with grid_by_default(), wrappers_by_name():
+    with grid_by_default(), wrappers_by_name(), warnings.catch_warnings():
+        # Where a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, which
+        # is what is meant: a remark on how Hydra does that, at each composition, is of no use to anybody.
+        warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
         # An absolute config path: nothing is looked up beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
 

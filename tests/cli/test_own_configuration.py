@@ -143,6 +143,27 @@ def test_documented_commands_work_as_written(command: str, shorter: tuple[str, .
         assert (cfg.env.env, cfg.algorithm.lr) == ("MountainCar-v0", 0.0001)
 
 
+def test_a_file_and_a_class_of_one_algorithm_are_merged_without_a_remark_of_hydra(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "patient_algorithm.py").write_text(
+        "from dataclasses import dataclass\n\n"
+        "from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig\n\n\n"
+        "@dataclass\n"
+        "class PatientPPO(PPOAlgorithmConfig):\n"
+        "    name = 'patient_ppo'\n"
+    )
+    file = tmp_path / "your_project" / "conf" / "algorithm" / "patient_ppo.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package algorithm\n_target_: patient_algorithm.PatientPPO\npatience: 99\n")
+    target = "algorithm._target_=patient_algorithm.PatientPPO"
+    assert main(["-cd", "your_project/conf", "-cn", "conf_train", target, "--cfg", "job"]) == 0
+    printed = capfd.readouterr()
+    assert "ConfigStore" not in printed.out + printed.err
+    assert "patience: 99" in printed.out
+    assert "clip_range: 0.2" in printed.out
+
+
 @pytest.mark.parametrize("runner", ["runner=sequential", "runner=parallel"])
 def test_a_gymnasium_class_of_ones_own_is_rolled_out_as_it_is_trained(
     runner: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
