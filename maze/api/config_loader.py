@@ -168,6 +168,8 @@ class ConfigurationLoader:
             if name == "env" and _GYM_ID.search(value):
                 key, value = "env.name", value_text(value)
             return Choice(value, (f"{key}={value}",))
+        if name == "env" and isinstance(value, type):
+            value = {TARGET_KEY: value}  # which the run's files can name
         if name == "wrappers":
             if isinstance(value, Wrapper):
                 return Choice(value, placed=(("env", value), ("wrappers", {})))

@@ -16,7 +16,7 @@ from maze.cli.stored_model import use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
-from maze.core.rollout.recording import EVENT_LOG_DIR, TRAJECTORY_DIR
+from maze.core.rollout.recording import EVENT_LOG_DIR, PAGE_DIR, TRAJECTORY_DIR
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     frame.attrs |= {
         "run_dir": str(directory),
         "trajectory_dir": str(directory / TRAJECTORY_DIR) if runner.record_trajectory else None,
+        "page_dir": str(directory / PAGE_DIR) if getattr(runner, "record_pages", False) else None,
         "event_log_dir": str(directory / EVENT_LOG_DIR) if runner.record_event_logs else None,
         "n_cut_off": runner.n_cut_off,
         "seconds": time.perf_counter() - start,

@@ -20,8 +20,10 @@ from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
 
 if TYPE_CHECKING:
+    import gymnasium
     import pandas as pd
 
+    from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.base_env import BaseEnv
     from maze.core.env.maze_env import ActionType, MazeEnv
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import BaseModelComposer
     from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
+    from maze.report.comparison import Comparison
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 T = TypeVar("T")
@@ -49,11 +52,16 @@ class RunContext:
     Every call leaves working directory, random generators, Hydra and statistics of the process as they were.
 
     With `multirun`, lists (and the command line's `a,b`) among components and overrides stand for the values of
-    different runs, in all combinations; properties and results then are lists with an entry for each run.
+    different runs, in all combinations; properties and results then are lists with an entry for each run. Their types
+    are those of one run `| Any`: as unions with lists, everybody would have to tell them apart before using them.
 
+    >>> rc = RunContext("CartPole-v1", algorithm="ppo", silent=True)
+    >>> rc.config[RunMode.TRAINING].env.name
+    'CartPole-v1'
+
+    :param env: Environment: id, module, mapping, class or a function that makes one.
     :param run_dir: Directory to work in; one that holds an earlier run continues from its model. `None`: a new
         directory below `outputs`, as on the command line.
-    :param env: Environment: module, mapping or a function that makes one.
     :param wrappers: Wrappers: module or a mapping from wrappers (class, path or name) to their arguments.
     :param algorithm: Algorithm and its hyperparameters.
     :param model: Model composer.
@@ -71,8 +79,8 @@ class RunContext:
 
     def __init__(
         self,
+        env: str | Mapping[str, Any] | Callable[[], MazeEnv[Any] | gymnasium.Env[Any, Any]] | None = None,
         run_dir: str | None = None,
-        env: str | Mapping[str, Any] | Callable[[], MazeEnv[Any]] | None = None,
         wrappers: str | Mapping[str, Any] | Wrapper[Any] | None = None,
         algorithm: str | Mapping[str, Any] | AlgorithmConfig | None = None,
         model: str | Mapping[str, Any] | BaseModelComposer | None = None,
@@ -148,9 +156,7 @@ class RunContext:
 
     # -- what it does ------------------------------------------------------------------------------------------
 
-    def train(
-        self, n_epochs: int | None = None, *, n_steps: int | None = None, **train_kwargs: Any
-    ) -> RunResult | list[RunResult]:
+    def train(self, n_epochs: int | None = None, *, n_steps: int | None = None, **train_kwargs: Any) -> RunResult | Any:
         """Trains the policy; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
@@ -179,7 +185,7 @@ class RunContext:
         env: BaseEnv | None = None,
         actor_id: ActorID | None = None,
         deterministic: bool = False,
-    ) -> ActionType | list[ActionType]:
+    ) -> ActionType:
         """The trained policy's action.
 
         :param observation: What the actor observes.
@@ -193,14 +199,47 @@ class RunContext:
         ]
         return self._one_or_all(actions)
 
-    def evaluate(self, **eval_kwargs: Any) -> Evaluation | list[Evaluation]:
+    def evaluate(
+        self,
+        n_episodes: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        policy: Policy | None = None,
+        **eval_kwargs: Any,
+    ) -> Evaluation | Any:
         """Rolls the trained policy out, prints the statistics and returns them.
 
-        :param eval_kwargs: Arguments of `RolloutEvaluator`; the defaults are those of the algorithm's own evaluation.
+        :param n_episodes: Number of episodes; `None`: as in the algorithm's own evaluation.
+        :param deterministic: Take the most probable actions; `None`: as in the algorithm's own evaluation.
+        :param policy: Another policy to evaluate in the same episodes, such as a heuristic; needs no training before.
+        :param eval_kwargs: Further arguments of `RolloutEvaluator`.
         :return: The statistics, with `mean_reward`, `kpis` and `to_frame()`.
         """
         self._require_training("evaluate")
-        return self._one_or_all([run.evaluate(**eval_kwargs) for run in self._runs])
+        arguments = {"n_episodes": n_episodes, "deterministic": deterministic, **eval_kwargs}
+        return self._one_or_all([run.evaluate(policy, **arguments) for run in self._runs])
+
+    def compare(
+        self,
+        policies: Mapping[str, Policy] | None = None,
+        n_episodes: int = 50,
+        minimize: Sequence[str] = (),
+        deterministic: bool = True,
+    ) -> Comparison | Any:
+        """Plays the same episodes with given policies, random decisions and the trained policy.
+
+        Prints how far returns and KPIs differ and how sure that is, and writes a page, `report.html`, and tables into
+        `comparison` in the run's directory.
+
+        :param policies: Policies by name, such as heuristics; the first is what the others are compared with.
+        :param n_episodes: Number of episodes.
+        :param minimize: KPIs of which less is better.
+        :param deterministic: Take the most probable actions.
+        """
+        self._require_training("compare")
+        return self._one_or_all(
+            [run.compare(policies or {}, n_episodes, minimize, deterministic) for run in self._runs]
+        )
 
     def rollout(
         self,
@@ -208,8 +247,10 @@ class RunContext:
         runner: str | Mapping[str, Any] | None = None,
         env_base_seed: int | None = None,
         agent_base_seed: int | None = None,
+        *,
+        policy: Policy | None = None,
         **runner_arguments: Any,
-    ) -> pd.DataFrame | list[pd.DataFrame]:
+    ) -> pd.DataFrame | Any:
         """Rolls the trained policy, or the one that was named, out.
 
         Trajectories and event logs are written into `rollout` in the run's directory.
@@ -218,11 +259,12 @@ class RunContext:
         :param runner: `sequential`, `parallel` or the configuration of a rollout runner; `None`: in this process.
         :param env_base_seed: Seed of the environments; `None`: the one of the training.
         :param agent_base_seed: Seed of the policy; `None`: the one of the training.
+        :param policy: Another policy instead, such as a heuristic; needs no training before.
         :param runner_arguments: Further arguments of the runner, such as `max_episode_steps`, `deterministic`,
-            `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
+            `record_pages`, `record_trajectory`, `record_event_logs`, `render` or `n_processes`.
         :return: Statistics with the column `value`, indexed by interface, event and statistic. `attrs` names the
-            directories (`run_dir`, `trajectory_dir`, `event_log_dir`) and says how many episodes were cut off after
-            `max_episode_steps` (`n_cut_off`).
+            directories (`run_dir`, `trajectory_dir`, `page_dir`, `event_log_dir`) and says how many episodes were cut
+            off after `max_episode_steps` (`n_cut_off`).
         """
         arguments = {f"runner.{key}": value for key, value in runner_arguments.items()}
         if n_episodes is not None:
@@ -230,9 +272,13 @@ class RunContext:
         seeds = {"seeding.env_base_seed": env_base_seed, "seeding.agent_base_seed": agent_base_seed}
         arguments |= {key: seed for key, seed in seeds.items() if seed is not None}
         if self._named_policy:
+            if policy is not None:
+                raise InvalidSpecificationError(
+                    f"rollout: policy={self._auditor.kwargs['policy']!r} was named before. Leave it out there, or here."
+                )
             loaded = [self._named_rollout(run, runner, arguments) for run in self._rollouts]
         else:
-            loaded = [self._rollout_of(run, runner, arguments) for run in self._runs]
+            loaded = [self._rollout_of(run, policy, runner, arguments) for run in self._runs]
         return self._one_or_all([roll_out(run, self._project, self._silent) for run in loaded])
 
     def close(self) -> None:
@@ -257,7 +303,7 @@ class RunContext:
         return {RunMode.TRAINING: training, RunMode.ROLLOUT: rollout}
 
     @property
-    def run_dir(self) -> str | list[str] | None:
+    def run_dir(self) -> str | Any | None:
         """Directory of the training; `None` as long as there is none."""
         directories = [run.result.run_dir for run in self._runs]
         if self._is_multirun:
@@ -265,12 +311,12 @@ class RunContext:
         return directories[0] if directories else None
 
     @property
-    def policy(self) -> TorchPolicy | list[TorchPolicy]:
+    def policy(self) -> TorchPolicy | Any:
         """The trained policy, with the weights of the best evaluation."""
         return self._one_or_all(self._policies())
 
     @property
-    def env_factory(self) -> Callable[[], MazeEnv[Any]] | list[Callable[[], MazeEnv[Any]]]:
+    def env_factory(self) -> Callable[[], MazeEnv[Any]] | Any:
         """Makes an environment as it is trained on, wrappers included."""
         self._require_training("env_factory")
         return self._one_or_all([run.env_factory for run in self._runs])
@@ -282,13 +328,13 @@ class RunContext:
         return self._one_or_all([run.runner for run in self._runs])
 
     @property
-    def n_epochs(self) -> int | list[int]:
+    def n_epochs(self) -> int | Any:
         """Number of epochs that `train` trains unless it is told another one; 0: no limit."""
         self._require_training("n_epochs")
         return self._one_or_all([run.n_epochs for run in self._runs])
 
     @property
-    def results(self) -> RunResult | list[RunResult]:
+    def results(self) -> RunResult | Any:
         """What came of the training: status, best score, seeds and directory."""
         self._require_training("results")
         return self._one_or_all([run.result for run in self._runs])
@@ -316,9 +362,14 @@ class RunContext:
                 "training, leave policy out or pass a composer such as ProbabilisticPolicyComposer(...)."
             )
 
-    def _rollout_of(self, run: TrainingRun, runner: Any, arguments: Mapping[str, Any]) -> LoadedRun:
-        """The rollout of a trained policy."""
-        policy = run.policy
+    def _rollout_of(
+        self, run: TrainingRun, policy: Policy | None, runner: Any, arguments: Mapping[str, Any]
+    ) -> LoadedRun:
+        """The rollout of the trained policy, or of another one in the training's environment."""
+        if policy is None:
+            policy = run.policy
+        else:
+            run.require_directory()
         if run.run_dir is None:
             raise RunContextError("rollout: the training has no directory.")
         seeding = run.cfg.get("seeding") or {}

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.cli.run_facts import report_writer
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext, register_log_stats_writer
@@ -38,6 +39,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.report.comparison_runner import ComparisonRunner
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -48,7 +50,12 @@ from maze.train.utils.training_record import EpochSummary
 if TYPE_CHECKING:
     import pandas as pd
 
+    from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
+    from maze.report.comparison import Comparison
+
+COMPARISON_DIR = "comparison"
+"""Directory of comparisons, in that of the training run."""
 
 EVALUATION_EPISODES = 8
 """Episodes of an evaluation where neither the caller nor the algorithm's configuration says how many."""
@@ -197,6 +204,11 @@ class TrainingRun:
             raise
         self.runner, self.run_dir = runner, directory
 
+    def require_directory(self) -> None:
+        """Has the run have a directory, for policies that are no result of a training."""
+        if self.run_dir is None:
+            self.prepare()
+
     def release(self) -> None:
         """Closes everything that only training needs; the policy stays."""
         if self.runner is not None and self._status == "completed":
@@ -270,29 +282,64 @@ class TrainingRun:
         algorithm = self.cfg.algorithm
         return int(algorithm["n_epochs"] if isinstance(algorithm, Mapping) else algorithm.n_epochs)
 
-    def evaluate(self, **eval_kwargs: Any) -> Evaluation:
+    def evaluate(self, other: Policy | None = None, **eval_kwargs: Any) -> Evaluation:
         """Rolls the policy out and returns the statistics over all episodes.
 
-        :param eval_kwargs: Arguments of `RolloutEvaluator`.
+        :param other: A policy to evaluate instead.
+        :param eval_kwargs: Arguments of `RolloutEvaluator`; `None`: as configured.
         :raises InvalidSpecificationError: An argument is unknown.
         """
         known = inspect.signature(RolloutEvaluator).parameters
         for name in eval_kwargs:
             if name not in known:
                 raise InvalidSpecificationError(unknown_argument(name, list(known)))
-        self._require_weights("evaluate")
-        policy = self.policy
+        if other is None:
+            self._require_weights("evaluate")
+        else:
+            self.require_directory()
+        policy = self.policy if other is None else other
         assert self.run_dir is not None
-        arguments = {**self._evaluation_defaults(), **eval_kwargs}
+        given = {name: value for name, value in eval_kwargs.items() if value is not None}
+        arguments = {**self._evaluation_defaults(), **given}
         with self._inside(self.run_dir, StatsContext()), ExitStack() as stack:
             register_log_stats_writer(LogStatsWriterConsole())
-            kind = "the most probable actions" if arguments["deterministic"] else "sampled actions"
-            print(f"Evaluating with {kind}; `deterministic` chooses.", flush=True)
+            if other is None:
+                kind = "the most probable actions" if arguments["deterministic"] else "sampled actions"
+                print(f"Evaluating with {kind}; `deterministic` chooses.", flush=True)
+            else:
+                print(f"Evaluating {type(other).__name__}.", flush=True)
+                other.seed(self._seeds().generate_agent_instance_seed())
             if "eval_env" not in arguments:
                 arguments["eval_env"] = env = self._evaluation_env(int(arguments["n_episodes"]))
                 stack.callback(env.close)
             RolloutEvaluator(**arguments).evaluate(policy)
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
+
+    def compare(
+        self, policies: Mapping[str, Policy], n_episodes: int, minimize: Sequence[str], deterministic: bool
+    ) -> Comparison:
+        """Plays the same episodes with given policies, random decisions and the trained policy.
+
+        :param policies: The given policies by name.
+        :param n_episodes: Number of episodes.
+        :param minimize: KPIs of which less is better.
+        :param deterministic: Take the most probable actions.
+        """
+        self._require_weights("compare")
+        assert self.run_dir is not None
+        env = self.env_factory()
+        players: dict[str | type, Any] = dict(policies.items())
+        players |= {"random": RandomPolicy(env.action_spaces_dict), "trained": self.policy}
+        env.close()
+        runner = ComparisonRunner(players, n_episodes, deterministic=deterministic, minimize=minimize)
+        seeding = self.cfg.get("seeding")
+        directory = self.run_dir / COMPARISON_DIR
+        directory.mkdir(exist_ok=True)
+        with self._inside(directory, StatsContext()):
+            runner.setup(OmegaConf.create({"env": self.env_factory, "seeding": seeding}, flags={"allow_objects": True}))
+            runner.run()
+        assert runner.comparison is not None
+        return runner.comparison
 
     @contextmanager
     def inside(self) -> Iterator[Path]:
@@ -417,11 +464,14 @@ class TrainingRun:
             "model_selection": None,
         }
 
+    def _seeds(self) -> MazeSeeding:
+        seeding = self.cfg.get("seeding") or {}
+        return MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+
     def _evaluation_env(self, n_episodes: int) -> SequentialVectorEnv:
         n_envs = max(1, min(n_episodes, EVALUATION_EPISODES))
         env = SequentialVectorEnv([FrozenEnvFactory(self.env_factory)] * n_envs, logging_prefix="eval")
-        seeding = self.cfg.get("seeding") or {}
-        seeds = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        seeds = self._seeds()
         env.seed([seeds.generate_env_instance_seed() for _ in range(n_envs)])
         return env
 

@@ -7,11 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
 from maze.api.utils import InvalidSpecificationError
+from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
@@ -153,3 +155,47 @@ def test_an_evaluation_says_how_it_acts_and_a_rollout_how_many_episodes_it_cut_o
     table = rc.rollout(n_episodes=2, max_episode_steps=3, record_trajectory=False, record_event_logs=False)
     assert table.attrs["n_cut_off"] == 2
     assert "Rolling out with sampled actions" in capsys.readouterr().out
+
+
+class PushesLeft(Policy):
+    """What nobody would draw at random for long."""
+
+    def compute_action(
+        self,
+        observation: Any,
+        maze_state: Any = None,
+        env: Any = None,
+        actor_id: Any = None,
+        deterministic: bool = False,
+    ) -> dict[str, Any]:
+        return {"action": np.int64(0)}
+
+
+def test_the_environment_comes_first() -> None:
+    rc = RunContext("CartPole-v1", algorithm="a2c", overrides={**SHORTER["a2c"], **SEEDS}, silent=True)
+    assert rc.train(n_steps=STEPS_PER_EPOCH).history["n_steps"].tolist() == [STEPS_PER_EPOCH]
+    assert rc.env_factory().core_env.env.spec.id == "CartPole-v1"
+
+
+def test_other_policies_are_evaluated_and_rolled_out_before_any_training() -> None:
+    rc = context()
+    evaluation = rc.evaluate(n_episodes=3, policy=PushesLeft())
+    assert 8 <= evaluation.mean_reward <= 11  # the pole falls in about nine steps
+    assert rc.evaluate(3, policy=PushesLeft()) == evaluation
+    frame = rc.rollout(2, policy=PushesLeft(), max_episode_steps=50)
+    assert 8 <= frame.loc[("BaseEnvEvents", "reward", "mean"), "value"] <= 11
+    assert rc.train(n_epochs=1).history.index.tolist() == [1]  # the training is yet to come, and comes
+
+
+def test_policies_are_compared_in_the_same_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    rc = context(silent=False)
+    result = rc.train(n_epochs=1)
+    capsys.readouterr()
+    comparison = rc.compare({"left": PushesLeft()}, n_episodes=5)
+    assert comparison.text() in capsys.readouterr().out
+    assert [row.policy for row in comparison.rows_of("return")] == ["left", "random", "trained"]
+    assert 8 <= comparison.rows_of("return")[0].mean.value <= 11
+    assert {path.name for path in (result.path / "comparison").iterdir()} == {
+        *("report.html", "comparison.csv", "episodes.csv")
+    }
+    assert rc.compare({"left": PushesLeft()}, n_episodes=5).table == comparison.table  # random decisions are seeded

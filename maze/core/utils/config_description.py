@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.targets import path_of
 
 SOURCE_KEY = "_source_"
 """Where a function without an importable name is defined."""
@@ -50,7 +51,7 @@ def _described(value: Any, depth: int, parents: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, _SIMPLE):
         return _simple(value)
     if depth == 0 or id(value) in parents:
-        return f"<{_path(type(value))}>"
+        return f"<{path_of(type(value))}>"
     inner = (*parents, id(value))
     below = depth if depth == _MAX_DEPTH else depth - 1  # no object is around it yet
     if isinstance(value, Mapping):
@@ -68,13 +69,13 @@ def _target_and_arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {TARGET_KEY: value}
     if inspect.isroutine(value):
-        return {TARGET_KEY: _path(value), **_source(value)}
+        return {TARGET_KEY: path_of(value), **_source(value)}
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return {TARGET_KEY: _path(type(value)), **fields}
+        return {TARGET_KEY: path_of(type(value)), **fields}
     if any(base.__module__ == "torch.nn.modules.module" for base in type(value).__mro__):
-        return {TARGET_KEY: _path(type(value)), LAYERS_KEY: str(value).splitlines()}
-    return {TARGET_KEY: _path(type(value)), **_kept_arguments(value)}
+        return {TARGET_KEY: path_of(type(value)), LAYERS_KEY: str(value).splitlines()}
+    return {TARGET_KEY: path_of(type(value)), **_kept_arguments(value)}
 
 
 def _kept_arguments(value: Any) -> dict[str, Any]:
@@ -110,19 +111,15 @@ def _source(function: Any) -> dict[str, str]:
     return {SOURCE_KEY: f"{code.co_filename}:{code.co_firstlineno}"}
 
 
-def _path(named: Any) -> str:
-    return f"{getattr(named, '__module__', None) or 'builtins'}.{getattr(named, '__qualname__', type(named).__name__)}"
-
-
 def _key(key: Any) -> Any:
     if isinstance(key, str | int | float | bool):
         return key
-    return _path(key) if isinstance(key, type) else str(key)
+    return path_of(key) if isinstance(key, type) else str(key)
 
 
 def _simple(value: Any) -> Any:
     """Numbers, texts and names of classes."""
     if isinstance(value, type):
-        return _path(value)
+        return path_of(value)
     plain = value.item() if hasattr(value, "item") else value  # numbers of NumPy are subclasses of Python's
     return plain if plain is None or isinstance(plain, int | float | str) else str(plain)

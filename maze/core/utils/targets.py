@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -55,6 +57,29 @@ def locate(path: str, where: str = "") -> Any:
         found = getattr(found, name)
     refuse_forbidden_object(found, path, where)
     return found
+
+
+def path_of(named: Any) -> str:
+    """The dotted path at which a class or function can be imported, here or in another process.
+
+    What a script defines itself is named by the script's file, since every process has another `__main__`.
+
+    :param named: The class or function.
+    """
+    module = getattr(named, "__module__", None) or "builtins"
+    if module == "__main__":
+        module = _name_of_script() or module
+    return f"{module}.{getattr(named, '__qualname__', type(named).__name__)}"
+
+
+def _name_of_script() -> str | None:
+    """The name under which the running script can be imported; `None`: a notebook or a console has none."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # python -m
+        return str(spec.name)
+    stem = "" if file is None else Path(file).stem
+    return stem if stem.isidentifier() else None
 
 
 def refuse_forbidden_path(path: str, where: str = "") -> None:

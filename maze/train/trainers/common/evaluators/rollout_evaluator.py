@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from maze.core.agent.policy import acting_in
+from maze.core.agent.policy import Policy, acting_in
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
@@ -23,7 +24,6 @@ from maze.train.trainers.common.model_selection.selection_criterion import Selec
 from maze.train.utils.plain_state import statistics_from_plain, statistics_to_plain
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class RolloutEvaluator(Evaluator):
         """State of the generators for drawing actions; None: nothing was evaluated yet."""
 
     @override(Evaluator)
-    def evaluate(self, policy: TorchPolicy) -> None:
+    def evaluate(self, policy: Policy) -> None:
         with _evaluation_mode(policy), self._own_generators(policy):
             if isinstance(self.eval_env, StructuredVectorEnv):
                 self._evaluate_vectorized(policy, self.eval_env)
@@ -111,8 +111,11 @@ class RolloutEvaluator(Evaluator):
         return quota
 
     @contextmanager
-    def _own_generators(self, policy: TorchPolicy) -> Iterator[None]:
-        """Context in which the policy draws from the evaluator's generators."""
+    def _own_generators(self, policy: Policy) -> Iterator[None]:
+        """Context in which a policy that is being trained draws from the evaluator's generators."""
+        if not isinstance(policy, TorchPolicy):
+            yield
+            return
         of_training = policy.rng_state()
         try:
             if self._rng_state is None:
@@ -124,7 +127,7 @@ class RolloutEvaluator(Evaluator):
         finally:
             policy.set_rng_state(of_training)
 
-    def _evaluate_vectorized(self, policy: TorchPolicy, env: StructuredVectorEnv) -> None:
+    def _evaluate_vectorized(self, policy: Policy, env: StructuredVectorEnv) -> None:
         act = acting_function(policy, env, self.deterministic)
         observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
         actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
@@ -143,7 +146,7 @@ class RolloutEvaluator(Evaluator):
         finally:
             env.episode_quota = None
 
-    def _evaluate_single(self, policy: TorchPolicy, env: Any) -> None:
+    def _evaluate_single(self, policy: Policy, env: Any) -> None:
         act = acting_in(env, policy, self.deterministic)
         observation = env.reset()
         env.clear_epoch_stats()
@@ -158,8 +161,11 @@ class RolloutEvaluator(Evaluator):
 
 
 @contextmanager
-def _evaluation_mode(policy: TorchPolicy) -> Iterator[None]:
+def _evaluation_mode(policy: Policy) -> Iterator[None]:
     """Switches the networks' dropout and the like off, and afterwards on again where they were."""
+    if not isinstance(policy, TorchPolicy):
+        yield
+        return
     networks: list[nn.Module] = list(policy.networks.values())
     trained = [network for network in networks if network.training]
     policy.eval()
