@@ -22,7 +22,7 @@ from hydra.types import RunMode
 
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, translated
-from maze.cli.play import played_run, rollout_arguments, write_pages
+from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.utils.console import lasting_console
@@ -154,7 +154,9 @@ def _main(command: list[str]) -> int:
         return _show(*shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     signals: list[int] = []
-    with ClaimedDirectories() as claimed:
+    from maze.cli.hydra_setup import project_importable
+
+    with ClaimedDirectories() as claimed, project_importable(command):
         try:
             played = played_run(command)
             if played is not None:
@@ -162,9 +164,6 @@ def _main(command: list[str]) -> int:
             overrides = with_own_algorithm([_readable_to_hydra(argument) for argument in command])
             with _as_command_of_this_process(_flags_first(overrides), signals):
                 _run_hydra()
-            if played is not None:
-                for directory in claimed.directories:
-                    write_pages(played[0], directory.path)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         except KeyboardInterrupt as interrupt:

@@ -18,6 +18,9 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 _BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+_NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
+_FIRST_OF_PATH = re.compile(_NAME.pattern + r"\.[^\W\d]")
+_NAMES_PACKAGES = re.compile(r"\+*(trusted_packages|env\.import)=")
 _KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 ENVIRONMENT_CONFIGS = (
@@ -41,6 +44,31 @@ def _make_tutorial_importable() -> None:
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
     if not _is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
+
+
+@contextmanager
+def project_importable(arguments: Sequence[str]) -> Iterator[None]:
+    """Context in which modules of the working directory can be imported, if the command itself names one.
+
+    Otherwise they cannot: the working directory may be a stranger's, and what lies in it must not run by itself.
+
+    :param arguments: The command's.
+    """
+    project = Path.cwd()
+    lies_here = (
+        (project / f"{name}.py").is_file() or (project / name / "__init__.py").is_file()
+        for argument in arguments
+        for pattern in (_FIRST_OF_PATH, *((_NAME,) if _NAMES_PACKAGES.match(argument) else ()))
+        for name in pattern.findall(argument.partition("=")[2])
+    )
+    if not any(lies_here):
+        yield
+        return
+    sys.path.append(str(project))  # last: what is installed is found first
+    try:
+        yield
+    finally:
+        sys.path.remove(str(project))
 
 
 def _is_importable(package: str) -> bool:

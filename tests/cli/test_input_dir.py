@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,9 +148,36 @@ def test_a_run_is_played_without_a_display_as_a_page(
     assert main(["--play", str(run), "runner.max_episode_steps=4"]) == 0
     said = capfd.readouterr().out
     assert "Rolling out with the most probable actions" in said
-    (page,) = tmp_path.glob("outputs/*/*/trajectory_data/*.html")
-    assert said.splitlines()[-1].endswith(f"Open the episode in a browser: {page}")
-    assert "an episode of its best policy" in page.read_text(encoding="utf-8")
+    (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
+    assert said.splitlines()[-1].endswith(f"to look at in a browser: {page}")
+    text = page.read_text(encoding="utf-8")
+    assert "Acrobot-v1, episode 1" in text
+    assert '"picture": 4' in text  # drawn while it ran: gymnasium environments draw no earlier states
+
+
+def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lane.py").write_text(
+        "import gymnasium\n\n\nclass Lane(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(0, 1, (1,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return self.observation_space.sample(), {}\n\n"
+        "    def step(self, action):\n"
+        "        return self.observation_space.sample(), 1.0, True, False, {}\n",
+        encoding="utf-8",
+    )
+    path = list(sys.path)
+    assert main(["-cn", "conf_train", "env._target_=lane.Lane", "algorithm=a2c", *TINY, "hydra.run.dir=run"]) == 0
+    sys.modules.pop("lane")
+    assert main([*ROLLOUT, "input_dir=run", "+trusted_packages=[lane]"]) == 0
+    assert sys.path == path
+    sys.modules.pop("lane")
+    capfd.readouterr()
+    assert main([*ROLLOUT, "input_dir=run"]) == 1  # what a run names is not looked for here
+    assert "lane.Lane" in capfd.readouterr().err
+    assert "lane" not in sys.modules
 
 
 def test_playing_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:

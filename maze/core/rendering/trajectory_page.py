@@ -13,11 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.offscreen import step_picture
 from maze.core.rendering.renderer import Renderer
 from maze.core.rendering.step_summary import step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
+from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.utils.files import atomic_write
 
 _NO_PICTURE = (
@@ -96,6 +98,26 @@ def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], i
         {**entry, "png": stored(entry["png"])} if "png" in entry else entry for entry in decision["observation"]
     ]
     return {**decision, "observation": observation}
+
+
+class TrajectoryPageWriter(TrajectoryWriter):
+    """Writes `<episode id>.html` for each finished episode.
+
+    :param directory: Directory of the pages; created with the first episode.
+    :param name: What the pages are called, before the number of the episode.
+    :param pages: Where the pages that were written are listed.
+    """
+
+    def __init__(self, directory: str | Path, name: str, pages: list[Path]) -> None:
+        self.directory = Path(directory)
+        self.name = name
+        self.pages = pages
+
+    @override(TrajectoryWriter)
+    def write(self, episode_record: StateTrajectoryRecord) -> None:
+        path = self.directory / f"{episode_record.id}.html"
+        title = f"{self.name}, episode {len(self.pages) + 1}"
+        self.pages.append(write_trajectory_page(episode_record, path, title=title))
 
 
 def _fill(template: str, **values: str) -> str:

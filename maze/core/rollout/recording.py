@@ -26,11 +26,15 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.rendering.trajectory_page import TrajectoryPageWriter
+from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import atomic_write
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
+from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 STATS_PATH = "rollout_stats"
 TRAJECTORY_DIR = Path("trajectory_data")
+PAGE_DIR = Path("episode_pages")
 EVENT_LOG_DIR = Path("event_logs")
 ACTION_RECORD_DIR = Path("action_records")
 
@@ -61,6 +66,8 @@ class EpisodeRecorder(LogStatsConsumer, LogEventsWriter):
     def __init__(self, env: Any = None) -> None:
         self._env = env
         self._n_cut_off = self._cut_off_so_far()
+        self.pages: list[Path] = []
+        """Pages of the episodes, in order."""
         self.last_stats: LogStats | None = None
         self.last_event_log: EpisodeEventLog | None = None
 
@@ -94,11 +101,16 @@ def _same_listeners(listeners: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def recorded(
-    env: Any, record_trajectory: bool, record_event_logs: bool, record_actions: bool = False
+    env: Any,
+    record_trajectory: bool,
+    record_event_logs: bool,
+    record_actions: bool = False,
+    record_pages: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
-    """Wraps an environment so that its episodes are recorded; trajectories and actions are written as episodes end.
+    """Wraps an environment so that its episodes are recorded; what is recorded of them is written as they end.
 
     :param env: A Maze environment.
+    :param record_pages: Write a page of each episode, and have gymnasium environments that can be drawn draw each step.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
     recorder = EpisodeRecorder(env)
@@ -112,15 +124,27 @@ def recorded(
         stack.callback(aggregator.remove_consumer, recorder)
         if record_event_logs:
             LogEventsWriterRegistry.register_writer(recorder)
+        writers: list[TrajectoryWriter] = []
         if record_trajectory:
-            writer = TrajectoryWriterFile(log_dir=TRAJECTORY_DIR)
+            writers.append(TrajectoryWriterFile(log_dir=TRAJECTORY_DIR))
+        if record_pages:
+            writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages))
+            if draws_frames_only(env):
+                env = FrameRecordingWrapper.wrap(env)
+        for writer in writers:
             TrajectoryWriterRegistry.register_writer(writer)
             stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)
-            if not isinstance(env, TrajectoryRecordingWrapper):
-                env = TrajectoryRecordingWrapper.wrap(env)
+        if writers and not isinstance(env, TrajectoryRecordingWrapper):
+            env = TrajectoryRecordingWrapper.wrap(env)
         if record_actions:
             env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
         yield env, recorder
+
+
+def _name_of(env: Any) -> str:
+    """The id of a gymnasium environment, or the class of another."""
+    spec = getattr(getattr(env.core_env, "env", None), "spec", None)
+    return str(spec.id) if spec is not None else type(base_maze_env(env)).__name__
 
 
 class RolloutReport:

@@ -12,6 +12,7 @@ class SequentialRolloutRunner(RolloutRunner):
     """Runs all episodes in this process, which makes rendering and debugging possible.
 
     :param render: Show the environment after each step; without a display, write pictures into `rendering`.
+    :param record_pages: Write each episode as a page for a browser into `episode_pages`.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class SequentialRolloutRunner(RolloutRunner):
         deterministic: bool = False,
         record_actions: bool = False,
         env_timeout: float | None = None,
+        record_pages: bool = False,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -35,6 +37,7 @@ class SequentialRolloutRunner(RolloutRunner):
             env_timeout,
         )
         self.render = render
+        self.record_pages = record_pages
         self._recorder: EpisodeRecorder | None = None
         self._report: RolloutReport | None = None
         self._progress: Progress | None = None
@@ -47,10 +50,9 @@ class SequentialRolloutRunner(RolloutRunner):
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         with (
-            recorded(maze_env, self.record_trajectory, self.record_event_logs, self.record_actions) as (
-                recorded_env,
-                self._recorder,
-            ),
+            recorded(
+                maze_env, self.record_trajectory, self.record_event_logs, self.record_actions, self.record_pages
+            ) as (recorded_env, self._recorder),
             Progress(self.n_episodes, "Rollouts") as self._progress,
         ):
             self.run_interaction_loop(
@@ -63,6 +65,8 @@ class SequentialRolloutRunner(RolloutRunner):
                 deterministic=self.deterministic,
             )
         self.stats, self.n_cut_off = self._report.publish(), self._report.n_cut_off
+        for page in self._recorder.pages:
+            print(f"An episode to look at in a browser: {page.absolute()}", flush=True)
 
     def update_progress(self) -> None:
         """Takes over what the finished episode recorded, and moves the progress bar."""

@@ -18,6 +18,20 @@ from maze.core.wrappers.wrapper import Wrapper
 _PICTURE_MODES = ("rgb_array", "rgb_array_list")
 
 
+def draws_frames_only(env: Any) -> bool:
+    """Whether an environment draws its current state alone, as pictures, and no frames are recorded of it yet.
+
+    :param env: A Maze environment.
+    """
+    if not isinstance(env.get_renderer(), GymRenderer):
+        return False
+    gym_env = env.core_env.env
+    if getattr(gym_env, "render_mode", None) in _PICTURE_MODES:
+        return True
+    can_be_made_again = getattr(gym_env, "spec", None) is not None
+    return can_be_made_again and "rgb_array" in gym_env.metadata.get("render_modes", [])
+
+
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Records a frame for each state of an episode, so that recorded trajectories can be viewed afterwards.
 
