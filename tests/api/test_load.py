@@ -86,7 +86,7 @@ def test_a_strangers_run_names_no_code(trained: RunContext, tmp_path: Path) -> N
     for name in ("state_dict.pt", "spaces_config.pkl", ".hydra/hydra.yaml"):
         os.link(Path(trained.run_dir) / name, run / name)
     text = (Path(trained.run_dir) / ".hydra" / "config.yaml").read_text(encoding="utf-8")
-    target = "maze.perception.models.custom_model_composer.CustomModelComposer"
+    target = "maze.perception.models.policies.ProbabilisticPolicyComposer"
     assert target in text
     (run / ".hydra" / "config.yaml").write_text(text.replace(target, "os.system"), encoding="utf-8")
     with pytest.raises(InvalidSpecificationError, match=r"names os\.system"):
