@@ -31,8 +31,7 @@ _EMBEDDING_DIM = 32
 _MOST_PLACES = 128
 """Up to so many numbers, the items of a set are passed on in their order as well."""
 _MOST_ATTENDING = 64
-"""Items of larger sets do not attend to each other, which costs the square of their number, and their layers are half
-as wide."""
+"""Items of larger sets do not attend to each other, which costs the square of their number."""
 _LARGE, _UNBOUNDED = 10.0, 1e6
 """Numbers with bounds in between are scaled to one."""
 _MOST_DETAILS = 64
@@ -235,12 +234,13 @@ def _action_items(
             for key in vectors
             if key not in own_masks and all(len(s[key]) == 1 and s[key][0] <= _MOST_DETAILS for s in shapes)
         ]
-        units = list(hidden_units) if space.n <= _MOST_ATTENDING else _half(hidden_units)
-        found[head] = {"observations": [*items, *vectors], "hidden_units": units, "non_lin": non_lin}
+        settings = {"hidden_units": _units_of_items(hidden_units), "non_lin": non_lin}
+        found[head] = {"observations": [*items, *vectors], **settings}
     return found
 
 
-def _half(hidden_units: Sequence[int]) -> list[int]:
+def _units_of_items(hidden_units: Sequence[int]) -> list[int]:
+    """Layers that each item of a set goes through are half as wide: there are many, and each says little."""
     return [(units + 1) // 2 for units in hidden_units]
 
 
@@ -369,9 +369,10 @@ def _modality(
     if isinstance(space, spaces.Box) and (layout := image_layout(space, shape)) is not None:
         return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
     if isinstance(space, spaces.Box) and len(shape) == 2 and shape[0] > 1:
+        dense = {**dense, "hidden_units": _units_of_items(dense["hidden_units"])}
         n_heads = _N_HEADS if dense["hidden_units"][-1] % _N_HEADS == 0 else 1
         if max(tuple(other.shape or ())[-2] for other in found) > _MOST_ATTENDING:
-            n_heads, dense = 0, {**dense, "hidden_units": _half(dense["hidden_units"])}
+            n_heads = 0
         keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
         return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
     if len(shape) > 1:

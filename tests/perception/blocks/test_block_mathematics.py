@@ -322,3 +322,21 @@ def test_masked_pixels_do_not_influence_the_attention_of_others():
     torch.testing.assert_close(first["weights"].sum(-1), torch.ones(1, 9))
     nothing = block({"x": image, "mask": torch.zeros(1, 3, 3)})
     assert (nothing["out"] == 0).all()
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_attention_among_the_items_of_a_set_is_that_of_torch(is_masked):
+    torch.manual_seed(0)
+    keys, shapes = (["x", "mask"], [(5, 3), (5,)]) if is_masked else ("x", (5, 3))
+    block = blocks.SetAttentionBlock(keys, "out", shapes, [8], num_heads=2, keep_places=False, non_lin=nn.Tanh)
+    reference = nn.MultiheadAttention(8, 2, batch_first=True)
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(block.query_key_value.weight)
+        reference.in_proj_bias.copy_(block.query_key_value.bias)
+        reference.out_proj.load_state_dict(block.attended.state_dict())
+    x, mask = torch.randn(4, 5, 3), torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0]] * 4)
+    features = block.dense_block.net(x * mask.unsqueeze(-1) if is_masked else x)
+    attended, _ = reference(features, features, features, key_padding_mask=mask <= 0 if is_masked else None)
+    items = (features + attended)[:, mask[0] > 0] if is_masked else features + attended
+    expected = torch.cat([items.mean(1), items.amax(1)], dim=-1)
+    torch.testing.assert_close(block({"x": x, "mask": mask})["out"], expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from maze.core.errors import ConfigAssertionError
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
-from maze.perception.blocks.tensor_functions import masked_attention
 from maze.perception.program.network_program import Array, Places, ProgramReader
+
+_EXCLUDED = -1e30
+"""Score of an item that is not to be looked at; finite, so that nothing becomes NaN where there is no other."""
 
 
 class SetAttentionBlock(ShapeNormalizationBlock):
@@ -68,7 +71,10 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         self.num_heads = num_heads
         self.keep_places = keep_places
         self.output_units = 2 * width + (n_items * self.in_shapes[0][-1] if keep_places else 0)
-        self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True) if num_heads else None
+        self.attention = _Attention(num_heads) if num_heads else None
+        # layers of their own, which a program can read
+        self.query_key_value = nn.Linear(width, 3 * width) if num_heads else None
+        self.attended = nn.Linear(width, width) if num_heads else None
 
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
@@ -78,23 +84,25 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             items = _PRESENT.in_torch(items, *masks)
         (features,) = self.dense_block({"items": items}).values()
         if self.attention is not None:
-            valid = masks[0] > 0 if masks else None
-            attended, _ = masked_attention(
-                self.attention, features, features, features, valid=valid, need_weights=False
-            )
-            features = features + attended
+            assert self.query_key_value is not None, "there are heads"
+            assert self.attended is not None, "there are heads"
+            found = self.attention.in_torch(self.query_key_value(features), *masks)
+            features = features + self.attended(found)
         pooled = _MEAN_AND_MAX.in_torch(features, *masks)
         if not self.keep_places:
             return {self.out_keys[0]: pooled}
         return {self.out_keys[0]: torch.cat([pooled, items.flatten(-2)], dim=-1)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        if self.attention is not None:
-            raise reader.unreadable()
         items, *masks = (inputs[key] for key in self.in_keys)
         if masks:
             items = reader.apply(_PRESENT, items, *masks)
         features = reader.layer(self.dense_block.net, items)
+        if self.attention is not None:
+            assert self.query_key_value is not None, "there are heads"
+            assert self.attended is not None, "there are heads"
+            found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks)
+            features = reader.apply(_SUM, features, reader.layer(self.attended, found))
         parts = [reader.apply(_MEAN_AND_MAX, features, *masks)]
         if self.keep_places:
             parts.append(reader.flatten(items, 2))
@@ -116,6 +124,46 @@ class _Present:
     def in_numpy(self, *arrays: Array) -> Array:
         present: Array = arrays[0] * (arrays[1] > 0)[..., np.newaxis]
         return present
+
+
+@dataclass(frozen=True)
+class _Sum:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + tensors[1]
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        total: Array = arrays[0] + arrays[1]
+        return total
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What each item finds at the others (Vaswani et al. 2017, eq. 1): `[..., n, 3 * width]` to `[..., n, width]`.
+
+    Items that a mask `[..., n]` excludes are not looked at; where it excludes all, the result says nothing.
+    """
+
+    n_heads: int
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        split = tensors[0].reshape(*tensors[0].shape[:-1], 3, self.n_heads, -1)
+        query, key, value = split.transpose(-4, -2).unbind(-3)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        if len(tensors) == 2:
+            scores = scores.masked_fill((tensors[1] <= 0)[..., None, None, :], _EXCLUDED)
+        found: torch.Tensor = scores.softmax(-1) @ value
+        return found.transpose(-3, -2).flatten(-2)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        split = arrays[0].reshape(*arrays[0].shape[:-1], 3, self.n_heads, -1).swapaxes(-4, -2)
+        query, key, value = (split[..., part, :, :] for part in range(3))
+        scores = query @ key.swapaxes(-1, -2) / np.float32(math.sqrt(query.shape[-1]))
+        if len(arrays) == 2:
+            scores = np.where((arrays[1] <= 0)[..., None, None, :], np.float32(_EXCLUDED), scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        found = (weights / weights.sum(axis=-1, keepdims=True)) @ value
+        joined: Array = found.swapaxes(-3, -2).reshape(*arrays[0].shape[:-1], -1)
+        return joined
 
 
 @dataclass(frozen=True)
@@ -145,4 +193,4 @@ class _MeanAndMax:
         return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
 
 
-_PRESENT, _MEAN_AND_MAX = _Present(), _MeanAndMax()
+_PRESENT, _MEAN_AND_MAX, _SUM = _Present(), _MeanAndMax(), _Sum()
