@@ -114,17 +114,20 @@ class Progress:
         content = self.text().encode()
         atomic_write(directory / PROGRESS_FILE, lambda file: file.write(content))
 
-    def take_over(self, earlier: Progress, before_step: float) -> float:
+    def take_over(self, earlier: Progress, step: float, path: str) -> float:
         """Puts rows of the run that this one goes on with before all others.
 
         :param earlier: Its table.
-        :param before_step: Log step with which this one begins.
+        :param step: Log step with which this one begins.
+        :param path: Prefix with which it begins; what the earlier run had logged before that in this log step stays.
         :return: The seconds after which the last of these rows was written.
         """
+        before = list(earlier.paths).index(path) if path in earlier.paths else len(earlier.paths)
+        same_step = list(earlier.paths)[:before]
         last = 0.0
-        for path, step, seconds, env_steps, values in earlier.rows():
-            if step < before_step:
-                self._append(path, step, seconds, env_steps, values)
+        for each, number, seconds, env_steps, values in earlier.rows():
+            if number < step or (number == step and each in same_step):
+                self._append(each, number, seconds, env_steps, values)
                 last = max(last, seconds)
         return last
 

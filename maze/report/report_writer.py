@@ -71,7 +71,7 @@ class ReportWriter(LogStatsWriter):
 
     def _add(self, path: str | None, step: int, stats: LogStats) -> None:
         if self._earlier is not None:
-            self._start -= self.progress.take_over(self._earlier, before_step=step)
+            self._start -= self.progress.take_over(self._earlier, step, path or "")
             self._earlier = None
         seconds = self._clock() - self._start
         self.progress.add(path, step, seconds, StatsContext.active().n_env_steps, stats)

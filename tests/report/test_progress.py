@@ -68,12 +68,22 @@ def test_no_table_of_a_training(tmp_path: Path, content: str | None) -> None:
         read_progress(tmp_path)
 
 
-def test_a_resumed_run_begins_with_the_rows_of_the_one_before() -> None:
+@pytest.mark.parametrize(
+    ("step", "path", "kept"),
+    [
+        (2, "train", [("eval", 1), ("train", 1)]),
+        (1, "train", [("eval", 1)]),  # it was evaluated before the training that is done again
+        (1, "eval", []),
+    ],
+)
+def test_a_resumed_run_begins_with_the_rows_of_the_one_before(
+    step: int, path: str, kept: list[tuple[str, int]]
+) -> None:
     progress = Progress()
-    assert progress.take_over(progress_of_two_epochs(), before_step=2) == 1.0
-    progress.add("train", 2, 3.0, 200, {MEAN: 5.0})
+    assert progress.take_over(progress_of_two_epochs(), step, path) == {0: 0.0, 1: 0.5, 2: 1.0}[len(kept)]
+    progress.add(path, step, 3.0, 200, {MEAN: 5.0})
     progress.finish_step()
-    assert [(path, step) for path, step, *_ in progress.rows()] == [("eval", 1), ("train", 1), ("train", 2)]
+    assert [(each, number) for each, number, *_ in progress.rows()] == [*kept, (path, step)]
 
 
 def test_categories_become_shares_and_vectors_become_quantiles_of_components() -> None:
