@@ -7,6 +7,8 @@ DEMO_DIR ?= outputs/demo
 
 # One thread per process: two processes with two threads each collapse on two cores.
 export OMP_NUM_THREADS ?= 1
+# The tests start hundreds of interpreters, which would compile hundreds of modules each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format bench clean help
 

@@ -98,13 +98,15 @@ TRAININGS = {
     "sac": ("Pendulum-v1", ()),
     "sacfd": ("Pendulum-v1", ("runner.initial_demonstration_trajectories.input_data={recorded}/trajectory_data",)),
 }
+WITH_BYTECODE = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Environment of processes that find modules compiled, as they do from the second start on."""
 SAYS_WHAT_IT_DOES = re.compile(r"-> .*(collecting|evaluating|epoch 1)")
 
 
 def seconds_of(code: str) -> float:
     """Seconds that a fresh interpreter takes for it, its own start included."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True, env=WITH_BYTECODE)
     return time.perf_counter() - start
 
 
@@ -153,6 +155,8 @@ def figures_of_starts(repeats: int) -> dict[str, float]:
         results = [seconds_to_import(module) for _ in range(repeats)]
         figures[f"import {module}"] = statistics.median(seconds for seconds, _ in results)
         assert not any(has_torch for _, has_torch in results), f"{module} imports torch"
+    for code in (HELP, PEER, RUN_CONTEXT):
+        seconds_of(code)  # compiles
     figures["maze-run --help"] = statistics.median(seconds_of(HELP) for _ in range(repeats))
     pairs = [(seconds_of(PEER), seconds_of(RUN_CONTEXT)) for _ in range(repeats)]
     figures["stable-baselines3 imported"] = statistics.median(peer for peer, _ in pairs)

@@ -19,7 +19,6 @@ from maze.perception.models.model_composer import (
     CriticKind,
     critic_composer_type,
 )
-from maze.perception.models.template_model_composer import TemplateModelComposer
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 
 _ACCEPTED: Mapping[CriticKind, type[Any]] = {
@@ -98,6 +97,7 @@ def _algorithm_class(cfg: DictConfig) -> type[AlgorithmConfig] | None:
 
 def _is_template(model: Any) -> bool:
     from maze.core.utils.factory import TARGET_KEY, Factory
+    from maze.perception.models.template_model_composer import TemplateModelComposer  # with all blocks
 
     target = model.get(TARGET_KEY) if isinstance(model, Mapping) else None
     if not isinstance(target, str):
