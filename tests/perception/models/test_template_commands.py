@@ -135,3 +135,23 @@ def test_a_recurrent_model_sees_the_last_steps_in_their_order():
     latest[:, :3] = 0.0
     assert not torch.equal(block({"observation": whole})["out"], block({"observation": latest})["out"])
     assert env.actor_id() == ActorID(0, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("env=dispatching", "model=auto"),
+        ("env=dispatching",),
+        ("env=pick_and_place", "model=auto"),
+        ("env=cutting_2d", "wrappers=cutting_2d", "model=auto"),
+        ("env=tutorial_cutting_2d_struct_masked", "wrappers=tutorial_cutting_2d", "model=auto"),
+        ("env.name=BrightSpotTest-v0",),
+    ],
+    ids=" ".join,
+)
+def test_no_environment_needs_a_line_of_model_configuration(arguments, tmp_path, capsys):
+    directory = train(tmp_path / "run", *arguments, "algorithm=a2c")
+    pictures = {path.stem.rpartition("_")[0] for path in directory.glob("*.pdf")}
+    assert pictures == {"policy", "critic"}
+    assert (directory / "model.yaml").is_file()
+    assert ("hands over to model=auto" in capsys.readouterr().out) == ("model=auto" not in arguments)
