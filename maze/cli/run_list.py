@@ -76,9 +76,13 @@ def _listed(run: Path, config: Path, cfg: Mapping[str, Any]) -> ListedRun:
 
 def environment_name(env: Any) -> str:
     """The name of the environment that a section of a configuration describes."""
+    from maze.core.utils.config_utils import gym_env_defaults
+
     section = env if isinstance(env, Mapping) else {}
-    name = section.get("name")
-    return name if isinstance(name, str) else str(section.get("_target_", env)).rpartition(".")[2]
+    name, target, defaults = section.get("name"), section.get("_target_", env), gym_env_defaults()
+    # Where only `env._target_` was changed, the default environment's name is still there.
+    is_left_over = target != defaults["_target_"] and name == defaults["name"]
+    return name if isinstance(name, str) and not is_left_over else str(target).rpartition(".")[2]
 
 
 def algorithm_name(algorithm: Any, run: Path) -> str:

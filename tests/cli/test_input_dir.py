@@ -171,7 +171,14 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
     path = list(sys.path)
     assert main(["-cn", "conf_train", "env._target_=lane.Lane", "algorithm=a2c", *TINY, "hydra.run.dir=run"]) == 0
     sys.modules.pop("lane")
-    assert main([*ROLLOUT, "input_dir=run", "+trusted_packages=[lane]"]) == 0
+    capfd.readouterr()
+    assert main(["--runs", "run"]) == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[:3] == ["run", "Lane", "a2c"]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--play", "run", "+trusted_packages=[lane]"]) == 0
+    (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
+    assert "Lane, episode 1" in page.read_text(encoding="utf-8")
     assert sys.path == path
     sys.modules.pop("lane")
     capfd.readouterr()

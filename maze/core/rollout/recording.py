@@ -142,9 +142,12 @@ def recorded(
 
 
 def _name_of(env: Any) -> str:
-    """The id of a gymnasium environment, or the class of another."""
-    spec = getattr(getattr(env.core_env, "env", None), "spec", None)
-    return str(spec.id) if spec is not None else type(base_maze_env(env)).__name__
+    """The id or class of a gymnasium environment, or the class of another."""
+    gym_env = getattr(env.core_env, "env", None)
+    if gym_env is None:
+        return type(base_maze_env(env)).__name__
+    spec = getattr(gym_env, "spec", None)
+    return str(spec.id) if spec is not None else type(getattr(gym_env, "unwrapped", gym_env)).__name__
 
 
 class RolloutReport:

@@ -127,11 +127,17 @@ def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
     """
     if env.get(TARGET_KEY) == _GYM_ENV:
         return dict(env)
-    from importlib.resources import files
-
-    defaults = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
+    defaults = gym_env_defaults()
     needed = {TARGET_KEY, *_required_arguments(env.get(TARGET_KEY))}
     return {key: value for key, value in env.items() if key in needed or key not in defaults or value != defaults[key]}
+
+
+def gym_env_defaults() -> Mapping[str, Any]:
+    """The default configuration of `env`, a gymnasium environment."""
+    from importlib.resources import files
+
+    defaults: Mapping[str, Any] = read_config(Path(str(files("maze.conf"))) / "env" / "gym_env.yaml")
+    return defaults
 
 
 def _required_arguments(target: Any) -> list[str]:
