@@ -88,15 +88,12 @@ def next_values_from(
     :param last_values: V of the observations after the last step, `[n_envs]`.
     :param final_values: V of the final observations of truncated episodes, by `(step, environment index)`.
     """
-    if isinstance(values, torch.Tensor):
-        next_tensor = torch.cat([values[1:], last_values.unsqueeze(0)]).detach().clone()
-        for index, value in (final_values or {}).items():
-            next_tensor[index] = value
-        return next_tensor
-    next_array = np.concatenate([values[1:], last_values[np.newaxis]])
+    following: Any = (values[1:], last_values[None])
+    is_tensor = isinstance(values, torch.Tensor)
+    next_values: Any = torch.cat(following).detach() if is_tensor else np.concatenate(following)
     for index, value in (final_values or {}).items():
-        next_array[index] = value
-    return next_array
+        next_values[index] = value
+    return next_values  # type: ignore[no-any-return]  # of the kind of the values
 
 
 class ActorStreams(NamedTuple):

@@ -149,13 +149,21 @@ class PlacedRunner(Runner):
         self, env_factory: Callable[[], Any] | None, n_envs: int, logging_prefix: str
     ) -> StructuredVectorEnv:
         assert env_factory is not None, "setup comes first"
-        env = self._make_env(env_factory, n_envs, logging_prefix)
+        env = self.create_distributed_env(env_factory, n_envs, logging_prefix)
         self._closing.append(env.close)
         env.seed(self.env_seeds(n_envs))
         return env
 
-    def _make_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
-        env: StructuredVectorEnv = self.placement.vector_env(env_factory, n_envs, logging_prefix)
+    def create_distributed_env(
+        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
+        """Builds a vector environment.
+
+        :param env_factory: Makes one environment.
+        :param concurrency: Number of environments.
+        :param logging_prefix: Where their statistics are logged.
+        """
+        env: StructuredVectorEnv = self.placement.vector_env(env_factory, concurrency, logging_prefix)
         return env
 
     def _make_actors(self, **arguments: Any) -> DistributedActors:

@@ -69,10 +69,12 @@ class BCRunner(TrainingRunner):
         return placement_of(cls.default_placement).vector_env(env_factory, eval_concurrency, logging_prefix)
 
     @override(TrainingRunner)
-    def _make_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
+    def create_distributed_env(
+        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
         if type(self.placement) is type(placement_of(self.default_placement)):
-            return self.create_distributed_eval_env(env_factory, n_envs, logging_prefix)
-        return super()._make_env(env_factory, n_envs, logging_prefix)
+            return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
+        return super().create_distributed_env(env_factory, concurrency, logging_prefix)
 
 
 @dataclass

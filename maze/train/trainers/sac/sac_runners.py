@@ -90,7 +90,7 @@ class SACRunner(TrainingRunner):
         :param eval_concurrency: Number of environments.
         :param logging_prefix: Where their statistics are logged.
         """
-        return super()._make_env(env_factory, eval_concurrency, logging_prefix)
+        return super().create_distributed_env(env_factory, eval_concurrency, logging_prefix)
 
     def create_distributed_rollout_workers(
         self,
@@ -118,8 +118,10 @@ class SACRunner(TrainingRunner):
         )
 
     @override(TrainingRunner)
-    def _make_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
-        return self.create_distributed_eval_env(env_factory, n_envs, logging_prefix)
+    def create_distributed_env(
+        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
+        return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
 
     @override(TrainingRunner)
     def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:

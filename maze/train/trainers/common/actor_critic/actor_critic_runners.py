@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
@@ -39,21 +38,6 @@ class ACRunner(TrainingRunner):
         for name, minimum in (("eval_repeats", 1), ("critic_burn_in_epochs", 0)):
             if getattr(self, name) is not None:
                 whole_number(f"runner.{name}", getattr(self, name), minimum)
-
-    def create_distributed_env(
-        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
-    ) -> StructuredVectorEnv:
-        """Builds a vector environment.
-
-        :param env_factory: Makes one environment.
-        :param concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
-        """
-        return super()._make_env(env_factory, concurrency, logging_prefix)
-
-    @override(TrainingRunner)
-    def _make_env(self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str) -> StructuredVectorEnv:
-        return self.create_distributed_env(env_factory, n_envs, logging_prefix)
 
     @override(TrainingRunner)
     def _checked_algorithm(self, algorithm: Any) -> AlgorithmConfig | None:
