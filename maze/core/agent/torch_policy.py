@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID, StepKeyType
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.distributions.dict import DictProbabilityDistribution
     from maze.distributions.distribution_mapper import DistributionMapper
 
 
@@ -318,3 +320,29 @@ def top_candidates(
         joint.sort(key=lambda candidate: -candidate[0])
         candidates = joint[:num_candidates]
     return [action for _, action in candidates], [probability for probability, _ in candidates]
+
+
+class InitialPolicy:
+    """A copy of a policy that no training changes.
+
+    :param policy: The policy as it is now.
+    """
+
+    def __init__(self, policy: TorchPolicy) -> None:
+        self.policy = copy.deepcopy(policy)
+        self.policy.eval()
+        for parameter in self.policy.parameters():
+            parameter.requires_grad_(False)
+
+    def divergence(
+        self, current: DictProbabilityDistribution, observation: Mapping[str, Any], actor_id: ActorID | None
+    ) -> torch.Tensor:
+        """KL(current || initial) of the joint actions, one value per observation, with the current policy's gradient.
+
+        :param current: Action distributions of the policy that is trained.
+        :param observation: What it was asked about, tensors `[B, ...]`, action masks included.
+        :param actor_id: Who acted.
+        """
+        with torch.no_grad():
+            initial = self.policy.compute_substep_policy_output(dict(observation), actor_id)
+        return current.joint_kl(initial.prob_dist)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
-from maze.core.agent.initial_policy import InitialPolicy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
-from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger

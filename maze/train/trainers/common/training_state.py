@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from maze.core.agent.initial_policy import InitialPolicy
-from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator
 from maze.core.utils.checkpoint import load_into, load_state

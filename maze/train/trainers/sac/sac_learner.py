@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from maze.core.agent.initial_policy import InitialPolicy
 from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.env.structured_env import ActorID
 from maze.train.trainers.common.learning import FlatAdam, Key, Losses, Name, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch

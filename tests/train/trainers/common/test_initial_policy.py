@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.initial_policy import InitialPolicy
-from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.utils.checkpoint import load_state
 from maze.distributions.distribution_mapper import DistributionMapper
