@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from maze.cli.errors import UsageError
+from maze.cli.hydra_setup import value_text
 
-FLAG = "--play"
+FLAG, VIDEO = "--play", "--video"
 
 
 def played_run(command: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -31,6 +33,8 @@ def rollout_arguments(run: str, further: Sequence[str]) -> list[str]:
     """
     from maze.core.rollout.rendering import has_display
 
+    if VIDEO in further:
+        return _film_arguments(run, further)
     shown = has_display()
     return [
         "policy=torch_policy",
@@ -45,3 +49,17 @@ def rollout_arguments(run: str, further: Sequence[str]) -> list[str]:
         f"runner.record_pages={str(not shown).lower()}",
         *further,
     ]
+
+
+def _film_arguments(run: str, further: Sequence[str]) -> list[str]:
+    """Arguments of the command that writes a film of the run.
+
+    :raises UsageError: The film has no name.
+    """
+    position = further.index(VIDEO)
+    film = "".join(further[position + 1 : position + 2])
+    if not film or "=" in film:
+        raise UsageError(f"{VIDEO}: name the film: maze-run {FLAG} {run} {VIDEO} episode.mp4 (or .gif)")
+    overrides = [*further[:position], *further[position + 2 :]]
+    named = [f"policies=[{value_text(run)}]", f"runner.video={value_text(Path(film).absolute())}"]
+    return ["-cn", "conf_inspect", *named, *overrides]

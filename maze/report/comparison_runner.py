@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
-from maze.core.rollout.rollout_runner import Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import atomic_write
@@ -121,24 +122,33 @@ class ComparisonRunner(Runner):
             input_dir=str(entry.get("input_dir") or ""),
         )
         env: Any = LogStatsWrapper.wrap(maze_env)
-        found: list[dict[str, float]] = []
-
-        def take_over() -> None:
-            found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))
-            progress.update()
-
         try:
-            RolloutRunner.run_interaction_loop(
-                env,
-                agent,
-                self.n_episodes,
-                episode_end_callback=take_over,
-                episode_seeds=self._seeds,
-                deterministic=self.deterministic,
-            )
+            return played_measures(env, agent, self._seeds, self.deterministic, progress.update)
         finally:
             env.close()
-        return found
+
+
+def played_measures(
+    env: Any, agent: Policy, seeds: EpisodeSeeds, deterministic: bool, episode_done: Callable[[], None]
+) -> list[dict[str, float]]:
+    """Plays episodes, and returns what :func:`measures_of` finds in each.
+
+    :param env: An environment with statistics.
+    :param agent: Acts.
+    :param seeds: Of each episode.
+    :param deterministic: Take the most probable actions.
+    :param episode_done: Called after each episode.
+    """
+    found: list[dict[str, float]] = []
+
+    def take_over() -> None:
+        found.append(measures_of(env.get_stats(LogStatsLevel.EPISODE).last_stats))
+        episode_done()
+
+    RolloutRunner.run_interaction_loop(
+        env, agent, len(seeds), episode_end_callback=take_over, episode_seeds=seeds, deterministic=deterministic
+    )
+    return found
 
 
 def measures_of(stats: LogStats) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,16 @@ from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.trajectory_page import write_trajectory_page
-from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.rollout.rollout_runner import Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
-from maze.report.comparison_runner import trainings_of
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.report.comparison import RETURN
+from maze.report.comparison_runner import played_measures, trainings_of
 from maze.report.inspection import inspected_episode
+from maze.report.video import check_video_file, write_video
 from maze.runner import Runner
 
 if TYPE_CHECKING:
@@ -27,26 +30,46 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
 
 EPISODE_FILE = "episode.html"
+_CHOICES: Mapping[str, Callable[[int], int]] = {
+    "best": lambda n: n - 1,
+    "worst": lambda n: 0,
+    "median": lambda n: (n - 1) // 2,
+}
+"""Place of the chosen episode among all, the worst one first."""
 
 
 @dataclass
 class InspectionRunner(Runner):
-    """Plays one episode and writes a page in which every decision can be looked at.
+    """Plays an episode and writes a page in which every decision can be looked at.
 
     :param policies: As those of a comparison. The first one acts; the others are asked what they would have done, with
         its wrappers, so that they have to understand the same observations.
     :param max_episode_steps: Steps after which the episode is cut off; 0: never.
     :param deterministic: Take the most probable actions.
+    :param n_episodes: How many episodes are played to choose from.
+    :param choose: Which of them is shown, by its return: `best`, `worst` or `median`.
+    :param video: A film of it, named by a file that ends in .mp4 or .gif; `None`: none.
+    :param frames_per_second: Steps in a second of the film.
     :param gamma: Discount factor of temporal-difference errors; `None`: that of the training, or 0.99.
     """
 
     policies: CollectionOfConfigType
     max_episode_steps: int = 0
     deterministic: bool = True
+    n_episodes: int = 1
+    choose: str = "median"
+    video: str | None = None
+    frames_per_second: int = 30
     gamma: float | None = None
 
     def __post_init__(self) -> None:
         self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=1)
+        self.frames_per_second = whole_number("runner.frames_per_second", self.frames_per_second, at_least=1)
+        if self.choose not in _CHOICES:
+            raise ConfigError(f"runner.choose: expected {', '.join(_CHOICES)}, found {self.choose!r}.")
+        if self.video is not None:
+            check_video_file(Path(self.video))
         if not isinstance(self.policies, Mapping) or not self.policies:
             raise ConfigError(
                 f"policies: expected the policy that acts, such as policies=[outputs/<name>/<time>], found "
@@ -68,8 +91,7 @@ class InspectionRunner(Runner):
         env: Any
         env, policy = self._built(acting, wrappers)
         others = {other: self._built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
-        env_seed = self.maze_seeding.generate_env_instance_seed()
-        agent_seed = self.maze_seeding.generate_agent_instance_seed()
+        env_seed, agent_seed = self._chosen_seeds(acting, wrappers)
         try:
             with suppress(ConfigError):  # it has a renderer of its own, or draws no pictures
                 env = FrameRecordingWrapper.wrap(env)
@@ -87,6 +109,30 @@ class InspectionRunner(Runner):
             episode.record, EPISODE_FILE, title=f"{name}, seed {env_seed}", decisions=episode.decisions
         )
         print(f"The episode is in {page.absolute()}; open it in a browser.", flush=True)
+        if self.video is not None:
+            film = write_video(episode.record, Path(self.video), self.frames_per_second)
+            print(f"Its film is {film.absolute()}.", flush=True)
+
+    def _chosen_seeds(self, acting: Mapping[str, Any], wrappers: Any) -> tuple[int, int]:
+        """Seeds of the environment and of the agent in the episode that is shown."""
+        seeding = self.maze_seeding
+        seeds = [
+            (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
+            for _ in range(self.n_episodes)
+        ]
+        if len(seeds) == 1:
+            return seeds[0]
+        maze_env, policy = self._built(acting, wrappers)
+        env: Any = LogStatsWrapper.wrap(maze_env)
+        try:
+            with Progress(len(seeds), "Episodes to choose from") as progress:
+                measures = played_measures(env, policy, seeds, self.deterministic, progress.update)
+        finally:
+            env.close()
+        ranked = sorted(range(len(seeds)), key=lambda episode: measures[episode][RETURN])
+        chosen = ranked[_CHOICES[self.choose](len(ranked))]
+        print(f"The {self.choose} of {len(seeds)} episodes has a return of {measures[chosen][RETURN]:.6g}.", flush=True)
+        return seeds[chosen]
 
     def _built(self, entry: Mapping[str, Any], wrappers: Any) -> tuple[Any, Any]:
         return RolloutRunner.init_env_and_agent(

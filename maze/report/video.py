@@ -1,0 +1,110 @@
+"""A recorded episode as a film."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import ConfigError, ConfigImportError
+from maze.core.rendering.offscreen import step_picture
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
+
+FORMATS = (".mp4", ".gif")
+
+
+def check_video_file(path: Path) -> None:
+    """Raises an error where a film cannot be written, before anything is played.
+
+    :param path: The film.
+    :raises ConfigError: It is of no known format.
+    :raises ConfigImportError: What encodes it is not installed.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"video: {path.name} is of no known format; expected a name that ends in .mp4 or .gif.")
+    if path.suffix.lower() == ".mp4":
+        _encoder()
+
+
+def write_video(episode: StateTrajectoryRecord, path: Path, frames_per_second: int = 30, dpi: int = 80) -> Path:
+    """Writes the pictures of an episode as MP4 (H.264) or GIF.
+
+    :param episode: The episode, with the renderer that draws its steps.
+    :param path: The file, whose ending says what is written.
+    :param frames_per_second: How many steps are shown in a second.
+    :param dpi: Dots per inch of what the renderer draws.
+    :raises ConfigError: The episode has no pictures.
+    """
+    check_video_file(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames = _frames(episode, dpi)
+    first = next(frames, None)
+    if first is None:
+        raise ConfigError(
+            f"video: episode {episode.id} has no pictures. Give the environment a renderer, or, if it is one of "
+            "gymnasium's, a render mode `rgb_array`."
+        )
+    if path.suffix.lower() == ".gif":
+        _write_gif(path, first, frames, frames_per_second)
+    else:
+        _write_mp4(path, first, frames, frames_per_second)
+    return path
+
+
+def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Colours `[height, width, 3]` of each step that is drawn."""
+    from PIL import Image
+
+    renderer = episode.renderer
+    for record in episode.step_records:
+        png = None if renderer is None else step_picture(renderer, record, dpi)
+        if png is not None:
+            yield np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+
+
+def _write_mp4(
+    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
+) -> None:
+    height, width = (size - size % 2 for size in first.shape[:2])  # the format wants even numbers
+    writer = _encoder().write_frames(str(path), (width, height), fps=frames_per_second, macro_block_size=2)
+    writer.send(None)
+    try:
+        for frame in (first, *rest):
+            writer.send(np.ascontiguousarray(_fitted(frame, height, width)))
+    finally:
+        writer.close()
+
+
+def _write_gif(
+    path: Path, first: np.ndarray[Any, Any], rest: Iterator[np.ndarray[Any, Any]], frames_per_second: int
+) -> None:
+    from PIL import Image
+
+    height, width = first.shape[:2]
+    others = [Image.fromarray(_fitted(frame, height, width)) for frame in rest]
+    duration = max(20, round(1000 / frames_per_second))  # viewers slow down what is faster
+    Image.fromarray(first).save(path, save_all=True, append_images=others, duration=duration, loop=0)
+
+
+def _fitted(frame: np.ndarray[Any, Any], height: int, width: int) -> np.ndarray[Any, Any]:
+    """A frame in the size of the film: cut off, or filled up with white."""
+    if frame.shape[:2] == (height, width):
+        return frame
+    fitted = np.full((height, width, 3), 255, np.uint8)
+    part = frame[:height, :width]
+    fitted[: part.shape[0], : part.shape[1]] = part
+    return fitted
+
+
+def _encoder() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise ConfigImportError(
+            "video: an MP4 needs imageio-ffmpeg, which brings its encoder: pip install 'maze-rl[video]'. A .gif needs "
+            "nothing."
+        ) from error
+    return imageio_ffmpeg
