@@ -42,7 +42,7 @@ def make_report(arguments: Sequence[str]) -> int:
     wanted = _parsed(arguments)
     places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.directories]
     if wanted.is_live:
-        serve(lambda: _page(places))
+        serve(lambda: _page(places, is_quick=True))
         return 0
     path = wanted.output or places[0] / REPORT_FILE
     _page(places).write(path)
@@ -59,13 +59,18 @@ def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
     return episode_command(find_run(wanted.directories[0], "--report")) if wanted.has_episode else None
 
 
-def _page(places: Sequence[Path]) -> Page:
-    """The page about what lies in directories of runs, of sweeps, or of several runs."""
+def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
+    """The page about what lies in directories of runs, of sweeps, or of several runs.
+
+    :param places: The directories.
+    :param is_quick: Leave out what takes a moment to find out: a page that is served is made every few seconds.
+    """
     runs = [run for place in places for run in (_runs_in(place) or [place])]
     trials = read_trials(places[0]) if len(places) == 1 else None
     if runs == list(places) and len(runs) == 1:
         run = _reported(runs[0])
-        return run_page(with_details(run.facts, runs[0]), run.progress, run.state, datetime.now())
+        facts = run.facts if is_quick else with_details(run.facts, runs[0])
+        return run_page(facts, run.progress, run.state, datetime.now())
     reported = [run for run in map(_reported_if_readable, runs) if run is not None]
     if not reported:
         raise MazeError(f"None of the {len(runs)} runs has statistics that can be read ({PROGRESS_FILE}).")
