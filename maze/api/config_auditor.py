@@ -10,8 +10,8 @@ from hydra.plugins.launcher import Launcher
 
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
-from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, did_you_mean
+from maze.core.utils.config_utils import is_environment
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.gym_adapters import refuse_vector_env
 from maze.core.wrappers.wrapper import Wrapper
@@ -199,13 +199,8 @@ def _check_component(name: str, value: Any) -> None:
             _algorithm_class(value)
         return
     if name == "env":
-        if isinstance(value, MazeEnv):
-            raise InvalidSpecificationError(
-                f"env: expected {_expected(name)}, got an instance of {type(value).__name__}. Several environments are "
-                "needed: pass a function that makes one, such as env=lambda: GymMazeEnv('CartPole-v1')."
-            )
         refuse_vector_env(value)
-        is_fine = callable(value)
+        is_fine = callable(value) or is_environment(value)
     elif name == "wrappers":
         is_fine = isinstance(value, Wrapper | list | tuple) or (isinstance(value, type) and issubclass(value, Wrapper))
     else:
@@ -217,7 +212,7 @@ def _check_component(name: str, value: Any) -> None:
 
 def _expected(name: str) -> str:
     if name == "env":
-        return "the name of a module, a mapping or a function that makes an environment"
+        return "the name of a module, a mapping, an environment, or a class or function that makes one"
     if name == "wrappers":
         return "the name of a module, or a mapping from wrappers to their arguments"
     kinds = " or ".join(kind.__name__ for kind in _OBJECTS[name])

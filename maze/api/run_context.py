@@ -59,7 +59,7 @@ class RunContext:
     >>> rc.config[RunMode.TRAINING].env.name
     'CartPole-v1'
 
-    :param env: Environment: id, module, mapping, class or a function that makes one.
+    :param env: Environment: id, module, mapping, class or function that makes one, or one to make copies of.
     :param run_dir: Directory to work in; one that holds an earlier run continues from its model. `None`: a new
         directory below `outputs`, as on the command line.
     :param wrappers: Wrappers: module or a mapping from wrappers (class, path or name) to their arguments.
@@ -79,7 +79,12 @@ class RunContext:
 
     def __init__(
         self,
-        env: str | Mapping[str, Any] | Callable[[], MazeEnv[Any] | gymnasium.Env[Any, Any]] | None = None,
+        env: str
+        | Mapping[str, Any]
+        | MazeEnv[Any]
+        | gymnasium.Env[Any, Any]
+        | Callable[[], MazeEnv[Any] | gymnasium.Env[Any, Any]]
+        | None = None,
         run_dir: str | None = None,
         wrappers: str | Mapping[str, Any] | Wrapper[Any] | None = None,
         algorithm: str | Mapping[str, Any] | AlgorithmConfig | None = None,

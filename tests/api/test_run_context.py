@@ -6,10 +6,12 @@ import random
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from omegaconf import OmegaConf
 from maze.api.run_context import RunContext
 from maze.api.utils import RunContextError, RunMode
 from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
@@ -90,6 +93,24 @@ def test_the_same_seeds_give_the_same_weights_as_another_run_context_and_as_the_
     assert_same_weights(weights(first), weights(second))
     assert_same_weights(weights(first), weights(directory))
     assert Path(first.run_dir).parent.name == "gym_env-flatten_concat-a2c-flatten_concat_shared-dev"
+
+
+def cart_position(env: Any) -> Any:
+    return (env.core_env.env if isinstance(env, GymMazeEnv) else env).unwrapped.state
+
+
+@pytest.mark.parametrize("make", [cartpole, lambda: gymnasium.make("CartPole-v1")], ids=["Maze", "gymnasium"])
+def test_of_an_environment_that_is_given_itself_copies_are_stepped(make: Callable[[], Any]) -> None:
+    env = make()
+    assert_same_weights(weights(trained(env=env)), weights(trained(env=make)))
+    assert cart_position(env) is None  # never reset
+
+
+def test_an_environment_that_cannot_be_copied_is_asked_for_as_a_function() -> None:
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.connection = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"env: .* this TimeLimit cannot be copied.*lock.*env=lambda"):
+        trained(env=env)
 
 
 def test_the_command_that_is_written_down_repeats_the_run(capfd: pytest.CaptureFixture[str]) -> None:

@@ -98,13 +98,13 @@ class EnvFactory:
         env = self.env
         if isinstance(env, Mapping):
             env = Factory(object).instantiate(_without_foreign_defaults(env), config_path="env")
-        elif isinstance(env, StructuredEnv) or _is_gymnasium_env(env):
-            env = copy.deepcopy(env)
+        elif is_environment(env):
+            env = _copy_of(env)
         elif isinstance(env, str):
             env = Factory(object).instantiate({TARGET_KEY: _GYM_ENV, "name": env}, config_path="env")
         elif callable(env):
             env = env()
-        if not isinstance(env, StructuredEnv) and _is_gymnasium_env(env):
+        if not isinstance(env, StructuredEnv) and is_environment(env):
             from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 
             env = GymMazeEnv(env)
@@ -149,10 +149,21 @@ def _required_arguments(target: Any) -> list[str]:
     return [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
 
 
-def _is_gymnasium_env(env: Any) -> bool:
+def is_environment(value: Any) -> bool:
+    """Whether something is a Maze or gymnasium environment, rather than what makes one."""
     import gymnasium
 
-    return isinstance(env, gymnasium.Env)
+    return isinstance(value, StructuredEnv | gymnasium.Env)
+
+
+def _copy_of(env: Any) -> Any:
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        raise ConfigError(
+            f"env: several environments are needed, and this {type(env).__name__} cannot be copied: {error}. Give a "
+            "class or function that makes one, such as env=lambda: ..."
+        ) from error
 
 
 def _shown(value: Any) -> str:
