@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from maze.cli.errors import UsageError
-from maze.cli.hydra_setup import value_text
 
 FLAG, VIDEO = "--play", "--video"
 
@@ -56,6 +55,8 @@ def _film_arguments(run: str, further: Sequence[str]) -> list[str]:
 
     :raises UsageError: The film has no name.
     """
+    from maze.cli.hydra_setup import value_text
+
     position = further.index(VIDEO)
     film = "".join(further[position + 1 : position + 2])
     if not film or "=" in film:
