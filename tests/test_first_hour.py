@@ -44,10 +44,8 @@ def run_directory(directory: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_first_page_runs_from_an_empty_directory_and_its_result_is_picked_up_again(tmp_path: Path) -> None:
-    short = {"algorithm.epoch_length": 1, "runner.concurrency": 2}
-    code = CODE.replace(STEPS, "n_steps=400)\n    rc.train(n_steps=200").replace(
-        'algorithm="ppo"', f'algorithm="ppo", overrides={short}'
-    )
+    short = '"algorithm.epoch_length": 1, "runner.concurrency": 2'
+    code = CODE.replace(STEPS, "n_steps=400)\n    rc.train(n_steps=200").replace('"algorithm.lr": 0.001', short)
     (tmp_path / "workshop.py").write_text(code, encoding="utf-8")
     printed = in_directory(tmp_path, sys.executable, "workshop.py")
 
