@@ -80,7 +80,7 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
 
     :param env: The environment.
     :param wrappers: For each the path of a class or function, a name in `gymnasium.wrappers`, or one of both mapped
-        to its arguments.
+        to its arguments, of which lists are given as tuples.
     :raises ConfigError: An entry is no wrapper with its arguments, or cannot wrap the environment.
     """
     from maze.core.utils.targets import locate
@@ -92,7 +92,11 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
         path, arguments = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
         wrapper = locate(path if "." in path else f"gymnasium.wrappers.{path}", where)
         try:
-            env = wrapper(env, **(arguments or {}))
+            # lists are all that a configuration can have, and shapes have to be tuples
+            given = {
+                key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()
+            }
+            env = wrapper(env, **given)
         except Exception as error:
             raise ConfigError(f"{where}: {path} cannot wrap {env}: {error}") from error
     return env

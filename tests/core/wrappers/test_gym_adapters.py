@@ -278,6 +278,8 @@ def test_wrappers_of_gymnasium_are_named_or_given_by_path_with_arguments():
     assert isinstance(env.core_env.env, gymnasium.wrappers.TransformReward)
     env.reset()
     assert [env.step({"action": i % 2})[2] for i in range(7)][-1]
+    reshaped = make_gym_maze_env("CartPole-v1", gym_wrappers=[{"ReshapeObservation": {"shape": [2, 2]}}])
+    assert reshaped.observation_space["observation"].shape == (2, 2)  # gymnasium insists on a tuple
     with pytest.raises(ConfigError, match=r"env.gym_wrappers\[0\]: TimeLimit cannot wrap"):
         make_gym_maze_env("CartPole-v1", gym_wrappers=["TimeLimit"])
 
