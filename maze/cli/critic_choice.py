@@ -8,9 +8,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.core.errors import ConfigError
+from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
 from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
 from maze.perception.models.model_composer import (
     CRITIC_OPTIONS,
@@ -19,6 +22,7 @@ from maze.perception.models.model_composer import (
     CriticKind,
     critic_composer_type,
 )
+from maze.perception.models.template_model_composer import TemplateModelComposer
 from maze.train.trainers.common.config_classes import AlgorithmConfig, algorithm_class
 
 _ACCEPTED: Mapping[CriticKind, type[Any]] = {
@@ -48,10 +52,12 @@ def choose_critic(cfg: DictConfig) -> None:
     brings_one = isinstance(model, DictConfig) and "critic" in model and not OmegaConf.is_interpolation(model, "critic")
     if is_named or brings_one or not isinstance(cfg.get("critic"), DictConfig):
         return
-    found = _composer_type(cfg.critic)
-    if found is None or issubclass(found, _WANTED[config_class.critic]):
+    found, composer, kind = _composer_type(cfg.critic), _model_composer(model), config_class.critic
+    # networks for sub-steps and agents that look different want critics that tell them apart
+    tells_too_little = issubclass(composer, AutoModelComposer) and found is SharedStateCriticComposer
+    if found is None or (issubclass(found, _WANTED[kind]) and not tells_too_little):
         return
-    option = CRITIC_OPTIONS[config_class.critic][_is_template(model)]
+    option = CRITIC_OPTIONS[kind][issubclass(composer, TemplateModelComposer)]
     with read_write(cfg), open_dict(cfg):
         cfg.critic = _shipped(option)
         if "hydra" in cfg and "critic" in cfg.hydra.runtime.choices:
@@ -95,17 +101,14 @@ def _algorithm_class(cfg: DictConfig) -> type[AlgorithmConfig] | None:
         return None  # which is told when the configuration is checked
 
 
-def _is_template(model: Any) -> bool:
-    from maze.core.utils.factory import TARGET_KEY, Factory
-    from maze.perception.models.template_model_composer import TemplateModelComposer  # with all blocks
-
+def _model_composer(model: Any) -> type[BaseModelComposer]:
+    """Its class; the base class where it cannot be told."""
+    factory = Factory(BaseModelComposer)  # type: ignore[type-abstract]  # the target is a concrete one
     target = model.get(TARGET_KEY) if isinstance(model, Mapping) else None
-    if not isinstance(target, str):
-        return False
     try:
-        return issubclass(Factory(BaseModelComposer).type_from_name(target), TemplateModelComposer)  # type: ignore[type-abstract]
+        return factory.type_from_name(target) if isinstance(target, str) else BaseModelComposer
     except ConfigError:
-        return False
+        return BaseModelComposer
 
 
 def _shipped(option: str) -> Any:

@@ -24,7 +24,7 @@ def configured(**arguments: Any) -> Any:
     ("algorithm", "model", "composer", "has_networks"),
     [
         ("ppo", "flatten_concat", "SharedStateCriticComposer", True),
-        ("ppo", "auto", "SharedStateCriticComposer", True),
+        ("ppo", "auto", "StateCriticComposer", False),
         ("ppo", "vector_obs", "SharedStateCriticComposer", True),
         ("sac", "flatten_concat", "StateActionCriticComposer", True),
         ("sac", "auto", "StateActionCriticComposer", False),

@@ -15,7 +15,9 @@ from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, plain_container
-from maze.perception.models.model_composer import BaseModelComposer, check_keys
+from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
+from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
+from maze.perception.models.model_composer import BaseModelComposer, check_keys, critic_composer_type
 from maze.perception.models.template_model_composer import TemplateModelComposer
 
 if TYPE_CHECKING:
@@ -493,6 +495,18 @@ def flat_networks(part: Any) -> list[Mapping[str, Any]]:
     listed = list(networks.values() if isinstance(networks, Mapping) else networks or [])
     targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else None for network in listed]
     return listed if all(isinstance(path, str) and path.startswith(_FLATTEN_CONCAT) for path in targets) else []
+
+
+def told_apart(critic: Any) -> Any:
+    """The configuration of a critic that values each sub-step and agent by itself, where one was to see them all flat.
+
+    :param critic: The configuration of the critic.
+    """
+    critic = plain_container(critic)
+    is_flat_shared = isinstance(critic, Mapping) and flat_networks(critic) and not critic.get("stack_observations")
+    if not is_flat_shared or critic_composer_type(critic) is not SharedStateCriticComposer:
+        return critic
+    return {TARGET_KEY: f"{StepStateCriticComposer.__module__}.{StepStateCriticComposer.__qualname__}"}
 
 
 def without_flat_networks(part: Any) -> Any:

@@ -14,6 +14,7 @@ from maze.perception.models.auto_model_composer import (
     flat_networks,
     is_flat,
     recognised_masks,
+    told_apart,
     without_flat_networks,
 )
 from maze.perception.models.custom_model_composer import CustomModelComposer
@@ -29,9 +30,9 @@ class FlattenConcatModelComposer(BaseModelComposer):
     """Builds the networks that are named, as long as flattening and concatenating does justice to the spaces.
 
     Otherwise, where the networks are those of `flatten_concat`, an
-    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their width and activation:
-    where observations are more than flat vectors, where one of them is an action mask, or where there are sub-steps
-    without a network. :meth:`save_models` says so.
+    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their width and activation,
+    and with a critic for each sub-step: where observations are more than flat vectors, where one of them is an action
+    mask, or where there are sub-steps without a network. :meth:`save_models` says so.
 
     :param action_spaces_dict: Action spaces by step key.
     :param observation_spaces_dict: Observation spaces by step key.
@@ -57,7 +58,9 @@ class FlattenConcatModelComposer(BaseModelComposer):
         """Why the model follows from the spaces; empty: it does not."""
         self._composer: BaseModelComposer
         if self.handed_over:
-            self._composer = AutoModelComposer(*given, without_flat_networks(policy), critic, **_settings(networks[0]))
+            self._composer = AutoModelComposer(
+                *given, without_flat_networks(policy), told_apart(critic), **_settings(networks[0])
+            )
         else:
             self._composer = CustomModelComposer(*given, policy, critic)
 
