@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads
@@ -86,14 +87,22 @@ def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyTy
     try:
         for key in policy.networks:
             actor = ActorID(*key) if isinstance(key, tuple) else ActorID(key, 0)
-            observation = {
-                name: np.zeros((1, *space.shape), space.dtype)
-                for name, space in observation_spaces_dict[actor.step_key].items()
-            }
+            spaces_of_step = observation_spaces_dict[actor.step_key]
+            observation = {name: _usual_row(space) for name, space in spaces_of_step.items()}
             population.act(actor, observation, slice(0, 1))
     except RuntimeError as error:  # vmap's way of saying that an operation cannot be mapped
         return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
     return None
+
+
+def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
+    """One row of ones as far as they are in the space: a mask of zeros would permit no action."""
+    row = np.ones((1, *(space.shape or ())), space.dtype)
+    if isinstance(space, spaces.Box):
+        return np.clip(row, space.low, space.high)
+    if isinstance(space, spaces.MultiBinary):
+        return row
+    return row * getattr(space, "start", 0)  # Discrete and MultiDiscrete
 
 
 def _network_function(
