@@ -168,8 +168,8 @@ def test_a_file_and_a_class_of_one_algorithm_are_merged_without_a_remark_of_hydr
 def test_a_gymnasium_class_of_ones_own_is_rolled_out_as_it_is_trained(
     runner: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "your_project" / "__init__.py").touch()
-    (tmp_path / "your_project" / "lever.py").write_text(
+    module = f"lever_{runner.partition('=')[2]}"  # of its own: modules stay imported
+    (tmp_path / f"{module}.py").write_text(
         "import gymnasium\n\n\n"
         "class Lever(gymnasium.Env):\n"
         "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n\n"
@@ -182,7 +182,7 @@ def test_a_gymnasium_class_of_ones_own_is_rolled_out_as_it_is_trained(
         "        self.steps += 1\n"
         "        return action, 1.0, self.steps == self.length, False, {}\n"
     )
-    env = ["env._target_=your_project.lever.Lever", "+env.length=5"]
+    env = [f"env._target_={module}.Lever", "+env.length=5"]
     assert main([*env, runner, *SHORT_ROLLOUT]) == 0
     assert re.search(r"reward +max +\| +5\.000", capfd.readouterr().out)
 

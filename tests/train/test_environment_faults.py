@@ -275,7 +275,10 @@ def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_what_is_being_done_is_said_before_the_third_step(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_being_done_is_said_before_the_third_step(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert isinstance(run(name, "dev", "raise in step").error, MazeError)
     work = r"-> ((epoch 1: )?collecting [\d,]+ (environment steps|episodes)|evaluating the policy|epoch 1: \d+ updates)"
     assert re.search(rf"^{work}.* \.\.\.$", capsys.readouterr().out, re.MULTILINE)

@@ -9,6 +9,7 @@ import pytest
 
 from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.errors import EnvironmentContractError
+from maze.core.log_stats.log_stats import StatsContext
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, RewardWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -99,6 +100,13 @@ BROKEN = {
     "BrokenRewardWrapper.reward": lambda: BrokenRewardWrapper.wrap(cutting_env()),
     "BrokenActionWrapper.action": lambda: BrokenActionWrapper.wrap(cutting_env()),
 }
+
+
+@pytest.fixture(autouse=True)
+def statistics_of_their_own():
+    """Steps that fail leave statistics behind that nobody else is to finish."""
+    with StatsContext():
+        yield
 
 
 @pytest.mark.parametrize("origin", BROKEN)

@@ -52,4 +52,4 @@ def test_an_episode_of_an_own_environment_becomes_a_page(
     assert main(["-cn", "conf_train", *OWN, *tiny, *short, limit, "hydra.run.dir=trained"]) == 0
     assert main(["--play", "trained", "runner.max_episode_steps=3", "hydra.run.dir=played"]) == 0
     assert "No page of the episode" not in capfd.readouterr().out
-    assert list(Path("played/trajectory_data").glob("*.html"))
+    assert list(Path("played/episode_pages").glob("*.html"))
