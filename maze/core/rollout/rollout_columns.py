@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.returns import has_known_reward
 from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError, NonFiniteError
@@ -432,3 +431,12 @@ def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     """
     counts = list(agent_counts_dict.values())
     return sum(counts) if all(count > 0 for count in counts) else 1
+
+
+def has_known_reward(step_complete: np.ndarray) -> np.ndarray:
+    """Where actors have been told their rewards, which is when a step is completed: not in one that is under way still.
+
+    :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
+    """
+    known: np.ndarray = np.logical_or.accumulate(step_complete[::-1], axis=0)[::-1]
+    return known

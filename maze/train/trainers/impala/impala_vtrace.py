@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from maze.core.annotations import override
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Streams
+from maze.core.rollout.rollout_streams import Streams
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from maze.core.agent.returns import actor_streams, gae
+from maze.core.agent.returns import gae
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
+from maze.core.rollout.rollout_streams import actor_streams
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 

@@ -199,7 +199,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _add_policy_terms(self, losses: ActorCriticLosses, part: AlignedSubsteps, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self._critic_learns_alone
-        log_probs = outputs.joint_log_probs_for_actions(part.actions)
+        log_probs = outputs.joint_log_probs_for_actions(part.record.actions)
         for index, output in enumerate(outputs.substep_outputs):
             key, advantage = part.record.substep_keys[index], part.advantages[index]
             if config.advantage_normalization:

@@ -1,27 +1,26 @@
 """From a rollout as it was collected to minibatches with advantages and targets.
 
 Policy and critic are asked about a whole rollout at once. Their answers become streams, sequences of decisions in the
-order of time, which a return function (GAE, V-trace) turns into advantages and targets. Where all environments take
-the same sub-steps, the rows of the networks lie in a stream as they are; otherwise they are found by index.
+order of time, which a return function (GAE, V-trace) turns into advantages and targets.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import actor_streams, gae, has_known_reward, next_values_from
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
+from maze.core.agent.returns import gae
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic
 from maze.core.annotations import override
-from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_tensors import Index, Place, numbered_actors, open_ends, records_by_policy
+from maze.core.rollout.rollout_streams import PolicyRows, Streams, rollout_streams
+from maze.core.rollout.rollout_tensors import Index, records_by_policy
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 
@@ -60,14 +59,6 @@ class AlignedSubsteps:
     def n_rows(self) -> int:
         """Number of environment steps (of one policy's actions, where there is a single sub-step)."""
         return len(self.advantages[0])
-
-    @property
-    def actions(self) -> list[dict[str, Tensor]]:
-        """Actions of each sub-step.
-
-        :return: Each `[batch, *space.shape]` by head.
-        """
-        return self.record.actions
 
     def rows(self, rows: Tensor | slice) -> AlignedSubsteps:
         """A selection: views for a slice, copies for a tensor of indices `[n_selected]`."""
@@ -120,30 +111,6 @@ class RolloutBatch:
 
 
 # -- returns ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Streams:
-    """Sequences of decisions, time-major `[n_times, n_sequences]`, without gradients.
-
-    Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
-    """
-
-    values: list[Tensor]
-    """V before each decision."""
-    next_values: list[Tensor]
-    """V after it, of the final observation where an episode was cut off. Not even finite where one terminated."""
-    rewards: list[Tensor]
-    has_own_rewards: bool
-    """Whether the values of a sub-step predict its own entry of the rewards; otherwise they predict the sum."""
-    terminated: Tensor
-    truncated: Tensor
-    step_complete: Tensor | None = None
-    """Where time passes, so that the discount applies; `None`: everywhere."""
-    acts: Tensor | None = None
-    """Where decisions are, if not everywhere, see :func:`~maze.core.agent.returns.actor_streams`."""
-    log_rhos: list[Tensor] = field(default_factory=list)
-    """Logarithms of the importance weights by sub-step, if a return function asked for them."""
 
 
 @dataclass
@@ -218,42 +185,17 @@ def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: Ret
             "the actors of this environment vary. Use a step or a shared critic."
         )
     records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
-    groups = [_asked(model, record, index, returns) for record, index in records]
+    asked = [_asked(model, record, index, returns) for record, index in records]
     with torch.no_grad():
-        if columns.is_dense() or columns.actor_rewards is None or not isinstance(critic, TorchStepStateCritic):
-            streams = _streams(model, columns, groups)
-        else:
-            streams = _streams_of_actors(model, columns, groups, returns.gamma)
-        found = returns(critic, streams)
-        parts = [group.with_returns(found) for group in groups]
+        found = returns(critic, rollout_streams(model, columns, [rows for _, rows in asked], returns.gamma))
+        parts = [_with_returns(part, rows, found) for part, rows in asked]
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
-
-
-@dataclass
-class _Group:
-    """What one policy network did, in the order of time; in a dense rollout, what all of them did."""
-
-    part: AlignedSubsteps
-    """Still without advantages and targets."""
-    index: Index | None
-    """Time and sequence of its rows in the streams; `None`: everywhere, in the order of the stream."""
-    log_rhos: list[Tensor]
-    is_known: np.ndarray | None = None
-    """Rows whose rewards are known; `None`: all of them."""
-
-    def with_returns(self, found: Returns) -> AlignedSubsteps:
-        advantages, targets = (
-            [_rows_in(stream, self.index) for stream in streams] for streams in (found.advantages, found.targets)
-        )
-        part = replace(self.part, advantages=advantages, targets=targets)
-        if self.is_known is None or self.is_known.all():
-            return part
-        return part.rows(torch.from_numpy(np.flatnonzero(self.is_known)).to(advantages[0].device))
 
 
 def _asked(
     model: TorchActorCritic, record: StructuredSpacesRecord, index: Index | None, returns: ReturnFunction
-) -> _Group:
+) -> tuple[AlignedSubsteps, PolicyRows]:
+    """All that one policy did, still without advantages and targets, and what goes into the streams."""
     keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
     with torch.set_grad_enabled(keeps_outputs):
         outputs = policy_output, critic_output = model.compute_actor_critic_output(record)
@@ -265,116 +207,13 @@ def _asked(
             behaviour = [(distribution(one.logits, 1.0), one.action) for one in record.substep_records]  # type: ignore[arg-type]  # tensors
             old_log_probs = [policy.joint_log_prob(action) for policy, action in behaviour]  # type: ignore[arg-type]  # tensors
             log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
-        part = AlignedSubsteps(record, [], old_log_probs, [], critic_output.detached_values)
-    return _Group(replace(part, outputs=outputs) if keeps_outputs else part, index, log_rhos)
+    values = critic_output.detached_values
+    part = AlignedSubsteps(record, [], old_log_probs, [], values, outputs if keeps_outputs else None)
+    return part, PolicyRows(record.substep_records, values, log_rhos, index)
 
 
-def _streams(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group]) -> Streams:
-    """Environment steps of a dense rollout, or else ticks of all actors together."""
-    substeps = groups[0].part.record.substep_records
-    n_substeps = len(substeps)
-    shape = (columns.n_ticks // n_substeps, columns.n_envs)
-    values = _in_streams(groups, [group.part.old_values for group in groups], shape)
-    ends = _values_at_ends(model, columns, substeps if n_substeps > 1 else ())
-    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
-    final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
-    next_values = [next_values_from(value, last.to(value), final) for value in values]
-
-    def by_substep(array: np.ndarray) -> list[Tensor]:
-        return [torch.from_numpy(array[position::n_substeps]).to(model.device) for position in range(n_substeps)]
-
-    rewards = by_substep(columns.rewards)
-    has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
-    if has_own_rewards and columns.actor_rewards is not None:
-        rewards = by_substep(columns.actor_rewards)
-        next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
-    elif has_own_rewards:
-        rewards = [torch.stack(rewards).sum(0)] * n_substeps
-    terminated, truncated = (torch.stack(by_substep(a)).any(0) for a in (columns.terminated, columns.truncated))
-    complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
-    log_rhos = _in_streams(groups, [group.log_rhos for group in groups], shape)
-    return Streams(values, next_values, rewards, has_own_rewards, terminated, truncated, complete, log_rhos=log_rhos)
-
-
-def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
-    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
-    next_values = torch.cat([values[1:], values[-1:]])
-    for place in final:
-        next_values[place] = values[place]
-    return next_values
-
-
-def _streams_of_actors(model: TorchActorCritic, columns: RolloutColumns, groups: list[_Group], gamma: float) -> Streams:
-    """Actors with rewards of their own, and a critic that predicts them: each actor of an environment is a stream.
-
-    The last decisions of a rollout may have no reward yet. Nothing is learned from them, but their values are what
-    follows the decisions before.
-    """
-    assert columns.actor_rewards is not None
-    numbers, actors = numbered_actors(columns)
-    acts = actors[..., np.newaxis] == np.arange(len(numbers))
-    answers = [[*group.part.old_values, *group.log_rhos] for group in groups]
-    values, *log_rhos = (stream.cpu().numpy() for stream in _in_streams(groups, answers, actors.shape))
-    ends = {
-        place: (numbers[actor], value)
-        for place, (actor, value) in _values_at_ends(model, columns).items()
-        if actor in numbers
-    }
-    complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
-    own = actor_streams(values, acts, ends, terminated, truncated, complete, gamma, *log_rhos)
-    is_known = has_known_reward(complete)
-    is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
-    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
-    for group in groups:
-        assert group.index is not None
-        ticks, envs = group.index
-        group.is_known = is_known[ticks, envs]
-        group.index = (ticks, envs * len(numbers) + actors[ticks, envs])
-
-    def stream(grid: np.ndarray) -> Tensor:
-        """Environments times actors are the sequences; what is common to all actors of an environment is repeated."""
-        filled = np.broadcast_to(grid if grid.ndim == 3 else grid[..., np.newaxis], acts.shape)
-        return torch.from_numpy(filled.reshape(len(filled), -1).copy()).to(model.device)
-
-    return Streams(
-        values=[stream(own.values)],
-        next_values=[stream(own.next_values)],
-        rewards=[stream(np.where(acts, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
-        has_own_rewards=True,
-        terminated=stream(terminated[..., np.newaxis] | has_left),
-        truncated=stream(truncated | is_last_known),
-        step_complete=stream(complete),
-        acts=stream(acts),
-        log_rhos=[stream(own.log_rhos)] if log_rhos else [],
-    )
-
-
-def _values_at_ends(
-    model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] = ()
-) -> dict[Place, tuple[ActorID, float]]:
-    """Who would have acted next, and its value: after the rollout (time `n_ticks`), and where episodes were cut off."""
-    ends: dict[Place, tuple[ActorID, float]] = {}
-    for actor, places, observation, known, position in open_ends(columns, substeps):
-        values = model.bootstrap_values(observation, actor, known, position).cpu().tolist()
-        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
-    return ends
-
-
-def _in_streams(groups: list[_Group], answers: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
-    """What the networks said about each row, in the order of time `[n_times, n_envs]`; by output of a network."""
-    if groups[0].index is None:
-        return [rows.reshape(shape) for rows in answers[0]]
-    streams = []
-    for of_groups in zip(*answers, strict=True):
-        stream = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
-        for group, rows in zip(groups, of_groups, strict=True):
-            stream[group.index] = rows.cpu().numpy()
-        streams.append(torch.from_numpy(stream).to(of_groups[0].device))
-    return streams
-
-
-def _rows_in(stream: Tensor, index: Index | None) -> Tensor:
-    """The opposite: what a stream holds for each row of a group."""
-    if index is None:
-        return stream.flatten()
-    return torch.from_numpy(stream.cpu().numpy()[index]).to(stream.device)
+def _with_returns(part: AlignedSubsteps, rows: PolicyRows, found: Returns) -> AlignedSubsteps:
+    part = replace(part, advantages=rows.of(found.advantages), targets=rows.of(found.targets))
+    if rows.is_known is None or rows.is_known.all():
+        return part
+    return part.rows(torch.from_numpy(np.flatnonzero(rows.is_known)).to(part.advantages[0].device))
