@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from maze.core.annotations import override
 from maze.core.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    pass
+    from maze.train.trainers.common.torch_optimizer import TorchOptimizer
 
 Key = Any
 """What a number belongs to: a sub-step, a critic, an action head."""
@@ -58,26 +57,7 @@ class Losses:
                     yield event, key, entry
 
 
-class NetworkOptimizer(Protocol):
-    """What takes steps: :class:`FlatAdam`, or an optimizer of torch (`torch_optimizer.py`)."""
-
-    def zero_grad(self) -> None:
-        """Clears all gradients."""
-
-    def gradient_norms(self) -> dict[Name, Tensor]:
-        """Euclidean norm of the gradient of each network.
-
-        :return: Scalars `[]` by name.
-        """
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiplies all gradients."""
-
-    def step(self, frozen: Iterable[Name] = ()) -> None:
-        """Takes a step, but for the networks that stay as they are."""
-
-
-class FlatAdam(NetworkOptimizer):
+class FlatAdam:
     """Adam over networks whose parameters lie one after the other in memory.
 
     For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
@@ -115,23 +95,23 @@ class FlatAdam(NetworkOptimizer):
         for network in self._networks.values():
             network.tie()
 
-    @override(NetworkOptimizer)
     def zero_grad(self) -> None:
+        """Clears all gradients."""
         for network in self._networks.values():
             network.gradient.zero_()
 
-    @override(NetworkOptimizer)
     def gradient_norms(self) -> dict[Any, Tensor]:
+        """Euclidean norm of the gradient of each network, scalars `[]`."""
         return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
 
-    @override(NetworkOptimizer)
     def scale_gradients(self, factor: float) -> None:
+        """Multiplies all gradients."""
         for network in self._networks.values():
             network.gradient.mul_(factor)
 
-    @override(NetworkOptimizer)
     @torch.no_grad()
     def step(self, frozen: Iterable[Any] = ()) -> None:
+        """Takes a step, but for the networks that stay as they are."""
         left_out = set(frozen)
         moved = [network for name, network in self._networks.items() if name not in left_out]
         if not moved:
@@ -208,7 +188,7 @@ class _FlatNetwork:
 
 def gradient_step(
     losses: Losses,
-    optimizer: NetworkOptimizer,
+    optimizer: FlatAdam | TorchOptimizer,
     max_grad_norm: float = 0.0,
     *,
     inputs: Sequence[Tensor] | None = None,

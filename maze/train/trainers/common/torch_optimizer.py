@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maze.core.annotations import override
-from maze.train.trainers.common.learning import Name, NetworkOptimizer
+from maze.train.trainers.common.learning import Name
 
 
-class TorchOptimizer(NetworkOptimizer):
-    """An optimizer of torch, of any kind.
+class TorchOptimizer:
+    """An optimizer of torch, of any kind, with the methods of :class:`~maze.train.trainers.common.learning.FlatAdam`.
 
     :param optimizer: The optimizer.
     :param networks: The networks whose gradients are looked at, all of whose parameters it has.
@@ -24,23 +23,19 @@ class TorchOptimizer(NetworkOptimizer):
         self._parameters = {name: list(network.parameters()) for name, network in networks.items()}
         self._device = optimizer.param_groups[0]["params"][0].device
 
-    @override(NetworkOptimizer)
     def zero_grad(self) -> None:
         self._optimizer.zero_grad()
 
-    @override(NetworkOptimizer)
     def gradient_norms(self) -> dict[Name, Tensor]:
         return {
             name: nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).to(self._device)
             for name, parameters in self._parameters.items()
         }
 
-    @override(NetworkOptimizer)
     def scale_gradients(self, factor: float) -> None:
         for parameter in self._with_gradients(self._parameters):
             parameter.grad.mul_(factor)  # type: ignore[union-attr]  # those that have one
 
-    @override(NetworkOptimizer)
     def step(self, frozen: Iterable[Name] = ()) -> None:
         for parameter in self._with_gradients(frozen):
             parameter.grad = None  # optimizers leave out what has none

@@ -11,7 +11,7 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, MazeError
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.training_session import TrainingSession
@@ -251,15 +251,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         :param repeats: How often.
         :raises ConfigError: There is no evaluator.
         """
-        if self.evaluator is None:
-            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
-        try:
-            with self.evaluator.choosing(deterministic):
-                for _ in range(repeats):
-                    self.evaluator.evaluate(self.policy)
-        except MazeError as error:
-            error.remark("This happened in an evaluation.")
-            raise
+        self.session.evaluate(deterministic, repeats)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import CheckpointError, MazeError, NonFiniteError
+from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
 from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
@@ -187,6 +187,19 @@ class TrainingSession:
             trainer.evaluate()
         elif selection is not None and trainer.epoch > 0 and not math.isnan(self.training_reward):
             selection.update(self.training_reward)
+
+    def evaluate(self, deterministic: bool | None = None, repeats: int = 1) -> None:
+        """See :meth:`~maze.train.trainers.common.trainer.EpochTrainer.evaluate`."""
+        evaluator = self._trainer.evaluator
+        if evaluator is None:
+            raise ConfigError("The trainer has no evaluator; pass one as `evaluator`.")
+        try:
+            with evaluator.choosing(deterministic):
+                for _ in range(repeats):
+                    evaluator.evaluate(self._trainer.policy)
+        except MazeError as error:
+            error.remark("This happened in an evaluation.")
+            raise
 
     def _has_stopped_improving(self) -> bool:
         selection = self._trainer.model_selection
