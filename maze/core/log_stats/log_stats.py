@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from enum import Enum
@@ -90,6 +90,23 @@ class LogStatsAggregator(LogStatsConsumer):
         for (event, name, group), value in stats.items():
             for slot in self._add(event, value, name, group):
                 slot.count_period(period)
+
+    def receive_all(self, many: Sequence[LogStats]) -> None:
+        """Takes the statistics of several periods, as :meth:`receive` would one after the other."""
+        first = many[0] if many else {}
+        if self.level is not LogStatsLevel.EPOCH or any(stats.keys() != first.keys() for stats in many):
+            for stats in many:
+                self.receive(stats)
+            return
+        periods = range(len(self._lengths), len(self._lengths) + len(many))
+        self._lengths.extend([stats.get(_STEP_COUNT, 1) for stats in many])
+        for key in first:
+            values = [stats[key] for stats in many]
+            plan = level_plan(key.event, self._level_name)
+            for index, component in plan.routes.get(key.output_name, ()):
+                group = key.group if component is None or key.group is None else (key.group[component],)
+                slot = self._touch(key.event, plan, index, group)
+                slot.add_all(key.output_name, values, periods)
 
     @property
     def has_received(self) -> bool:
@@ -187,11 +204,8 @@ class LogStatsAggregator(LogStatsConsumer):
         self.clear_inputs()
         self._lengths.extend(state.get("lengths", ()))
         for row in state.get("rows", ()):
-            module, name = row["event"]
-            event: Any = sys.modules.get(module)
-            for part in name.split("."):
-                event = getattr(event, part, None)
-            if callable(event):
+            event = event_named(*row["event"])
+            if event is not None:
                 plan = level_plan(event, self._level_name)
                 self._slot(event, plan, row["index"], row["group"]).load_state(row)
 
@@ -221,6 +235,18 @@ class LogStatsAggregator(LogStatsConsumer):
             keys = tuple(LogStatsKey(event, stat.output_name, group) for stat in variant.stats)
             slot = self._slots[event, index, group] = StatsSlot(variant, keys)
         return slot
+
+
+def event_named(module: str, qualified_name: str) -> Callable[..., Any] | None:
+    """The interface method of an event; `None` where nobody has imported it.
+
+    :param module: Name of its module.
+    :param qualified_name: Its name there.
+    """
+    event: Any = sys.modules.get(module)
+    for part in qualified_name.split("."):
+        event = getattr(event, part, None)
+    return event if callable(event) else None
 
 
 class LogStatsWriter(ABC):

@@ -52,6 +52,22 @@ class StatsSlot:
         else:
             values.append(value)
 
+    def add_all(self, name: str | None, values: list[Any], periods: Sequence[int]) -> None:
+        """Adds one value of each of several periods.
+
+        :param name: Which input they are.
+        :param values: The values.
+        :param periods: The numbers of the periods, rising.
+        """
+        if PassedThrough in map(type, values):
+            for value in values:
+                self.add(name, value)
+        elif name in self.inputs:
+            self.inputs[name].extend(values)
+        is_counted = self.periods and self.periods[-1] >= periods[0]
+        if not is_counted:
+            self.periods.extend(periods)
+
     def count_period(self, period: int) -> None:
         """Notes that a period of the level below delivered a value; several values of one count once."""
         if not self.periods or self.periods[-1] != period:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
+from maze.core.env.core_env import CoreEnv
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import ConfigType, Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -174,7 +175,56 @@ class Processes(Placement):
         )
 
 
-PLACEMENTS: Mapping[str, type[Placement]] = {"in_process": InProcess, "processes": Processes}
+class Batched(Placement):
+    """Steps all environments at once, in the arrays of a simulation that is written for many; see
+    :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`. Wrappers, which see one environment at a time, have no
+    place there."""
+
+    in_process = True
+
+    @override(Placement)
+    def vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
+    ) -> StructuredVectorEnv:
+        from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
+
+        env = env_factory()
+        try:
+            return BatchedVectorEnv(_unwrapped(env).batch(n_envs), logging_prefix)
+        finally:
+            env.close()
+
+    @override(Placement)
+    def actors(self, *args: Any, **kwargs: Any) -> DistributedActors:
+        raise ConfigError(
+            "runner.placement=batched: environments that are stepped at once have no actors of their own, which this "
+            "algorithm asks for; use A2C, PPO, SAC or DQN, or another placement."
+        )
+
+
+def _unwrapped(env: Any) -> Any:
+    """The environment without wrappers, if it can be stepped in a batch.
+
+    :raises ConfigError: It cannot.
+    """
+    wrappers = []
+    while not isinstance(env.__dict__.get("_wrapped_env"), CoreEnv):
+        wrappers.append(type(env).__name__)
+        env = env.env
+    if not hasattr(type(env), "batch"):
+        raise ConfigError(
+            f"runner.placement=batched: expected an environment whose simulation is written for many at once (a "
+            f"BatchedMazeEnv), found {type(env).__name__}; use runner.placement=in_process or processes."
+        )
+    if wrappers:
+        raise ConfigError(
+            f"runner.placement=batched: wrappers step one environment at a time, and there are {', '.join(wrappers)}. "
+            "Leave them out, or use runner.placement=in_process."
+        )
+    return env
+
+
+PLACEMENTS: Mapping[str, type[Placement]] = {"in_process": InProcess, "processes": Processes, "batched": Batched}
 """Placements by the names that configurations may use."""
 
 

@@ -1,0 +1,195 @@
+"""One environment made of a simulation that is written for many."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.observation_conversion import ObservationConversionInterface
+from maze.core.env.space_arrays import dict_specs
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.events.pubsub import Pubsub
+from maze.core.log_events.kpi_calculator import KpiCalculator
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze.core.log_events.episode_event_log import EpisodeEventLog
+    from maze.core.rendering.renderer import Renderer
+
+_ONLY_ROW = np.zeros(1, np.int64)
+
+MazeState = dict[str, np.ndarray]
+"""The arrays of `row_arrays` by name, without the leading dimension."""
+
+
+class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
+    """One environment of a problem whose simulation is written for many at once; states are arrays by name.
+
+    :param make: Makes the simulation for a number of environments.
+    :param renderer: Draws states; `None`: nothing is drawn.
+    """
+
+    def __init__(self, make: Callable[[int], BatchedCoreEnv], renderer: Renderer | None = None) -> None:
+        core_env = SingleCoreEnv(make(1), renderer)
+        simulation, scratch = core_env.simulation, make(1)
+        super().__init__(
+            core_env,
+            {key: _Action(space) for key, space in simulation.action_spaces.items()},
+            {key: _Observation(scratch, key) for key in simulation.step_keys},
+        )
+        self._make = make
+
+    def batch(self, n_envs: int) -> BatchedCoreEnv:
+        """A simulation of the same problem for many environments.
+
+        :param n_envs: How many.
+        """
+        return self._make(n_envs)
+
+
+class SingleCoreEnv(CoreEnv):
+    """A simulation written for many, of one environment alone.
+
+    :param simulation: The simulation, of one environment.
+    :param renderer: Draws states.
+    """
+
+    def __init__(self, simulation: BatchedCoreEnv, renderer: Renderer | None = None) -> None:
+        super().__init__()
+        self.simulation = simulation
+        self._renderer = renderer
+        self._actors = [ActorID(key, 0) for key in simulation.step_keys]
+        pubsub = Pubsub(self.context.event_service)
+        self._topics: dict[str, Callable[..., None]] = {}
+        for interface in simulation.event_interfaces:
+            topic = pubsub.create_event_topic(interface)
+            for name, event in vars(interface).items():
+                if callable(event) and not name.startswith("_"):
+                    self._topics[event.__qualname__] = getattr(topic, name)
+
+    @override(CoreEnv)
+    def step(self, maze_action: dict[str, np.ndarray]) -> tuple[MazeState, float, bool, dict[Any, Any]]:
+        simulation = self.simulation
+        rewards, terminated, truncated = simulation.advance({key: value[None] for key, value in maze_action.items()})
+        for event, where, attributes in simulation.fired:
+            if where is None or where[0]:
+                self._topics[event.__qualname__](**{name: _first(value) for name, value in attributes.items()})
+        info = {"TimeLimit.truncated": True} if truncated[0] else {}
+        return self.get_maze_state(), float(rewards[0]), bool(terminated[0] or truncated[0]), info
+
+    @override(CoreEnv)
+    def reset(self) -> MazeState:
+        self.simulation.substep = 0
+        self.simulation.begin(_ONLY_ROW)
+        return self.get_maze_state()
+
+    @override(CoreEnv)
+    def seed(self, seed: int) -> None:
+        self.simulation.random.seed(0, seed)
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> MazeState:
+        return {name: np.array(getattr(self.simulation, name)[0]) for name in self.simulation.row_arrays}
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return self._actors[self.simulation.substep]
+
+    @override(CoreEnv)
+    def is_step_complete(self) -> bool:
+        return self.simulation.is_step_complete
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        return dict.fromkeys(self.simulation.step_keys, 1)
+
+    @functools.cached_property
+    def _kpis(self) -> KpiCalculator | None:
+        has_some = type(self.simulation).kpis is not BatchedCoreEnv.kpis
+        return _Kpis(self.simulation) if has_some else None
+
+    @override(CoreEnv)
+    def get_kpi_calculator(self) -> KpiCalculator | None:
+        return self._kpis
+
+    @override(CoreEnv)
+    def get_renderer(self) -> Renderer | None:
+        return self._renderer
+
+    @override(CoreEnv)
+    def get_serializable_components(self) -> dict[str, Any]:
+        return self.get_maze_state()
+
+    @override(CoreEnv)
+    def clone_from(self, env: SingleCoreEnv) -> None:  # type: ignore[override]
+        self.simulation.load_row_state(0, env.simulation.row_state(0))
+        self.simulation.substep = env.simulation.substep
+
+
+class _Action(ActionConversionInterface):
+    def __init__(self, space: spaces.Dict) -> None:
+        self._space = space
+
+    @override(ActionConversionInterface)
+    def space_to_maze(self, action: dict[str, Any], maze_state: MazeState) -> dict[str, np.ndarray]:
+        return {key: np.asarray(action[key]) for key in self._space}
+
+    @override(ActionConversionInterface)
+    def maze_to_space(self, maze_action: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(maze_action)
+
+    @override(ActionConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space
+
+
+class _Observation(ObservationConversionInterface):
+    """What is seen of a state, recorded ones included, as the simulation shows it.
+
+    :param scratch: A simulation of one environment, put into each state that is to be seen.
+    :param step_key: The sub-step.
+    """
+
+    def __init__(self, scratch: BatchedCoreEnv, step_key: StepKeyType) -> None:
+        self._scratch = scratch
+        self._position = scratch.step_keys.index(step_key)
+        self._space = scratch.observation_spaces[step_key]
+        self._specs = [(key, (1, *shape), dtype) for key, (shape, dtype) in dict_specs(self._space).items()]
+
+    @override(ObservationConversionInterface)
+    def maze_to_space(self, maze_state: MazeState) -> dict[str, np.ndarray]:
+        scratch = self._scratch
+        for name, value in maze_state.items():
+            getattr(scratch, name)[0] = value
+        scratch.substep = self._position
+        out = {key: np.zeros(shape, dtype) for key, shape, dtype in self._specs}
+        scratch.observe(out)
+        return {key: array[0] for key, array in out.items()}
+
+    @override(ObservationConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space
+
+
+class _Kpis(KpiCalculator):
+    def __init__(self, simulation: BatchedCoreEnv) -> None:
+        self._simulation = simulation
+
+    @override(KpiCalculator)
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeState) -> dict[str, float]:
+        return {name: float(values[0]) for name, values in self._simulation.kpis(_ONLY_ROW).items()}
+
+
+def _first(value: Any) -> Any:
+    """The value of the only environment; strings and numbers count for all."""
+    return value[0].item() if isinstance(value, np.ndarray) else value

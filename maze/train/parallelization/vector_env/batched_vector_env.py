@@ -1,0 +1,293 @@
+"""All environments of a training stepped at once by a simulation that is written for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.faults import Seeding
+from maze.core.env.space_arrays import action_column, array_specs, zeros
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import EnvironmentContractError
+from maze.core.log_events.monitoring_events import DiscreteActionEvents
+from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
+from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
+from maze.train.parallelization.vector_env.structured_vector_env import (
+    FinalObservation,
+    StructuredVectorEnv,
+    checked_seeds,
+)
+
+
+class BatchedVectorEnv(StructuredVectorEnv):
+    """Steps a :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`.
+
+    Seeds, episodes and statistics are those that as many single environments of the same problem would have.
+
+    :param simulation: The simulation.
+    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); None: nowhere.
+    """
+
+    def __init__(self, simulation: BatchedCoreEnv, logging_prefix: str | None = None) -> None:
+        n_envs = simulation.n_envs
+        super().__init__(
+            n_envs=n_envs,
+            action_spaces_dict=simulation.action_spaces,
+            observation_spaces_dict=simulation.observation_spaces,
+            agent_counts_dict=dict.fromkeys(simulation.step_keys, 1),
+            logging_prefix=logging_prefix,
+        )
+        self.simulation = simulation
+        self.is_flat = len(simulation.step_keys) == 1
+        self._heads = {
+            key: [_Head(key, name, space, *spec) for (name, space), spec in zip(heads.items(), specs, strict=True)]
+            for (key, heads), specs in zip(
+                simulation.action_spaces.items(),
+                (specs.values() for specs in array_specs(simulation.action_spaces, "action").values()),
+                strict=True,
+            )
+        }
+        self._actors = {key: [ActorID(key, 0)] * n_envs for key in simulation.step_keys}
+        self._infos: list[dict[Any, Any]] = [{} for _ in range(n_envs)]
+        self._seen = zeros(simulation.observation_spaces, (n_envs,), "observation")
+        self._stats = BatchedEpisodeStats(n_envs)
+        self._seeds: list[int | None] = [None] * n_envs
+        self._n_seedings = [0] * n_envs
+        self._since_seeding = np.zeros(n_envs, np.int64)
+        """Sub-steps that each environment has taken since it was seeded."""
+        self._step_rewards = np.zeros(n_envs)
+        """Rewards of the step under way."""
+        self._is_reset = False
+        self._is_restored = False
+
+    @override(StructuredVectorEnv)
+    def step(  # type: ignore[override]
+        self, actions: Any, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None
+    ) -> tuple[Any, np.ndarray, np.ndarray, list[dict[Any, Any]]]:
+        if not self._is_reset:
+            raise EnvironmentContractError("`reset` has to be called before the first `step`.")
+        simulation = self.simulation
+        step_key = simulation.step_keys[simulation.substep]
+        of_step = actions.get(step_key)
+        taken = {
+            head.name: head.column(of_step if isinstance(of_step, Mapping) else actions, self.n_envs)
+            for head in self._heads[step_key]
+        }
+        rewards, terminated, truncated = simulation.advance(taken)
+        self.rewards[:] = rewards
+        self.terminated[:] = terminated
+        self.truncated[:] = truncated
+        self.step_complete[:] = simulation.is_step_complete
+        self._since_seeding += 1
+        self._note(step_key, taken, rewards)
+        if self.final_observations:
+            self.final_observations = {}
+        done = terminated | truncated
+        self._count_episodes(self._finish_episodes(np.flatnonzero(done)) if done.any() else {})
+        observations: Any = (
+            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+        )
+        next_key = simulation.step_keys[simulation.substep]
+        simulation.observe(observations[next_key])
+        if out is None:
+            return self._returned(observations, self._infos)
+        return out, self.rewards, done, self._infos
+
+    @override(StructuredVectorEnv)
+    def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
+        self.rewards[:] = 0.0
+        self.terminated[:] = self.truncated[:] = False
+        self.step_complete[:] = True
+        self.final_observations = {}
+        finished: dict[int, Any] = {}
+        if not self._is_restored:
+            self._step_rewards[:] = 0.0
+            self.simulation.substep = 0
+            everyone = np.arange(self.n_envs)
+            finished = self._stats.publish(everyone, self.simulation.kpis)
+            for index in range(self.n_envs):
+                self._seed_next(index)
+            self.simulation.begin(everyone)
+        self._is_reset, self._is_restored = True, False
+        self._count_episodes(finished)
+        observations: Any = (
+            out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
+        )
+        self.simulation.observe(observations[self.simulation.step_keys[self.simulation.substep]])
+        return out if out is not None else self._fresh(observations)
+
+    @override(StructuredVectorEnv)
+    def seed(self, seeds: Sequence[Any]) -> None:
+        for index, seed in enumerate(checked_seeds(seeds, self.n_envs)):
+            if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+                raise EnvironmentContractError(f"environment {index}: expected an integer as the seed, found {seed!r}.")
+            self._adopt_seed(index, int(seed), 0)
+            self.simulation.random.seed(index, int(seed))
+
+    @override(StructuredVectorEnv)
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @override(StructuredVectorEnv)
+    def actor_ids(self) -> list[ActorID]:
+        return self._actors[self.simulation.step_keys[self.simulation.substep]]
+
+    @override(StructuredVectorEnv)
+    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
+        return np.zeros(self.n_envs, np.bool_)
+
+    @override(StructuredVectorEnv)
+    def get_actor_rewards(self) -> np.ndarray | None:
+        return None
+
+    @override(StructuredVectorEnv)
+    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
+        return np.array(self.simulation.elapsed)
+
+    @override(StructuredVectorEnv)
+    def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
+        seed, n_ticks = self._seeds[env_index], int(self._since_seeding[env_index]) - ticks_ago
+        if seed is None or n_ticks < 0:  # it was seeded meanwhile
+            return None
+        return Seeding(derived_seed(seed, max(0, self._n_seedings[env_index] - 1)), n_ticks)
+
+    @override(StructuredVectorEnv)
+    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
+        states = []
+        for index in range(self.n_envs):
+            state: dict[str, Any] = {"problem": "it was stepped in a batch", "wrappers": []}
+            if self._seeds[index] is not None:
+                state |= {"seed": self._seeds[index], "n_seedings": self._n_seedings[index]}
+            if with_running and self._is_reset:
+                state["batched"] = {
+                    **self.simulation.row_state(index),
+                    "substep": self.simulation.substep,
+                    "since_seeding": int(self._since_seeding[index]),
+                    "step_reward": float(self._step_rewards[index]),
+                    "statistics": self._stats.row_state(index),
+                }
+            states.append(state)
+        return {"environments": states}
+
+    @override(StructuredVectorEnv)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        states = states_for(state_dict, self.n_envs)
+        is_any_running = any("batched" in state for state in states)
+        problems: dict[int, str] = {}
+        self._stats.clear()
+        for index, state in enumerate(states):
+            if "seed" in state:
+                self._adopt_seed(index, state["seed"], state["n_seedings"])
+                self.simulation.random.seed(index, state["seed"])
+            running = state.get("batched")
+            if running is None:
+                if "batched" not in state and (is_any_running or "digest" in state or "seed" not in state):
+                    problems[index] = state.get("problem", "it was not stepped in a batch")
+                if is_any_running:
+                    self._seed_next(index)
+                    self.simulation.begin(np.array([index]))
+                continue
+            self.simulation.load_row_state(index, running)
+            self.simulation.substep = running["substep"]
+            self._since_seeding[index] = running["since_seeding"]
+            self._step_rewards[index] = running["step_reward"]
+            self._stats.load_row_state(index, running["statistics"])
+        self._is_restored = is_any_running
+        return problems
+
+    def _note(self, step_key: StepKeyType, taken: Mapping[str, np.ndarray], rewards: np.ndarray) -> None:
+        """Keeps what statistics are made of."""
+        stats = self._stats
+        for head in self._heads[step_key]:
+            if head.group is not None:
+                stats.add(DiscreteActionEvents.action, head.group, None, taken[head.name])
+        if self.simulation.is_step_complete:
+            if self.is_flat:
+                stats.add(BaseEnvEvents.reward, None, None, rewards)
+            else:
+                stats.add(BaseEnvEvents.reward, None, None, self._step_rewards + rewards)
+                self._step_rewards[:] = 0.0
+        else:
+            self._step_rewards += rewards
+        for event, where, attributes in self.simulation.fired:
+            stats.fire(event, where, attributes)
+        if self.simulation.is_step_complete:
+            stats.complete_step()
+
+    def _finish_episodes(self, rows: np.ndarray) -> dict[int, Any]:
+        simulation = self.simulation
+        cut_off = rows if self.keep_terminal_observations else rows[self.truncated[rows]]
+        if len(cut_off):
+            step_key = simulation.step_keys[simulation.substep]
+            seen = self._seen[step_key]
+            simulation.observe(seen)
+            actor = ActorID(step_key, 0)
+            self.final_observations = {
+                int(row): FinalObservation(actor, {key: array[row].copy() for key, array in seen.items()})
+                for row in cut_off
+            }
+        finished = self._stats.publish(rows, simulation.kpis)
+        for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
+            if self._seeds[row] is not None:
+                self._seed_next(row)
+        simulation.begin(rows)
+        return finished
+
+    def _adopt_seed(self, index: int, seed: int, n_seedings: int) -> None:
+        self._seeds[index], self._n_seedings[index] = seed, n_seedings
+        self._since_seeding[index] = 0
+
+    def _seed_next(self, index: int) -> None:
+        """Seeds an environment before an episode, as single ones are; see `ReplayLog`."""
+        seed = self._seeds[index]
+        if seed is not None:
+            self.simulation.random.seed(index, derived_seed(seed, self._n_seedings[index]))
+            self._n_seedings[index] += 1
+            self._since_seeding[index] = 0
+
+
+class _Head:
+    """One action of a sub-step.
+
+    :param step_key: The sub-step.
+    :param name: The action's key.
+    :param space: Its space.
+    :param shape: Shape of its values.
+    :param dtype: Their type.
+    """
+
+    def __init__(
+        self, step_key: StepKeyType, name: str, space: spaces.Space[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.name = name
+        self.group = (f"substep_{step_key}", name) if isinstance(space, spaces.Discrete) else None
+        self._step_key = step_key
+        self._shape = shape
+        self._dtype = dtype
+        self._space = space
+        self._checked: Callable[[np.ndarray], np.ndarray] = lambda column: column
+        if isinstance(space, spaces.Discrete):
+            self._checked = self._in_range
+        elif isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
+            self._checked = lambda column: np.clip(column, space.low, space.high)
+
+    def column(self, actions: Mapping[str, Any], n_envs: int) -> np.ndarray:
+        """The actions of all environments, `[n_envs, ...]`; those of bounded boxes are clipped."""
+        return self._checked(action_column(actions, self._step_key, self.name, (n_envs, *self._shape), self._dtype))
+
+    def _in_range(self, column: np.ndarray) -> np.ndarray:
+        space: Any = self._space
+        wrong = (column < space.start) | (column >= space.start + space.n)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise EnvironmentContractError(
+                f"environment {row}: action `{self.name}` of sub-step {self._step_key!r}: expected an element of "
+                f"{space}, found {column[row]}."
+            )
+        return column
