@@ -11,6 +11,7 @@ from torch.distributions import Beta
 from torch.nn import functional
 
 from maze.core.annotations import override
+from maze.distributions.samplers import MAX_CONCENTRATION
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import (
     box_logits_shape,
@@ -20,9 +21,6 @@ from maze.distributions.utils import (
     split_box_logits,
     tensor_clamp,
 )
-
-MAX_CONCENTRATION = 1e4
-"""Beyond it float32 cannot tell the density's logarithm from rounding errors."""
 
 
 class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):

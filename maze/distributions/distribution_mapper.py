@@ -17,7 +17,12 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution import ProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.greedy import (
+    GreedyCategoricalProbabilityDistribution,
+    GreedyMultiCategoricalProbabilityDistribution,
+)
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
 _CONFIG = "distribution_mapper_config"
@@ -29,6 +34,17 @@ _BUILT_IN = (
     MultiCategoricalProbabilityDistribution,
     SquashedGaussianProbabilityDistribution,
 )
+_DESCRIBED: Mapping[type[Any], tuple[str, bool]] = {
+    BernoulliProbabilityDistribution: ("bernoulli", False),
+    BetaProbabilityDistribution: ("beta", False),
+    CategoricalProbabilityDistribution: ("categorical", False),
+    DiagonalGaussianProbabilityDistribution: ("gaussian", False),
+    GreedyCategoricalProbabilityDistribution: ("categorical", True),
+    GreedyMultiCategoricalProbabilityDistribution: ("multi_categorical", True),
+    MultiCategoricalProbabilityDistribution: ("multi_categorical", False),
+    SquashedGaussianProbabilityDistribution: ("squashed_gaussian", False),
+}
+"""Name of the sampler, and whether the most probable action is always the one that is drawn."""
 
 
 class DistributionMapper:
@@ -76,6 +92,24 @@ class DistributionMapper:
         """The distribution's class of an action head."""
         self._require_head(action_head, "action head")
         return self._distributions[action_head]
+
+    def describe_head(self, action_head: str) -> HeadDescription | None:
+        """The distribution of an action head as data, by which it is drawn from without torch.
+
+        :return: None where only the distribution itself knows: subclasses of the usual ones, and all others.
+        """
+        distribution, space = self.distribution_class(action_head), self.action_space.spaces[action_head]
+        if distribution not in _DESCRIBED:
+            return None
+        name, is_greedy = _DESCRIBED[distribution]
+        if isinstance(space, spaces.Discrete):
+            return {"distribution": name, "n": int(space.n), "is_greedy": is_greedy}
+        if isinstance(space, spaces.MultiDiscrete):
+            return {"distribution": name, "nvec": space.nvec.copy(), "is_greedy": is_greedy}
+        description = {"distribution": name, "shape": tuple(space.shape or ()), "dtype": str(space.dtype)}
+        if name in ("beta", "squashed_gaussian") and isinstance(space, spaces.Box):
+            description |= {"low": space.low.copy(), "high": space.high.copy()}
+        return description
 
     def required_logits_shape(self, action_head: str) -> Sequence[int]:
         """Shape of the logits of an action head, without batch dimensions."""

@@ -11,11 +11,10 @@ from gymnasium import spaces
 from torch.distributions import Normal
 
 from maze.core.annotations import override
+from maze.distributions.samplers import MAX_LOG_STD, MIN_LOG_STD
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import box_logits_shape, require_space, split_box_logits
 
-MIN_LOG_STD = -20.0
-MAX_LOG_STD = 20.0
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 

@@ -16,11 +16,11 @@ from torch.distributions import Normal
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.distributions.gaussian import HALF_LOG_2_PI, MIN_LOG_STD, DiagonalGaussianProbabilityDistribution
+from maze.distributions.gaussian import HALF_LOG_2_PI, DiagonalGaussianProbabilityDistribution
+from maze.distributions.samplers import MAX_LOG_STD_BEFORE_SQUASHING, MIN_LOG_STD
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import atanh, box_logits_shape, require_bounds, require_space, space_bounds
 
-MAX_LOG_STD_BEFORE_SQUASHING = 2.0
 _N_QUADRATURE_NODES = 64
 
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.array_conversions import Normalize
 
 StatisticsType = dict[str, np.ndarray]
 """Named numbers or arrays, such as mean and standard deviation of an observation."""
@@ -203,6 +204,10 @@ class LinearNormalizationStrategy(ObservationNormalizationStrategy):
         self._scale: np.ndarray
         self._offset, self._scale = single if suffices else (offset, scale)
         self._dtype = self._offset.dtype
+
+    def conversion(self) -> Normalize:
+        """What the strategy does, clipping included, as data, by which an exported policy does it too."""
+        return Normalize(self._offset, self._scale, self._clip_min, self._clip_max)
 
     @override(ObservationNormalizationStrategy)
     def normalize_value(self, value: np.ndarray) -> np.ndarray:

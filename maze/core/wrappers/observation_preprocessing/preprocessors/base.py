@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.errors import ConfigError
+from maze.core.utils.array_conversions import ArrayConversion
 
 
 class PreProcessor(ABC):
@@ -40,6 +41,10 @@ class PreProcessor(ABC):
         :param observation: `[*space.shape]` of the original space.
         """
 
+    def conversion(self) -> ArrayConversion | None:
+        """What :meth:`process` does as data, by which an exported policy does it too; None: only `process` knows."""
+        return None
+
     def tag(self) -> str:
         """What is appended to the name of the observation: the name of the file that defines the class."""
         module = type(self).__module__
@@ -61,6 +66,11 @@ def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:
 def same_box(space: spaces.Box, shape: tuple[int, ...]) -> spaces.Box:
     """Box of another shape whose bounds, type and range of values are those of `space`, taken over all entries."""
     return spaces.Box(space.low.min(), space.high.max(), shape, dtype=space.dtype.type)
+
+
+def image_values(space: spaces.Box) -> tuple[str, float, float]:
+    """Type, smallest and largest value of an image."""
+    return str(space.dtype), float(space.low.flat[0]), float(space.high.flat[0])
 
 
 def checked_axis(axis: int, n_dims: int, what: str) -> int:

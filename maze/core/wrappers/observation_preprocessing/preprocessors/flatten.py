@@ -7,6 +7,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.array_conversions import Reshape
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of
 
 
@@ -34,6 +35,7 @@ class FlattenPreProcessor(PreProcessor):
             )
         kept = space.shape[: n_dims - num_flatten_dims]
         self._shape = (*kept, int(np.prod(space.shape[len(kept) :])))
+        self._conversion = Reshape(self._shape)
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -45,5 +47,9 @@ class FlattenPreProcessor(PreProcessor):
         return spaces.Box(space.low.reshape(self._shape), space.high.reshape(self._shape), dtype=space.dtype.type)
 
     @override(PreProcessor)
+    def conversion(self) -> Reshape:
+        return self._conversion
+
+    @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        return observation.reshape(self._shape)
+        return self._conversion(observation)

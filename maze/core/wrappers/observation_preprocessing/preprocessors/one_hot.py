@@ -8,7 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.errors import ConfigError
+from maze.core.utils.array_conversions import OneHot
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
 
 _MAX_CATEGORIES = 2**16
@@ -28,9 +29,8 @@ class OneHotPreProcessor(PreProcessor):
 
     def __init__(self, observation_space: spaces.Space[Any]) -> None:
         super().__init__(observation_space)
-        self._first, self._counts = _categories(observation_space)
-        self._offsets = np.cumsum(self._counts) - self._counts
-        self._shape = (int(self._counts.sum()),)
+        self._conversion = OneHot(*_categories(observation_space))
+        self._shape = (int(self._conversion.counts.sum()),)
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -41,17 +41,12 @@ class OneHotPreProcessor(PreProcessor):
         return spaces.Box(0.0, 1.0, self._shape, dtype=np.float32)
 
     @override(PreProcessor)
+    def conversion(self) -> OneHot:
+        return self._conversion
+
+    @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        value = np.asarray(observation).reshape(-1)
-        category = value.astype(np.int64) - self._first
-        if ((category < 0) | (category >= self._counts) | (category + self._first != value)).any():
-            raise EnvironmentContractError(
-                f"OneHotPreProcessor: the observation {observation!r} lies outside its space "
-                f"{self._original_observation_space}."
-            )
-        encoded = np.zeros(self._shape, dtype=np.float32)
-        encoded[self._offsets + category] = 1.0
-        return encoded
+        return self._conversion(observation)
 
 
 def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:

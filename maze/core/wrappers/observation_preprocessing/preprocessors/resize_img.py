@@ -9,8 +9,13 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of, same_box
-from maze.core.wrappers.observation_preprocessing.preprocessors.rgb2gray import into_box
+from maze.core.utils.array_conversions import Resize
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import (
+    PreProcessor,
+    box_of,
+    image_values,
+    same_box,
+)
 
 
 class ResizeImgPreProcessor(PreProcessor):
@@ -41,11 +46,13 @@ class ResizeImgPreProcessor(PreProcessor):
         self.transpose = transpose
         shape = (space.shape[0], *size) if transpose else (*size, *space.shape[2:])
         height, width = space.shape[1:] if transpose else space.shape[:2]
-        self._rows = resampling_weights(height, size[0])
-        self._columns = resampling_weights(width, size[1])
         self._space = same_box(space, shape)
-        self._is_integer = np.dtype(space.dtype).kind in "iu"
-        self._has_channels_last = n_dims == 3 and not transpose
+        self._conversion = Resize(
+            *image_values(self._space),
+            rows=resampling_weights(height, size[0]),
+            columns=resampling_weights(width, size[1]),
+            has_channels_last=n_dims == 3 and not transpose,
+        )
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -56,14 +63,12 @@ class ResizeImgPreProcessor(PreProcessor):
         return self._space
 
     @override(PreProcessor)
+    def conversion(self) -> Resize:
+        return self._conversion
+
+    @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        image = np.asarray(observation, dtype=np.float32)
-        if self._has_channels_last:
-            image = np.ascontiguousarray(image.transpose(2, 0, 1))
-        resized = self._rows @ (image @ self._columns.T)
-        if self._has_channels_last:
-            resized = resized.transpose(1, 2, 0)
-        return into_box(resized, self._space, self._is_integer)
+        return self._conversion(observation)
 
 
 def resampling_weights(size: int, target_size: int) -> np.ndarray:

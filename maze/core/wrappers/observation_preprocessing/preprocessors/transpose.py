@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.array_conversions import Transpose
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of, checked_axis
 
 
@@ -33,6 +34,7 @@ class TransposePreProcessor(PreProcessor):
                 f"{list(axes)}."
             )
         self._shape = tuple(shape[axis] for axis in self.axes)
+        self._conversion = Transpose(self.axes)
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -44,6 +46,9 @@ class TransposePreProcessor(PreProcessor):
         return spaces.Box(self.process(space.low), self.process(space.high), dtype=space.dtype.type)
 
     @override(PreProcessor)
+    def conversion(self) -> Transpose:
+        return self._conversion
+
+    @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        transposed: np.ndarray = observation.transpose(self.axes)
-        return transposed
+        return self._conversion(observation)

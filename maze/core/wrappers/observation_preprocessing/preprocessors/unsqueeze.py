@@ -6,6 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.utils.array_conversions import Reshape
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of, checked_axis
 
 
@@ -24,6 +25,7 @@ class UnSqueezePreProcessor(PreProcessor):
         shape = box_of(observation_space, "UnSqueezePreProcessor").shape
         self.dim = checked_axis(dim, len(shape) + 1, "UnSqueezePreProcessor: `dim`, counted with the new one,")
         self._shape = (*shape[: self.dim], 1, *shape[self.dim :])
+        self._conversion = Reshape(self._shape)
 
     @override(PreProcessor)
     def processed_shape(self) -> tuple[int, ...]:
@@ -35,5 +37,9 @@ class UnSqueezePreProcessor(PreProcessor):
         return spaces.Box(self.process(space.low), self.process(space.high), dtype=space.dtype.type)
 
     @override(PreProcessor)
+    def conversion(self) -> Reshape:
+        return self._conversion
+
+    @override(PreProcessor)
     def process(self, observation: np.ndarray) -> np.ndarray:
-        return observation.reshape(self._shape)
+        return self._conversion(observation)

@@ -1,0 +1,188 @@
+"""Conversions of single arrays that are data: pre-processing and normalisation, in training and where a policy is at
+work.
+
+Every conversion is a dataclass whose fields are numbers and arrays, so that it can be stored; :func:`conversion_of`
+makes it again. Nothing here needs more than NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from maze.core.errors import EnvironmentContractError
+
+Array = np.ndarray[Any, Any]
+
+LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+"""Weights of red, green and blue in what the eye sees as brightness (ITU-R BT.601)."""
+
+
+class ArrayConversion(Protocol):
+    """From an array `[*space.shape]` to another one; the given one stays as it is."""
+
+    def __call__(self, array: Array) -> Array:
+        """Converts an array."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reshape:
+    """Another shape."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, array: Array) -> Array:
+        return array.reshape(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Transpose:
+    """Another order of dimensions."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, array: Array) -> Array:
+        transposed: Array = array.transpose(self.axes)
+        return transposed
+
+
+@dataclass(frozen=True, eq=False)
+class OneHot:
+    """Vectors of zeros with a single one for the categories of all entries, joined.
+
+    :param first: Smallest category of each entry.
+    :param counts: Number of categories of each entry.
+    """
+
+    first: Array
+    counts: Array
+
+    def __call__(self, array: Array) -> Array:
+        value = np.asarray(array).reshape(-1)
+        category = value.astype(np.int64) - self.first
+        if ((category < 0) | (category >= self.counts) | (category + self.first != value)).any():
+            raise EnvironmentContractError(
+                f"OneHotPreProcessor: the observation {array!r} lies outside its space, whose values begin with "
+                f"{self.first.tolist()}; there are {self.counts.tolist()} of them."
+            )
+        encoded = np.zeros(int(self.counts.sum()), dtype=np.float32)
+        encoded[np.cumsum(self.counts) - self.counts + category] = 1.0
+        return encoded
+
+
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """What conversions of images share: the results are values of the original space, as numbers go.
+
+    :param dtype: Of the image and of the result.
+    :param low: Smallest value.
+    :param high: Largest value.
+    """
+
+    dtype: str
+    low: float
+    high: float
+
+    def _inside(self, image: Array) -> Array:
+        dtype = np.dtype(self.dtype)
+        inside = np.rint(image) if dtype.kind in "iu" else np.clip(image, dtype.type(self.low), dtype.type(self.high))
+        converted: Array = inside.astype(dtype, copy=False)
+        return converted
+
+
+@dataclass(frozen=True, eq=False)
+class Resize(_Image):
+    """An image of another size.
+
+    :param rows: Share of each old row in each new one, `[new, old]`.
+    :param columns: The same for columns.
+    :param has_channels_last: Whether the shape is `(height, width, channels)`.
+    """
+
+    rows: Array
+    columns: Array
+    has_channels_last: bool
+
+    def __call__(self, array: Array) -> Array:
+        image = np.asarray(array, dtype=np.float32)
+        if self.has_channels_last:
+            image = np.ascontiguousarray(image.transpose(2, 0, 1))
+        resized = self.rows @ (image @ self.columns.T)
+        if self.has_channels_last:
+            resized = resized.transpose(1, 2, 0)
+        return self._inside(resized)
+
+
+@dataclass(frozen=True, eq=False)
+class Gray(_Image):
+    """The brightness of an image with the channels red, green and blue.
+
+    :param axis: The dimension of the channels.
+    """
+
+    axis: int
+
+    def __call__(self, array: Array) -> Array:
+        channels = np.moveaxis(array, self.axis, 0)
+        gray = channels[0] * LUMA[0]
+        gray += channels[1] * LUMA[1]
+        gray += channels[2] * LUMA[2]
+        return self._inside(gray)
+
+
+@dataclass(frozen=True, eq=False)
+class Normalize:
+    """Subtracts an offset, divides by a scale, and clips; the result is of float32.
+
+    :param offset: Of the type that is calculated with.
+    :param scale: Of the same type.
+    :param smallest: Smallest result; None: no limit.
+    :param largest: Largest result; None: no limit.
+    """
+
+    offset: Array
+    scale: Array
+    smallest: Array | None
+    largest: Array | None
+
+    def __call__(self, array: Array) -> Array:
+        result = (np.asarray(array, self.offset.dtype) - self.offset) / self.scale
+        if self.smallest is not None:
+            result = np.maximum(result, self.smallest)
+        if self.largest is not None:
+            result = np.minimum(result, self.largest)
+        return np.asarray(result, np.float32)
+
+
+_KINDS: Mapping[str, Any] = {
+    "reshape": Reshape,
+    "transpose": Transpose,
+    "one_hot": OneHot,
+    "resize": Resize,
+    "gray": Gray,
+    "normalize": Normalize,
+}
+
+
+def described(conversion: Any) -> dict[str, Any]:
+    """A conversion as data: its `kind`, and its fields."""
+    kind = next(name for name, each in _KINDS.items() if type(conversion) is each)
+    return {"kind": kind, **{field.name: getattr(conversion, field.name) for field in fields(conversion)}}
+
+
+def conversion_of(description: Mapping[str, Any]) -> ArrayConversion:
+    """The conversion that :func:`described` described.
+
+    :raises KeyError: There is no such kind.
+    :raises TypeError: A field is missing or unknown.
+    """
+    arguments = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in description.items()
+        if name != "kind"
+    }
+    conversion: ArrayConversion = _KINDS[description["kind"]](**arguments)
+    return conversion

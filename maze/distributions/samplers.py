@@ -1,0 +1,255 @@
+"""Drawing actions in NumPy: from logits, and a description of the distribution as data, to actions.
+
+Nothing here needs torch or spaces, so that a policy can act where neither is installed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
+
+MIN_LOG_STD = -20.0
+MAX_LOG_STD = 20.0
+MAX_LOG_STD_BEFORE_SQUASHING = 2.0
+MAX_CONCENTRATION = 1e4
+"""Beyond it float32 cannot tell a Beta density's logarithm from rounding errors."""
+
+Array = np.ndarray[Any, Any]
+Sampler = Callable[[Array, "np.random.Generator | None", float], Array]
+"""From logits `[batch, ...]`, a generator (None: the most likely actions) and a temperature to actions
+`[batch, ...]`."""
+HeadDescription = Mapping[str, Any]
+"""The distribution of an action head: `distribution` (a key of the samplers here), and what it needs of `n`, `nvec`,
+`shape`, `dtype`, `low`, `high` and `is_greedy`."""
+
+_TINY = np.finfo(np.float64).tiny
+_EPS = np.finfo(np.float32).eps
+_MASKED = np.finfo(np.float32).min
+"""Masks put this in the place of a logit."""
+
+
+def sampler_of(head: HeadDescription) -> Sampler:
+    """The sampler of a described distribution; it may be used by one thread at a time.
+
+    :raises KeyError: There is no such distribution.
+    """
+    sampler: Sampler = _SAMPLERS[head["distribution"]](head)
+    return sampler
+
+
+def categorical_sizes(head: HeadDescription) -> list[int]:
+    """How logits split into categorical choices; empty for other distributions."""
+    if head["distribution"] == "categorical":
+        return [int(head["n"])]
+    return [int(n) for n in np.ravel(head["nvec"])] if head["distribution"] == "multi_categorical" else []
+
+
+class _Categorical:
+    """Exponential race: argmax of logit - log(exponential noise) follows the softmax of the logits."""
+
+    def __init__(self, head: HeadDescription) -> None:
+        self._is_greedy = bool(head.get("is_greedy"))
+        self._buffers: dict[tuple[int, ...], Array] = {}
+
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        choices: Array
+        if rng is None or self._is_greedy:
+            choices = logits.argmax(-1)
+            return choices
+        noise = self._buffers.get(logits.shape)
+        if noise is None:
+            noise = self._buffers[logits.shape] = np.empty(logits.shape, np.float64)
+        rng.standard_exponential(out=noise)
+        np.add(noise, _TINY, noise)  # zero has no logarithm
+        np.log(noise, noise)
+        np.subtract(logits if temperature == 1.0 else logits / temperature, noise, noise)
+        choices = noise.argmax(-1)
+        return choices
+
+
+class _MultiCategorical:
+    def __init__(self, head: HeadDescription) -> None:
+        self._choose = _Categorical(head)
+        nvec = np.asarray(head["nvec"])
+        self._shape = nvec.shape
+        ends = np.cumsum(nvec.flatten()).tolist()
+        self._slices = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        actions = np.empty((len(logits), len(self._slices)), np.int64)
+        for index, part in enumerate(self._slices):
+            actions[:, index] = self._choose(logits[:, part], rng, temperature)
+        return actions.reshape(len(logits), *self._shape)
+
+
+class _Bernoulli:
+    def __init__(self, head: HeadDescription) -> None:
+        pass
+
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        if rng is None:
+            return (logits > 0).astype(np.int8)
+        probability = 0.5 + 0.5 * np.tanh((0.5 / temperature) * logits)
+        ones: Array = rng.random(logits.shape) < probability
+        return ones.astype(np.int8)
+
+
+class _Continuous:
+    """What the distributions over boxes share."""
+
+    def __init__(self, head: HeadDescription) -> None:
+        self._shape = tuple(head["shape"])
+        self._dtype = np.dtype(head["dtype"])
+
+
+class _Gaussian(_Continuous):
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        n_components = logits.shape[-1] // 2
+        actions = logits[..., :n_components]
+        if rng is not None:
+            std = np.exp(np.clip(logits[..., n_components:], MIN_LOG_STD, MAX_LOG_STD))
+            if temperature != 1.0:
+                std *= math.sqrt(temperature)
+            actions = actions + std * rng.standard_normal(actions.shape, dtype=np.float32)
+        return actions.reshape(len(logits), *self._shape).astype(self._dtype)  # a copy: logits are a reused buffer
+
+
+class _Bounded(_Continuous):
+    """Distributions whose actions lie within the bounds of their box."""
+
+    def __init__(self, head: HeadDescription) -> None:
+        super().__init__(head)
+        self._low, self._high = np.asarray(head["low"], self._dtype), np.asarray(head["high"], self._dtype)
+        self._start = self._low.astype(np.float32)
+        self._width = self._high.astype(np.float32) - self._start
+        self._half_width = np.float32(0.5) * self._width
+
+    def _inside(self, values: Array) -> Array:
+        actions: Array = values.astype(self._dtype, copy=False)
+        np.minimum(actions, self._high, out=actions)  # rounding can lead outside
+        np.maximum(actions, self._low, out=actions)
+        return actions
+
+
+class _SquashedGaussian(_Bounded):
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        n_components = logits.shape[-1] // 2
+        unsquashed = logits[..., :n_components]
+        if rng is not None:
+            log_std = np.minimum(logits[..., n_components:], MAX_LOG_STD_BEFORE_SQUASHING)
+            std = np.exp(np.maximum(log_std, MIN_LOG_STD, out=log_std), out=log_std)
+            if temperature != 1.0:
+                std *= math.sqrt(temperature)
+            std *= rng.standard_normal(std.shape, dtype=np.float32)
+            unsquashed = np.add(std, unsquashed, out=std)
+        squashed = np.tanh(unsquashed).reshape(len(logits), *self._shape)
+        squashed += 1.0
+        squashed *= self._half_width
+        squashed += self._start
+        return self._inside(squashed)
+
+
+class _Beta(_Bounded):
+    def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
+        n_components = logits.shape[-1] // 2
+        softplus = np.logaddexp(logits, np.float32(0.0))
+        if temperature != 1.0:
+            softplus /= temperature
+        concentrations = np.minimum(softplus + np.float32(1.0), np.float32(MAX_CONCENTRATION))
+        upper, lower = concentrations[..., :n_components], concentrations[..., n_components:]
+        if rng is not None:
+            upper, lower = rng.standard_gamma(upper), rng.standard_gamma(lower)
+        position = upper / (upper + lower)
+        if rng is not None:
+            position = np.clip(position, _EPS, 1.0 - _EPS)
+        scaled: Array = self._start + position.reshape(len(logits), *self._shape).astype(np.float32) * self._width
+        return self._inside(scaled)
+
+
+_SAMPLERS: Mapping[str, Callable[[HeadDescription], Sampler]] = {
+    "categorical": _Categorical,
+    "multi_categorical": _MultiCategorical,
+    "bernoulli": _Bernoulli,
+    "gaussian": _Gaussian,
+    "squashed_gaussian": _SquashedGaussian,
+    "beta": _Beta,
+}
+"""By name of the distribution."""
+
+
+def choice_probabilities(head: HeadDescription, logits: Array, temperature: float = 1.0) -> list[Array]:
+    """The probabilities of all choices that an action consists of; none for continuous ones.
+
+    :param logits: Of one observation, `[n_logits]`.
+    :return: One array `[n_choices]` for each component of the action.
+    """
+    scaled = logits.reshape(-1).astype(np.float64) / temperature
+    if head["distribution"] == "bernoulli":
+        ones = 0.5 + 0.5 * np.tanh(0.5 * scaled)
+        return [np.array([1.0 - one, one]) for one in ones]
+    sizes = categorical_sizes(head)
+    parts = np.split(scaled, np.cumsum(sizes)[:-1]) if sizes else []
+    weights = [np.exp(part - part.max()) for part in parts]
+    return [weight / weight.sum() for weight in weights]
+
+
+def most_probable(factors: Sequence[Array], n_best: int | None) -> list[tuple[tuple[int, ...], float]]:
+    """The most probable combinations of independent choices, best first, with their probabilities.
+
+    The k best combinations are made of the k best choices of each factor.
+
+    :param factors: Probabilities `[n_choices]` of each.
+    :param n_best: How many at most; None: all.
+    """
+    found: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for probabilities in factors:
+        best = np.argsort(-probabilities, kind="stable")[:n_best]
+        found = [
+            ((*chosen, int(choice)), probability * float(probabilities[choice]))
+            for chosen, probability in found
+            for choice in best
+        ]
+        found.sort(key=lambda each: -each[1])
+        found = found[:n_best]
+    return found
+
+
+def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> None:
+    """Refuses logits that nothing can be drawn from.
+
+    :param logits: `[batch, ...]`.
+    :param sizes: How they split into categorical choices; empty for other distributions.
+    :param head: Name of the action head.
+    :param where: Of the network that gave them, for messages.
+    :raises NonFiniteError: One is NaN or infinite; minus infinity masks a choice.
+    :raises EnvironmentContractError: All choices of a row are masked.
+    """
+    # the maximum is NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
+    if not (logits.max() < np.inf and (sizes or logits.min() > -np.inf)):
+        broken = np.isnan(logits) | (logits == np.inf)
+        if not sizes:
+            broken |= np.isinf(logits)
+        row = int(np.argwhere(broken)[0][0])
+        error: MazeError = NonFiniteError(
+            f"{where}: the logits of action head `{head}` are not finite in row {row} of {len(logits)}: {logits[row]}. "
+            "Look for diverged weights."
+        )
+        error.row = row
+        raise error
+    start = 0
+    for size in sizes:
+        largest = logits[..., start : start + size].max(-1)
+        start += size
+        if largest.min() <= _MASKED:
+            row = int(np.argwhere(largest <= _MASKED)[0][0])
+            error = EnvironmentContractError(
+                f"{where}: action head `{head}` has no valid action left in row {row} of {len(logits)}. The action "
+                "mask must allow at least one action; check the mask in this head's observation."
+            )
+            error.row = row
+            raise error

@@ -1,0 +1,334 @@
+"""Making bundles of trained policies, with torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigImportError, MazeError
+from maze.serve.archive import ARRAYS, DESCRIPTION, packed
+from maze.serve.pipeline import StepKey
+from maze.serve.recording import Recording, record
+from maze.serve.run_card import run_card
+from maze.serve.stored import ArrayWriter
+from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
+
+EXACT = 1e-5
+"""By how much the logits of an exported network may differ, relative to the largest of them."""
+
+
+class ExportError(MazeError):
+    """A policy, or a part of it, cannot be exported; says which and why."""
+
+
+def export_run(
+    run_dir: Path,
+    *,
+    name: str | None = None,
+    state_dict_file: str = "state_dict.pt",
+    trusted_packages: Sequence[str] = (),
+    n_steps: int = 2000,
+    seed: int = 0,
+) -> bytes:
+    """The policy of a training run as the bytes of a bundle.
+
+    :param run_dir: The run's directory.
+    :param name: Name of the policy; by default that of the directory.
+    :param state_dict_file: The weights.
+    :param trusted_packages: Packages of your own that the stored configuration may name.
+    :param n_steps: Steps that the policy takes in its environment, for the reference cases and the summary of
+        observations.
+    :param seed: Of environment and policy meanwhile.
+    :raises CheckpointError: It is no training run, or its files cannot be read.
+    :raises ExportError: A part of the policy cannot be exported.
+    """
+    from maze.core.agent_deployment.stored_run import read_stored_run
+    from maze.core.rollout.rollout_runner import RolloutRunner
+
+    run = read_stored_run(run_dir, "cpu", state_dict_file, trusted_packages)
+    env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
+    assert isinstance(policy, TorchPolicy), "what a run stores"
+    try:
+        return export_policy(policy, env, {"name": name or run_dir.name, **run_card(run_dir)}, n_steps, seed)
+    finally:
+        env.close()
+
+
+def export_policy(
+    policy: TorchPolicy, env: MazeEnv[Any], card: Mapping[str, Any] | None = None, n_steps: int = 2000, seed: int = 0
+) -> bytes:
+    """A policy and the environment that it was trained in as the bytes of a bundle.
+
+    :param policy: The policy; its networks are put into evaluation mode.
+    :param env: The environment with the wrappers and statistics of the training. It is seeded and stepped.
+    :param card: What else a person wants to know, in JSON.
+    :param n_steps: See :func:`export_run`.
+    :param seed: See :func:`export_run`.
+    :raises ExportError: A part of the policy cannot be exported.
+    """
+    policy.eval()
+    policy.to("cpu")
+    operations = operations_of(env)
+    recording = record(policy, env, operations, n_steps, seed)
+    members: dict[str, bytes] = {}
+    networks: list[dict[str, Any]] = []
+    numbers: dict[int, int] = {}
+    steps = []
+    for key in env.observation_spaces_dict:
+        agents = _agents(policy, env, key)
+        used: list[str] = []
+        for network in agents.values():
+            if id(network) not in numbers:
+                file = f"networks/{len(networks)}.onnx"
+                content, description = exported_network(network, policy, env, key)
+                members[file] = content
+                numbers[id(network)] = len(networks)
+                networks.append({"file": file, **description})
+            used += networks[numbers[id(network)]]["inputs"]
+        steps.append(
+            _step(policy, env, key, {agent: numbers[id(one)] for agent, one in agents.items()}, used, networks)
+        )
+    writer = ArrayWriter()
+    for step in steps:
+        step.update(operations.of_step(step["key"]), drift=recording.drift(step["key"]))
+    description = {
+        "card": _card(policy, env, card or {}, operations, steps, recording),
+        "networks": networks,
+        "steps": steps,
+        "actor_sequence": [list(actor) for actor in recording.actor_sequence],
+        "reference": recording.reference_cases(policy, {step["key"]: step["inputs"] for step in steps}),
+        "episode": recording.episode,
+    }
+    members[DESCRIPTION] = json.dumps(writer.stored(description), allow_nan=False).encode()
+    members[ARRAYS] = bytes(writer.content)
+    return packed(members)
+
+
+def exported_network(
+    network: nn.Module, policy: TorchPolicy, env: MazeEnv[Any], step_key: StepKey
+) -> tuple[bytes, dict[str, Any]]:
+    """A network as an ONNX graph for batches of any size.
+
+    :param network: From observations to logits, and whatever else; it is put into evaluation mode.
+    :param policy: Knows the action heads.
+    :param env: Knows the observations.
+    :param step_key: The sub-step.
+    :return: The graph, and the names in it: `inputs` by entry of the observation, `outputs` by head.
+    :raises ExportError: It cannot be exported.
+    """
+    observation_space = env.observation_spaces_dict[step_key]
+    names = list(observation_space.spaces)
+    batch = [_example(space) for space in observation_space.spaces.values()]
+    graph = _LogitsOnly(network, names, list(policy.distribution_mapper.action_heads))
+    with torch.inference_mode():
+        n_outputs = len(graph(*batch))
+    heads = graph.heads
+    if not n_outputs:
+        raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
+    try:
+        content = _onnx(graph, batch, [f"observation/{name}" for name in names], [f"logits/{head}" for head in heads])
+    except ImportError as error:
+        raise ConfigImportError(
+            f'Exporting needs onnx, onnxscript and onnxruntime: pip install "maze-rl[onnx]" ({error}).'
+        ) from error
+    except Exception as error:  # torch has many types of exceptions for what it cannot export
+        raise ExportError(
+            f"The network of sub-step {step_key!r} ({type(network).__name__}) cannot be exported as an ONNX graph"
+            f"{_guilty_block(network)}: {_first_line(error)}"
+        ) from error
+    return content, {
+        "inputs": {name: f"observation/{name}" for name in names if f"observation/{name}" in _input_names(content)},
+        "outputs": {head: f"logits/{head}" for head in heads},
+    }
+
+
+class _LogitsOnly(nn.Module):
+    """A network as a function of tensors."""
+
+    def __init__(self, network: nn.Module, names: Sequence[str], heads: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.names, self.known_heads = network, list(names), list(heads)
+        self.heads: list[str] = []
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self.network(dict(zip(self.names, tensors, strict=True)))
+        self.heads = [head for head in self.known_heads if head in outputs]
+        return tuple(outputs[head] for head in self.heads)
+
+
+def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
+    """Observations to trace a network with, `[n_rows, *shape]`: ones, which no mask makes worthless, where allowed."""
+    shape = tuple(space.shape or ())
+    values = np.ones(shape, np.float32)
+    if isinstance(space, spaces.Box):
+        values = np.clip(values, space.low, space.high).astype(np.float32)
+    return torch.from_numpy(np.stack([values] * n_rows))
+
+
+def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    import onnx  # noqa: F401 - torch says less well that it is missing
+    import onnxscript  # noqa: F401
+
+    rows = torch.export.Dim("batch", min=1, max=2**24)
+    with _quietly(), torch.no_grad():
+        program = torch.onnx.export(
+            graph,
+            tuple(batch),
+            dynamo=True,
+            dynamic_shapes=(tuple({0: rows} for _ in batch),),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            verbose=False,
+        )
+        assert program is not None, "the new exporter gives a program"
+        content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def _input_names(content: bytes) -> set[str]:
+    import onnx
+
+    return {each.name for each in onnx.load_from_string(content).graph.input}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Exporting says a lot that is of no use to anybody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _guilty_block(network: nn.Module) -> str:
+    """The first perception block that cannot be exported by itself, in words; empty where none is to blame."""
+    from maze.perception.blocks import InferenceBlock, PerceptionBlock
+
+    for name, module in network.named_modules():
+        if not isinstance(module, PerceptionBlock) or isinstance(module, InferenceBlock):
+            continue
+        batch = [torch.ones((3, *shape)) for shape in module.in_shapes]
+        graph = _LogitsOnly(module, module.in_keys, module.out_keys)
+        try:
+            _onnx(
+                graph, batch, [f"in{index}" for index in range(len(batch))], [f"out/{key}" for key in module.out_keys]
+            )
+        except Exception:  # whatever it is, this block is the one
+            return f", because of its block `{name}` ({type(module).__name__})"
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+# -- description ------------------------------------------------------------------------------------------------------
+
+
+def _agents(policy: TorchPolicy, env: MazeEnv[Any], step_key: Any) -> dict[int | None, nn.Module]:
+    """The networks of a sub-step by agent; None: of all."""
+    if step_key not in policy.substeps_with_separate_agent_nets:
+        return {None: policy.network_for((step_key, 0))}  # type: ignore[arg-type]
+    return {agent: network for (key, agent), network in policy.networks.items() if key == step_key}
+
+
+def _step(
+    policy: TorchPolicy,
+    env: MazeEnv[Any],
+    step_key: Any,
+    numbers: Mapping[int | None, int],
+    used: Sequence[str],
+    networks: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    entries = env.observation_spaces_dict[step_key].spaces
+    heads = list(networks[next(iter(numbers.values()))]["outputs"])
+    descriptions = {}
+    for head in heads:
+        description = policy.distribution_mapper.describe_head(head)
+        if description is None:
+            kind = policy.distribution_mapper.distribution_class(head)
+            raise ExportError(
+                f"Action head `{head}` has the distribution {kind.__module__}.{kind.__qualname__}, which "
+                "is code of its own: a bundle can draw from Maze's distributions only."
+            )
+        descriptions[head] = description
+    return {
+        "key": step_key,
+        "n_agents": env.agent_counts_dict[step_key],
+        "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
+        "masks": _masks(entries, heads),
+        "heads": descriptions,
+        "networks": [[agent, number] for agent, number in numbers.items()],
+    }
+
+
+def _masks(entries: Mapping[str, Any], heads: Sequence[str]) -> dict[str, str]:
+    """The observations that mask heads, by the names that they have everywhere."""
+    return {head: f"{head}_mask" for head in heads if f"{head}_mask" in entries}
+
+
+def _card(
+    policy: TorchPolicy,
+    env: MazeEnv[Any],
+    given: Mapping[str, Any],
+    operations: Operations,
+    steps: Sequence[Mapping[str, Any]],
+    recording: Recording,
+) -> dict[str, Any]:
+    import onnxscript
+
+    from maze.core.wrappers.monitoring_wrapper import base_maze_env
+
+    base = base_maze_env(env)
+    return {
+        "name": "policy",
+        "evaluation": {},
+        **given,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "exported_with": {"torch": torch.__version__, "numpy": np.__version__, "onnxscript": onnxscript.__version__},
+        "environment": repr(base),
+        "wrappers": operations.wrappers,
+        "code": operations.code,
+        "steps": [
+            {
+                "key": step["key"],
+                "n_agents": step["n_agents"],
+                "observation_space": _spaces(base.observation_spaces_dict[step["key"]]),
+                "action_space": _spaces(base.action_spaces_dict[step["key"]]),
+                "network_inputs": step["inputs"],
+                "heads": {
+                    head: {
+                        **space_as_data(policy.distribution_mapper.action_space.spaces[head]),
+                        "distribution": step["heads"][head]["distribution"],
+                    }
+                    for head in step["heads"]
+                },
+                "masks": step["masks"],
+            }
+            for step in steps
+        ],
+        "n_observations": sum(map(len, recording.actors)),
+        "n_parameters": sum(parameter.numel() for parameter in policy.parameters()),
+    }
+
+
+def _spaces(space: spaces.Dict) -> dict[str, Any]:
+    return {name: space_as_data(entry) for name, entry in space.spaces.items()}

@@ -1,0 +1,308 @@
+"""What runs between the raw environment and the network, as a bundle describes it: wrappers and conversions as data.
+
+Operations are mappings. Those of observations lead from the raw environment to the network:
+
+* `entries`: the first one; checks and types the entries of an observation, after unpacking what gymnasium packs;
+* `convert`: an array conversion of one entry; `stack`: the latest of an entry; `skip`: decisions hold
+  for several steps;
+* `code`: what the caller provides.
+
+Those of actions lead from the network's heads to the raw environment: `skip`, `grid`, `split`, `code`,
+`clip`, and `pack` as the last.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+
+from maze.core.errors import EnvironmentContractError, NonFiniteError, did_you_mean
+from maze.core.utils.array_conversions import conversion_of
+from maze.serve.archive import BundleError
+
+Array = np.ndarray[Any, Any]
+Entries = dict[str, Any]
+StepKey = Union[str, int]
+Actor = tuple[StepKey, int]
+Provided = Mapping[str, Callable[..., Any]]
+
+
+@dataclass
+class Memory:
+    """What an episode has left behind so far, for one stream of observations."""
+
+    stacks: dict[tuple[Actor, str], Array] = field(default_factory=dict)
+    first_actor: Actor | None = None
+    """Who began the step, where decisions hold for several steps."""
+    n_repeated: int = 0
+    """Steps since the last decision."""
+    is_repeating: bool = False
+    last_actions: dict[Actor, Entries] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Another episode begins."""
+        self.__init__()  # type: ignore[misc]  # a dataclass made anew
+
+
+ObservationStage = Callable[[Any, Memory, Actor], Any]
+"""From entries to entries, which may be those that it was given, changed; None: no decision is due."""
+ActionStage = Callable[[Any, Memory, Actor], Any]
+
+
+def observation_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ObservationStage]:
+    """The operations of a sub-step's observations, in their order."""
+    return [_stage(_OBSERVATION_STAGES, operation, provided) for operation in operations]
+
+
+def action_stages(operations: Sequence[Mapping[str, Any]], provided: Provided) -> list[ActionStage]:
+    """The operations of a sub-step's actions, in their order."""
+    return [_stage(_ACTION_STAGES, operation, provided) for operation in operations]
+
+
+def check_provided(code: Sequence[Mapping[str, Any]], provided: Provided) -> None:
+    """Compares what a policy needs of its caller with what is there.
+
+    :param code: Pieces of code as a bundle's card lists them.
+    :raises BundleError: A piece is missing that there is no way around, or has an unknown name.
+    """
+    known = [str(piece["name"]) for piece in code if piece.get("call")]
+    for name in provided:
+        if name not in known:
+            names = ", ".join(known) or "nothing"
+            raise BundleError(
+                f"provided[{name!r}]: the bundle has no such code.{did_you_mean(name, known)} It takes: {names}."
+            )
+    for piece in code:
+        if piece.get("is_required") and piece["name"] not in provided:
+            raise BundleError(
+                f"The policy was trained with code that the bundle cannot hold: {piece['class']}. Provide it as "
+                f"session(provided={{{piece['name']!r}: function}}), {piece['call']}; or call act_batch with what the "
+                "network takes."
+            )
+
+
+def typed_entry(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+    """One entry of an observation as an array of its space.
+
+    :raises EnvironmentContractError: It has another shape, or is none of the space's numbers.
+    :raises NonFiniteError: It is NaN or infinite.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise EnvironmentContractError(f"Observation `{name}`: expected numbers of shape {shape}: {error}.") from error
+    if array.shape != shape:
+        raise EnvironmentContractError(f"Observation `{name}`: expected shape {shape}, found {array.shape}.")
+    if array.dtype != dtype:
+        if array.dtype.kind not in "biuf":
+            raise EnvironmentContractError(f"Observation `{name}`: expected numbers, found {array.dtype}.")
+        with np.errstate(all="ignore"):
+            typed = array.astype(dtype)
+        if dtype.kind != "f" and not (typed == array).all():
+            raise EnvironmentContractError(f"Observation `{name}`: expected values of {dtype}, found {array!r:.200}.")
+        array = typed
+    if dtype.kind == "f" and not -np.inf < np.add.reduce(array, None) < np.inf and not np.isfinite(array).all():
+        raise NonFiniteError(f"Observation `{name}` is not finite: {array!r:.200}.")
+    return array
+
+
+def _stage(stages: Mapping[str, Any], operation: Mapping[str, Any], provided: Provided) -> Any:
+    try:
+        return stages[operation["op"]](operation, provided)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BundleError(
+            f"The bundle has an operation that cannot be read: {operation!r:.300} ({error!r})."
+        ) from error
+
+
+# -- observations -----------------------------------------------------------------------------------------------------
+
+
+def _entries(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+    """The first stage: from what the caller has to checked entries."""
+    entries = [
+        (str(key), np.dtype(entry["dtype"]), tuple(entry["shape"])) for key, entry in operation["entries"].items()
+    ]
+    kind, convert = operation["kind"], provided.get(operation.get("code") or "")
+    keys = [key for key, _, _ in entries]
+
+    def single(observation: Any, memory: Memory, actor: Actor) -> Entries:
+        key, dtype, shape = entries[0]
+        return {key: typed_entry(observation, dtype, shape, key)}
+
+    def several(observation: Any, memory: Memory, actor: Actor) -> Entries:
+        if convert is not None:
+            observation = convert(observation)
+        elif kind == "tuple" and isinstance(observation, (tuple, list)) and len(observation) == len(keys):
+            observation = dict(zip(keys, observation, strict=True))
+        if not isinstance(observation, Mapping) or not all(map(observation.__contains__, keys)):
+            found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
+            raise EnvironmentContractError(
+                f"Sub-step {actor[0]!r}: an observation is a {'tuple' if kind == 'tuple' else 'mapping'} with the "
+                f"entries {keys}, found {found!s:.200}.{_missing_code(operation)}"
+            )
+        return {key: typed_entry(observation[key], dtype, shape, key) for key, dtype, shape in entries}
+
+    return single if kind == "single" else several
+
+
+def _missing_code(operation: Mapping[str, Any]) -> str:
+    code = operation.get("code")
+    return "" if not code else f" States of the simulation are converted by what is provided as {code!r}."
+
+
+def _convert(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+    source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
+    convert: Any = provided[operation["code"]] if "code" in operation else conversion_of(operation["conversion"])
+
+    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries:
+        entries[target] = convert(entries[source] if keeps_original else entries.pop(source))
+        return entries
+
+    return stage
+
+
+def _stack(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+    source, target, keeps_original = operation["source"], operation["target"], operation["keeps_original"]
+    n_steps, is_delta, dtype = int(operation["n_steps"]), operation["is_delta"], np.dtype(operation["dtype"])
+
+    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries:
+        latest = np.asarray(entries[source] if keeps_original else entries.pop(source), dtype)
+        steps = np.empty((n_steps, *latest.shape), dtype)
+        past = memory.stacks.get((actor, target))
+        if past is None:
+            steps[:] = latest
+        else:
+            steps[:-1] = past[1:]
+            steps[-1] = latest
+        memory.stacks[actor, target] = steps
+        if is_delta:
+            steps = steps.copy()
+            np.subtract(steps[1:], steps[:-1], out=steps[:-1])
+        entries[target] = steps
+        return entries
+
+    return stage
+
+
+def _skip(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+    n_steps = int(operation["n_steps"])
+
+    def stage(entries: Entries, memory: Memory, actor: Actor) -> Entries | None:
+        if actor == memory.first_actor:
+            memory.n_repeated += 1
+        if memory.first_actor is None or memory.n_repeated == n_steps:
+            memory.first_actor, memory.n_repeated = actor, 0
+        memory.is_repeating = memory.n_repeated > 0
+        return None if memory.is_repeating else entries
+
+    return stage
+
+
+def _code(operation: Mapping[str, Any], provided: Provided) -> ObservationStage:
+    function = provided[operation["code"]]
+    return lambda entries, memory, actor: function(entries, actor)
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+
+def _repeat(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+    idle = operation.get("idle")
+
+    def stage(action: Entries | None, memory: Memory, actor: Actor) -> Entries:
+        if not memory.is_repeating:
+            assert action is not None, "a decision was due"
+            memory.last_actions[actor] = action
+            return dict(action)
+        return dict(memory.last_actions[actor] if idle is None else idle)
+
+    return stage
+
+
+def _grid(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+    """Choices become the values that they stand for."""
+    name, shape, dtype, values = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["values"]
+
+    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+        choices = np.asarray(action[name]).reshape(-1)
+        chosen = [grid[choice] for grid, choice in zip(values, choices, strict=True)]
+        return {**action, name: np.array(chosen, dtype).reshape(shape)}
+
+    return stage
+
+
+def _join(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+    """Parts become the vector that they were split from."""
+    name, shape, dtype, indices = operation["name"], tuple(operation["shape"]), operation["dtype"], operation["indices"]
+
+    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+        joined = dict(action)
+        vector = joined[name] = np.empty(shape, dtype)
+        for part, index in indices.items():
+            vector[index] = joined.pop(part)
+        return joined
+
+    return stage
+
+
+def _clip(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+    """Values outside the bounds of a box become those on the bounds, as an environment of Maze has them."""
+    bounds = operation["bounds"]
+
+    def stage(action: Entries, memory: Memory, actor: Actor) -> Entries:
+        clipped = dict(action)
+        for name, (low, high) in bounds.items():
+            clipped[name] = np.minimum(np.maximum(action[name], low), high)
+        return clipped
+
+    return stage
+
+
+def _pack(operation: Mapping[str, Any], provided: Provided) -> ActionStage:
+    """The last stage: what the raw environment takes."""
+    convert, kind = provided.get(operation.get("code") or ""), operation["kind"]
+    if kind == "converted":
+        return (
+            (lambda action, memory, actor: action) if convert is None else lambda action, memory, actor: convert(action)
+        )
+    leaves = {str(key): _LEAVES[leaf["kind"]](leaf) for key, leaf in operation["entries"].items()}
+
+    def single(action: Entries, memory: Memory, actor: Actor) -> Any:
+        ((key, leaf),) = leaves.items()
+        return leaf(action[key])
+
+    def several(action: Entries, memory: Memory, actor: Actor) -> Any:
+        parts = {key: leaf(action[key]) for key, leaf in leaves.items()}
+        return parts if kind == "dict" else tuple(parts.values())
+
+    return single if kind == "single" else several
+
+
+def _discrete(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:
+    start = int(leaf["start"])
+    return lambda value: operator.index(value.item() if isinstance(value, np.ndarray) else value) + start
+
+
+def _multi_discrete(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:
+    dtype, start = np.dtype(leaf["dtype"]), leaf["start"]
+    return lambda value: np.asarray(value, dtype) + start
+
+
+def _box(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:
+    dtype, low, high = np.dtype(leaf["dtype"]), leaf["low"], leaf["high"]
+    return lambda value: np.minimum(np.maximum(np.asarray(value, dtype), low), high)
+
+
+def _cast(leaf: Mapping[str, Any]) -> Callable[[Any], Any]:
+    dtype = np.dtype(leaf["dtype"])
+    return lambda value: np.asarray(value, dtype)
+
+
+_LEAVES = {"discrete": _discrete, "multi_discrete": _multi_discrete, "box": _box, "cast": _cast}
+_OBSERVATION_STAGES = {"entries": _entries, "convert": _convert, "stack": _stack, "skip": _skip, "code": _code}
+_ACTION_STAGES = {"skip": _repeat, "grid": _grid, "split": _join, "code": _code, "clip": _clip, "pack": _pack}

@@ -1,0 +1,317 @@
+"""An environment's conversions and wrappers as operations of :mod:`maze.serve.pipeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
+
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.space_checks import ActionBounds
+from maze.core.utils.array_conversions import described
+from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
+from maze.core.wrappers.gym_adapters import ResetOptions, WeighedReward
+from maze.core.wrappers.gym_spaces import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
+from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
+from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
+    ObservationNormalizationWrapper,
+)
+from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
+from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
+from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
+from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
+from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
+from maze.serve.pipeline import StepKey
+
+Operation = dict[str, Any]
+_HARMLESS_GYM_WRAPPERS = (
+    OrderEnforcing,
+    PassiveEnvChecker,
+    RecordEpisodeStatistics,
+    ResetOptions,
+    TimeLimit,
+    WeighedReward,
+)
+
+
+@dataclass
+class Operations:
+    """What runs between the raw environment and the policy.
+
+    :param observations: By sub-step, from the raw environment to the network.
+    :param actions: By sub-step, from the network to the raw environment.
+    """
+
+    observations: dict[StepKey, list[Operation]]
+    actions: dict[StepKey, list[Operation]]
+    wrappers: list[dict[str, str]] = field(default_factory=list)
+    """All wrappers, innermost first, and what became of them."""
+    code: list[dict[str, Any]] = field(default_factory=list)
+    """What the bundle cannot hold, with the name by which a session takes it."""
+
+    def of_step(self, step_key: StepKey) -> dict[str, list[Operation]]:
+        """Those of a sub-step, as a bundle stores them."""
+        return {
+            "observation_operations": self.observations[step_key],
+            "action_operations": self.actions[step_key],
+        }
+
+    def needs_code(self) -> bool:
+        """Whether nothing can be done without code of the caller's."""
+        return any(piece["is_required"] for piece in self.code)
+
+    def add_code(self, name: str, code: Any, call: str | None, is_required: bool) -> str:
+        """Takes down what the bundle cannot hold.
+
+        :param name: What it is called.
+        :param code: An object of its class.
+        :param call: What the caller's function takes and gives; None: no function can take its place.
+        :param is_required: Whether nothing can be done without it.
+        :return: The name, which is unique.
+        """
+        names = [piece["name"] for piece in self.code]
+        unique = name if name not in names else f"{name}#{sum(each.split('#')[0] == name for each in names) + 1}"
+        kind = type(code)
+        path = f"{kind.__module__}.{kind.__qualname__}"
+        self.code.append({"name": unique, "class": path, "call": call, "is_required": is_required})
+        return unique
+
+
+def wrappers_of(env: MazeEnv[Any]) -> tuple[list[Wrapper[Any]], MazeEnv[Any]]:
+    """The wrappers of an environment, innermost first, and what they wrap."""
+    chain: list[Wrapper[Any]] = []
+    inner: Any = env
+    while not issubclass(type(inner), MazeEnv):
+        chain.insert(0, inner)
+        inner = inner.env
+    return chain, inner
+
+
+def operations_of(env: MazeEnv[Any]) -> Operations:
+    """What an environment and its wrappers do with observations and actions.
+
+    :param env: The environment, wrapped as in training.
+    """
+    chain, base = wrappers_of(env)
+    keys = list(base.observation_spaces_dict)
+    operations = Operations({key: [] for key in keys}, {key: [] for key in keys})
+    for key in keys:
+        operations.observations[key].append(_entries(base, key, operations))
+        last: list[Operation] = [_pack(base, key, operations)]
+        bounds = {name: list(limits) for name, limits in ActionBounds(base.action_spaces_dict[key])._by_head.items()}
+        operations.actions[key] += [{"op": "clip", "bounds": bounds}, *last] if bounds else last
+    _add_gym_wrappers(base, operations)
+    for wrapper in chain:
+        n_before = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
+        n_code = len(operations.code)
+        _add(wrapper, operations)
+        n_after = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
+        what = "code of the caller" if len(operations.code) > n_code else "data" if n_after > n_before else "left out"
+        operations.wrappers.append(
+            {"class": f"{type(wrapper).__module__}.{type(wrapper).__qualname__}", "kept_as": what}
+        )
+    return operations
+
+
+def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
+    conversion = base.observation_conversion_dict[key]
+    entries = {
+        name: {"dtype": str(space.dtype), "shape": list(space.shape or ())}
+        for name, space in base.observation_spaces_dict[key].spaces.items()
+    }
+    if type(conversion) is GymObservationConversion:
+        return {"op": "entries", "kind": _KINDS[conversion._kind], "entries": entries}
+    call = "function(state) -> entries of the observation space"
+    name = operations.add_code(f"observation_conversion.{key}", conversion, call, is_required=False)
+    return {"op": "entries", "kind": "converted", "entries": entries, "code": name}
+
+
+def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
+    conversion = base.action_conversion_dict[key]
+    if type(conversion) is GymActionConversion:
+        leaves = {name: _leaf(leaf) for name, leaf in conversion._leaves.items()}
+        return {"op": "pack", "kind": _KINDS[conversion._kind], "entries": leaves}
+    call = "function(entries of the action space, state) -> action of the simulation"
+    name = operations.add_code(f"action_conversion.{key}", conversion, call, is_required=False)
+    return {"op": "pack", "kind": "converted", "code": name}
+
+
+_KINDS: Mapping[type | None, str] = {None: "single", dict: "dict", tuple: "tuple"}
+
+
+def _leaf(leaf: Leaf) -> dict[str, Any]:
+    dtype = str(leaf.gym_dtype)
+    if isinstance(leaf, DiscreteAction):
+        return {"kind": "discrete", "start": leaf.start}
+    if isinstance(leaf, MultiDiscreteAction):
+        return {"kind": "multi_discrete", "dtype": dtype, "start": leaf.start}
+    if isinstance(leaf, DoubleBoxAction):
+        return {"kind": "box", "dtype": dtype, "low": leaf.low, "high": leaf.high}
+    return {"kind": "cast", "dtype": dtype}
+
+
+def _add_gym_wrappers(base: MazeEnv[Any], operations: Operations) -> None:
+    """gymnasium's wrappers belong to the raw environment; those that change what it shows are named."""
+    inner: Any = getattr(base.core_env, "env", None)
+    while isinstance(inner, gymnasium.Wrapper):
+        if not isinstance(inner, (*_HARMLESS_GYM_WRAPPERS, gymnasium.RewardWrapper)):
+            operations.add_code(f"gymnasium.{type(inner).__name__}", inner, None, is_required=False)
+        inner = inner.env
+
+
+# -- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+def _add(wrapper: Wrapper[Any], operations: Operations) -> None:
+    add = _WRAPPERS.get(type(wrapper))
+    if add is not None:
+        add(wrapper, operations)
+    elif isinstance(wrapper, StepSkipWrapper) and issubclass(type(wrapper), StepSkipWrapper):
+        operations.add_code(type(wrapper).__name__, wrapper, None, is_required=True)
+    elif not wrapper.keeps_observations_and_actions:
+        _add_unknown(wrapper, operations)
+
+
+def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
+    """Code of somebody's own, on one way or on both."""
+    kind, name = type(wrapper), type(wrapper).__name__
+    if not issubclass(kind, ActionWrapper):
+        call = "function(entries, actor_id) -> entries"
+        code = operations.add_code(f"{name}.observation", wrapper, call, is_required=True)
+        for stages in operations.observations.values():
+            stages.append({"op": "code", "code": code})
+    if not issubclass(kind, ObservationWrapper):
+        call = "function(action, actor_id) -> action"
+        code = operations.add_code(f"{name}.action", wrapper, call, is_required=True)
+        for stages in operations.actions.values():
+            stages.insert(0, {"op": "code", "code": code})
+
+
+def _add_stack(wrapper: ObservationStackWrapper, operations: Operations) -> None:
+    for key, stacks in wrapper._stacks.items():
+        operations.observations[key] += [
+            {
+                "op": "stack",
+                "source": stack.source,
+                "target": stack.target,
+                "keeps_original": stack.keeps_original,
+                "n_steps": stack.n_steps,
+                "is_delta": stack.is_delta,
+                "dtype": str(stack.dtype),
+            }
+            for stack in stacks
+        ]
+
+
+def _add_preprocessing(wrapper: PreProcessingWrapper, operations: Operations) -> None:
+    for key, stages in wrapper._stages.items():
+        for stage, (name, processor) in zip(stages, wrapper.preprocessors[key], strict=True):
+            operations.observations[key].append(
+                {
+                    "op": "convert",
+                    "source": name,
+                    "target": stage.target,
+                    "keeps_original": stage.keeps_original,
+                    **_conversion(processor, "process", stage.target, operations),
+                }
+            )
+
+
+def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Operations) -> None:
+    wrapper.get_statistics()  # better an error here
+    parts = {
+        name: _conversion(strategy, "normalize_value", name, operations)
+        for name, strategy in wrapper._strategies.items()
+    }
+    for key, space in wrapper.env.observation_spaces_dict.items():
+        operations.observations[key] += [
+            {"op": "convert", "source": name, "target": name, "keeps_original": False, **parts[name]}
+            for name in space.spaces
+            if name in parts
+        ]
+
+
+def _conversion(owner: Any, method: str, name: str, operations: Operations) -> Operation:
+    """The conversion of a pre-processor or a strategy, unless a subclass does something else."""
+    kind = type(owner)
+    own = next((each for each in kind.__mro__ if method in vars(each)), kind)
+    describing = next((each for each in kind.__mro__ if "conversion" in vars(each)), None)
+    conversion = owner.conversion() if describing is not None and issubclass(describing, own) else None
+    if conversion is not None:
+        return {"conversion": described(conversion)}
+    call = "function(array) -> array"
+    return {"code": operations.add_code(f"{kind.__name__}.{name}", owner, call, is_required=True)}
+
+
+def _add_grid(wrapper: DiscretizeActionsWrapper, operations: Operations) -> None:
+    for key, space in wrapper.action_spaces_dict.items():
+        for name, grid in wrapper._grids.items():
+            if name in space.spaces:
+                operation = {"op": "grid", "name": name, "shape": list(grid.shape), "dtype": str(grid.dtype)}
+                operations.actions[key].insert(0, {**operation, "values": grid.values})
+
+
+def _add_split(wrapper: SplitActionsWrapper, operations: Operations) -> None:
+    for key, space in wrapper.action_spaces_dict.items():
+        for name, split in wrapper._splits.items():
+            if split.indices.keys() <= space.spaces.keys():
+                operation = {"op": "split", "name": name, "shape": list(split.shape), "dtype": str(split.dtype)}
+                operations.actions[key].insert(0, {**operation, "indices": dict(split.indices)})
+
+
+def _add_skip(wrapper: StepSkipWrapper[Any], operations: Operations) -> None:
+    env: Any = wrapper.env
+    for key in operations.observations:
+        operations.observations[key].append({"op": "skip", "n_steps": wrapper.n_steps})
+        idle = None if wrapper.skip_mode == "sticky" else dict(env.action_conversion_dict[key].noop_action())
+        idle = None if idle is None else {name: np.asarray(value) for name, value in idle.items()}
+        operations.actions[key].insert(0, {"op": "skip", "idle": idle})
+
+
+_WRAPPERS: Mapping[type[Any], Any] = {
+    ObservationStackWrapper: _add_stack,
+    PreProcessingWrapper: _add_preprocessing,
+    ObservationNormalizationWrapper: _add_normalization,
+    DiscretizeActionsWrapper: _add_grid,
+    SplitActionsWrapper: _add_split,
+    StepSkipWrapper: _add_skip,
+}
+
+
+def space_as_data(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A space as JSON. Infinite bounds are null; bounds that are the same everywhere are one number.
+
+    :param space: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary`.
+    """
+    data: dict[str, Any] = {
+        "type": type(space).__name__,
+        "shape": list(space.shape or ()),
+        "dtype": str(space.dtype),
+    }
+    if isinstance(space, spaces.Box):
+        data |= {"low": _bound(space.low, np.min), "high": _bound(space.high, np.max)}
+    elif isinstance(space, spaces.Discrete):
+        data |= {"n": int(space.n), "start": int(space.start)}
+    elif isinstance(space, spaces.MultiDiscrete):
+        data |= {"nvec": space.nvec.tolist(), "start": np.asarray(space.start).tolist()}
+    return data
+
+
+_MOST_BOUNDS = 256
+
+
+def _bound(bound: np.ndarray, outermost: Any) -> Any:
+    """Bounds in JSON; of many different ones the outermost."""
+    value = outermost(bound) if bound.size > _MOST_BOUNDS or len(set(bound.flat)) == 1 else bound
+    return _finite(np.asarray(value).tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if np.isfinite(value) else None
