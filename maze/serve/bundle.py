@@ -156,14 +156,16 @@ class PolicyBundle:
             networks = [
                 BundledNetwork(members[network["file"]], network, n_threads) for network in description["networks"]
             ]
-            self.steps: Mapping[StepKeyStepSpec] = {
+            self.steps: Mapping[StepKey, StepSpec] = {
                 step["key"]: _step(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
             }
             """The sub-steps by their keys."""
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
             """Who acts, one after the other, where their order is fixed; else empty."""
-            self.drift: Mapping[StepKeyMapping[str, Any]] = {step["key"]: step["drift"] for step in description["steps"]}
+            self.drift: Mapping[StepKey, Mapping[str, Any]] = {
+                step["key"]: step["drift"] for step in description["steps"]
+            }
             """By sub-step and entry of the observation: what training observations look like, see
             :mod:`maze.serve.drift`."""
             self.reference: Sequence[Mapping[str, Any]] = description["reference"]
