@@ -11,6 +11,7 @@ import numpy as np
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import MazeError
+from maze.core.rendering.step_summary import actor_text
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
@@ -69,7 +70,7 @@ def inspected_episode(
         action = act(observation, actor)
         decisions[-1].append(
             {
-                "actor": f"sub-step {actor.step_key}, agent {actor.agent_id}",
+                "actor": actor_text(actor),
                 "value": _rounded(value),
                 **_considered(policy, observation, actor, action),
                 "others": [_opinion(name, ask, observation, actor, action) for name, ask in asked.items()],

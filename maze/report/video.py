@@ -59,7 +59,7 @@ def _frames(episode: StateTrajectoryRecord, dpi: int) -> Iterator[np.ndarray[Any
     from PIL import Image
 
     renderer = episode.renderer
-    for record in episode.step_records:
+    for record in episode.by_substep().step_records:
         png = None if renderer is None else step_picture(renderer, record, dpi)
         if png is not None:
             yield np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))

@@ -21,6 +21,8 @@ class EnvironmentContext:
         self.event_service = EventService()
         self.step_id = 0
         """Environment steps completed in the current episode."""
+        self.n_substeps = 0
+        """Steps that the simulation itself has taken, sub-steps and all, in all episodes."""
         self.is_step_complete = False
         """Whether the last sub-step completed an environment step; its events are dropped when the next one begins."""
         self.is_episode_over = False

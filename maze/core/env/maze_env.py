@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -53,6 +54,9 @@ class MazeEnv(
     """
 
     _TRANSIENT = (*Wrapper._TRANSIENT, "_step_path")
+
+    converted_actor: ActorID | None = None
+    """Whose recorded states and actions are being converted, see :meth:`converting`."""
 
     def __init__(
         self,
@@ -148,6 +152,8 @@ class MazeEnv(
 
     @override(StructuredEnv)
     def actor_id(self) -> ActorID:
+        if self.converted_actor is not None:
+            return self.converted_actor
         actor: Any = self.env.actor_id()
         if isinstance(actor, ActorID):
             return actor
@@ -217,12 +223,33 @@ class MazeEnv(
     def get_observation_and_action_dicts(
         self, maze_state: MazeStateType | None, maze_action: MazeActionType | None, first_step_in_episode: bool
     ) -> ObservationsAndActions:
+        actor = self.converted_actor
+        keys = self.action_conversion_dict if actor is None else (actor.step_key,)
         observations = actions = None
         if maze_state is not None:
-            observations = {k: conv.maze_to_space(maze_state) for k, conv in self.observation_conversion_dict.items()}
+            observations = {key: self.observation_conversion_dict[key].maze_to_space(maze_state) for key in keys}
         if maze_action is not None:
-            actions = {k: conv.maze_to_space(maze_action) for k, conv in self.action_conversion_dict.items()}
+            actions = {key: self.action_conversion_dict[key].maze_to_space(maze_action) for key in keys}
         return observations, actions
+
+    @contextmanager
+    def converting(self, actor_id: ActorID) -> Iterator[None]:
+        """Within this block, recorded states and actions that are converted are those of one actor.
+
+        :param actor_id: The actor; :meth:`actor_id` gives it, whatever the simulation says.
+        :raises EnvironmentContractError: The environment has no such sub-step.
+        """
+        if actor_id.step_key not in self.action_conversion_dict:
+            raise EnvironmentContractError(
+                f"{type(self).__name__}: recorded states and actions are of sub-step {actor_id.step_key!r}, which "
+                f"there is not; known sub-steps: {list(self.action_conversion_dict)}. Were they recorded in "
+                f"another environment?"
+            )
+        self.converted_actor = actor_id
+        try:
+            yield
+        finally:
+            del self.converted_actor
 
     @override(Wrapper)
     def clone_from(self, env: MazeEnv[CoreEnvType]) -> None:
@@ -284,6 +311,7 @@ class _StepPath:
         if reward.__class__ is not float:
             reward = _scalar_reward(reward, core_env)
 
+        context.n_substeps += 1
         # An episode that is over leaves no step half done.
         if done or context.is_step_complete or core_env.is_step_complete():
             context.increment_env_step()

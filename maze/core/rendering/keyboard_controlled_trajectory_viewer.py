@@ -16,7 +16,7 @@ _HELP = "left/right: one step   up/down: ten   home/end: first/last   q: close"
 
 
 class KeyboardControlledTrajectoryViewer:
-    """Shows the steps of an episode in the renderer's window and moves through them with the arrow keys.
+    """Shows the steps (or sub-steps) of an episode in the renderer's window and moves through them with the arrow keys.
 
     :param episode_record: The episode.
     :param renderer: Draws its steps, with matplotlib.
@@ -34,10 +34,10 @@ class KeyboardControlledTrajectoryViewer:
     ) -> None:
         if not episode_record.step_records:
             raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
-        self.episode_record = episode_record
+        self.episode_record = episode_record.by_substep()
         self.renderer = renderer
         self.renderer_kwargs = dict(renderer_kwargs or {})
-        from_start = initial_step_index if initial_step_index >= 0 else len(episode_record) + initial_step_index
+        from_start = initial_step_index if initial_step_index >= 0 else len(self.episode_record) + initial_step_index
         self.step_index = self._clamp(from_start)
         self._connected: set[int] = set()
 

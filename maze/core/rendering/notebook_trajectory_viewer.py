@@ -18,7 +18,7 @@ _NO_PICTURE = (
 
 
 class NotebookTrajectoryViewer:
-    """Shows the steps of an episode with a slider, and the arguments that the renderer offers.
+    """Shows the steps (or sub-steps) of an episode with a slider, and the arguments that the renderer offers.
 
     Needs the extra `maze-rl[notebook]`.
 
@@ -29,9 +29,9 @@ class NotebookTrajectoryViewer:
     def __init__(self, episode_record: StateTrajectoryRecord) -> None:
         if not episode_record.step_records:
             raise ConfigError(f"Episode {episode_record.id} has no steps to show.")
-        self.episode_record = episode_record
+        self.episode_record = episode_record.by_substep()
         self.renderer = episode_record.renderer
-        self._summaries = step_summaries(episode_record)
+        self._summaries = step_summaries(self.episode_record)
         widgets = require_ipywidgets()
         self.picture = widgets.Image(format="png")
         """Shows the step; `picture.value` is the PNG."""
@@ -75,6 +75,7 @@ def _as_html(step: StepSummary) -> str:
     reward = "" if step.reward is None else f"{step.reward:.4g}"
     rows = [
         ("time", str(step.env_time)),
+        ("actor", step.actor),
         ("reward", f"{reward} (sum {step.total:.4g})"),
         ("action", step.action or "none"),
         ("end", step.outcome),
@@ -83,6 +84,6 @@ def _as_html(step: StepSummary) -> str:
     cells = (
         f"<tr><td style='padding-right:1em'><b>{html.escape(name)}</b></td><td>{html.escape(value)}</td></tr>"
         for name, value in rows
-        if value or name not in ("end",)
+        if value or name not in ("actor", "end")
     )
     return f"<table>{''.join(cells)}</table>"

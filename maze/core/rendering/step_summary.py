@@ -9,6 +9,7 @@ import numpy as np
 from maze.core.env.base_env import is_truncated
 
 if TYPE_CHECKING:
+    from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.state_record import StateRecord
     from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
@@ -19,6 +20,7 @@ class StepSummary(NamedTuple):
     """One step in words.
 
     :param env_time: Environment time.
+    :param actor: Who acts, where the simulation has several actors; otherwise empty.
     :param state: The state, where it has a text of its own.
     :param action: The action of the simulation.
     :param reward: Reward of the step; None for the last state.
@@ -28,6 +30,7 @@ class StepSummary(NamedTuple):
     """
 
     env_time: int
+    actor: str
     state: str
     action: str
     reward: float | None
@@ -45,9 +48,14 @@ def step_summaries(episode_record: StateTrajectoryRecord) -> list[StepSummary]:
         total += reward or 0.0
         env_time = index if record.env_time is None else record.env_time
         action = "" if record.maze_action is None else text_of(record.maze_action)
-        state = text_of(record.maze_state)
-        summaries.append(StepSummary(env_time, state, action, reward, total, _outcome(record), _events(record)))
+        state, actor = text_of(record.maze_state), actor_text(record.actor_id)
+        summaries.append(StepSummary(env_time, actor, state, action, reward, total, _outcome(record), _events(record)))
     return summaries
+
+
+def actor_text(actor: ActorID | None) -> str:
+    """An actor in words; empty where there is only one."""
+    return "" if actor is None else f"sub-step {actor.step_key}, agent {actor.agent_id}"
 
 
 def text_of(value: Any) -> str:

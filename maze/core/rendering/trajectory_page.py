@@ -39,7 +39,8 @@ def write_trajectory_page(
 ) -> Path:
     """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
 
-    Everything is inside the file, so it can be kept, mailed and opened anywhere.
+    Where the simulation has sub-steps of its own, each of them is shown. Everything is inside the file, so it can be
+    kept, mailed and opened anywhere.
 
     :param trajectory: The episode, or the file it is stored in (loaded safely, see `load_trajectory`).
     :param path: The page to write.
@@ -50,11 +51,12 @@ def write_trajectory_page(
     :param decisions: The decisions of each step as plain values, see `maze.report.inspection`; `None`: they are not
         known.
     """
-    episode = _episode(trajectory)
+    recorded = _episode(trajectory)
+    episode = recorded.by_substep()
     renderer = renderer if renderer is not None else episode.renderer
     pictures: dict[str, int] = {}
     steps: list[dict[str, Any]] = []
-    decided = list(decisions or ())
+    decided = _by_substep(recorded, decisions or ())
 
     def stored(png: bytes) -> int:
         # Equal pictures, of steps that changed nothing, are stored once.
@@ -67,6 +69,7 @@ def write_trajectory_page(
             {
                 "picture": None if png is None else stored(png),
                 "time": str(summary.env_time),
+                "actor": summary.actor,
                 "state": summary.state,
                 "action": summary.action,
                 "reward": "" if summary.reward is None else f"{summary.reward:.6g}",
@@ -90,6 +93,18 @@ def write_trajectory_page(
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, lambda file: file.write(page.encode("utf-8")))
     return path
+
+
+def _by_substep(
+    episode: StateTrajectoryRecord, decisions: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[Sequence[Mapping[str, Any]]]:
+    """The decisions that belong to each step, or to each sub-step that was recorded."""
+    made: list[Sequence[Mapping[str, Any]]] = []
+    for record, in_step in zip(episode.step_records, decisions, strict=False):
+        n_shown = len(record.by_substep())
+        is_each_shown = len(in_step) == n_shown
+        made += [(one,) for one in in_step] if is_each_shown else [in_step, *[()] * (n_shown - 1)]
+    return made
 
 
 def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], int]) -> dict[str, Any]:

@@ -88,8 +88,10 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         if first_step_in_episode:
             self._conversion_history.clear()
         history = self._conversion_history
+        actor = self.env.converted_actor
+        agent_id = 0 if actor is None else actor.agent_id
         stacked = {
-            key: self._stacked(entry, self._stacks[key], ActorID(key, 0), history)
+            key: self._stacked(entry, self._stacks[key], ActorID(key, agent_id), history)
             for key, entry in observations.items()
         }
         return stacked, actions

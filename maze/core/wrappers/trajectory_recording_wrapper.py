@@ -8,8 +8,10 @@ from typing import Any
 import gymnasium
 
 from maze.core.annotations import override
+from maze.core.env.core_env import CoreEnv
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ActorID
 from maze.core.events.event_collection import EventCollection
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, renderer_of
@@ -23,8 +25,9 @@ from maze.core.wrappers.wrapper import Wrapper
 class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Records the states, actions and events of each episode and hands it to the registered trajectory writers.
 
-    One record per environment step, and a last one, without action, for the state in which the episode ended. An
-    episode is handed over when the next one begins.
+    One record per environment step, with a record of each sub-step in it where the simulation has sub-steps of its own,
+    and a last one, without action, for the state in which the episode ended. An episode is handed over when the next
+    one begins.
 
     :param env: Environment to record.
     """
@@ -40,13 +43,26 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         self._state: MazeStateType | None = None
         self._components: dict[str, Any] = {}
         self._reward: Any = 0.0
+        self._has_actors = False
+        self._substeps: list[StateRecord] = []
+        """The sub-steps taken so far of the environment step in progress, where the simulation has several actors."""
+        self._next: tuple[ActorID | None, MazeStateType | None] = (None, None)
+        """Who acts next, in which state."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         """Takes one (sub-)step; it is recorded when the environment step is complete."""
         env = self.env
         env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
+        n_taken = env.context.n_substeps
         observation, reward, done, info = env.step(action)
         self._reward = self._reward + reward
+        if self._has_actors:
+            # A wrapper may have answered without the simulation.
+            if env.context.n_substeps > n_taken:
+                self._add_substep()
+            if self._substeps:
+                last = self._substeps[-1]
+                last.reward, last.done, last.info = last.reward + reward, done, dict(info)
         if self.episode_record is not None and (done or env.context.is_step_complete):
             self._record_step(done, info)
         return observation, reward, done, info
@@ -55,6 +71,7 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """Hand over the episode in progress and begin the next one."""
         self.publish_trajectory()
         observation = self.env.reset()
+        self._has_actors = _has_actors(self.env.core_env)
         self.episode_record = StateTrajectoryRecord(self.env.get_episode_id(), renderer=self._renderer())
         self._take_snapshot()
         return observation
@@ -66,7 +83,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
             return
         env_time = record.step_records[-1].env_time
         events = StepEventLog(0 if env_time is None else env_time + 1)
-        record.append(StateRecord(self._state, None, events, None, None, None, self._components))
+        actor = self._substeps[0].actor_id if self._substeps else self._next[0]
+        record.append(StateRecord(self._state, None, events, None, None, None, self._components, actor))
         TrajectoryWriterRegistry.record_trajectory_data(record)
 
     def render(self, interactive: bool = False, **kwargs: Any) -> None:
@@ -86,10 +104,10 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
             )
 
             KeyboardControlledTrajectoryViewer(
-                self.episode_record, renderer, initial_step_index=len(steps) - 1, renderer_kwargs=kwargs
+                self.episode_record, renderer, initial_step_index=-1, renderer_kwargs=kwargs
             ).render()
             return
-        last = steps[-1]
+        last = steps[-1].by_substep()[-1]
         assert last.step_event_log is not None
         renderer.render(last.maze_state, last.maze_action, last.step_event_log, **kwargs)
 
@@ -102,6 +120,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
             self.episode_record = StateTrajectoryRecord(env.episode_record.id, renderer=self._renderer())
             self.episode_record.extend(env.episode_record)
         self._state, self._components, self._reward = env._state, env._components, env._reward
+        self._has_actors, self._next = env._has_actors, env._next
+        self._substeps = [copy.copy(substep) for substep in env._substeps]
 
     def _renderer(self) -> Renderer | None:
         """The renderer to store; gymnasium's drawings need the live environment, which no recording can hold."""
@@ -112,14 +132,49 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         assert self.episode_record is not None
         env = self.env
         events = StepEventLog(env.get_env_time() - 1, EventCollection(env.get_step_events()))
-        maze_action = copy.deepcopy(env.get_maze_action())
+        substeps, actor, maze_action = self._substeps, None, None
+        if substeps:
+            actor, maze_action = substeps[0].actor_id, substeps[-1].maze_action
+            for substep in substeps:
+                substep.step_event_log = events if substep is substeps[-1] else StepEventLog(events.env_time)
+        else:
+            maze_action = copy.deepcopy(env.get_maze_action())
         self.episode_record.append(
-            StateRecord(self._state, maze_action, events, self._reward, done, dict(info), self._components)
+            StateRecord(
+                self._state,
+                maze_action,
+                events,
+                self._reward,
+                done,
+                dict(info),
+                self._components,
+                actor,
+                substeps if len(substeps) > 1 else (),
+            )
         )
         self._take_snapshot()
+
+    def _add_substep(self) -> None:
+        actor, state = self._next
+        maze_action = copy.deepcopy(self.env.get_maze_action())
+        self._substeps.append(StateRecord(state, maze_action, None, 0.0, False, {}, {}, actor))
+        if not self.env.context.is_step_complete:
+            self._next = self._next_actor(), copy.deepcopy(self.env.get_maze_state())
 
     def _take_snapshot(self) -> None:
         """The state in which the next environment step begins; environments go on changing their own."""
         self._reward = 0.0
         self._state = copy.deepcopy(self.env.get_maze_state())
         self._components = copy.deepcopy(self.env.core_env.get_serializable_components())
+        self._substeps = []
+        self._next = self._next_actor(), self._state
+
+    def _next_actor(self) -> ActorID | None:
+        return ActorID(*self.env.core_env.actor_id()) if self._has_actors else None
+
+
+def _has_actors(core_env: CoreEnv) -> bool:
+    """Whether the simulation itself has several actors; those that wrappers make of one are converted by them."""
+    counts: Any = core_env.agent_counts_dict
+    counts = counts() if callable(counts) else counts
+    return counts is not None and list(counts.values()) != [1]

@@ -160,8 +160,8 @@ def _last_observation(trajectory: TrajectoryRecord[Any], env: MazeEnv[Any] | Non
     last = trajectory.step_records[-1]
     if last.maze_action is not None or last.maze_state is None:
         return None
-    observations, _ = env.get_observation_and_action_dicts(last.maze_state, None, False)
-    return next(iter(observations.values())) if observations else None
+    records = StructuredSpacesRecord.converted_from(last, env, first_step_in_episode=False).substep_records
+    return records[0].observation if records else None
 
 
 def _steps_with_action(trajectory: TrajectoryRecord[Any]) -> list[StateRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
 
     from maze.core.env.maze_action import MazeActionType
     from maze.core.env.maze_state import MazeStateType
+    from maze.core.env.structured_env import ActorID
     from maze.core.log_events.step_event_log import StepEventLog
 
 
@@ -24,7 +26,15 @@ class StateRecord:
     :param done: Whether the episode ended with the step; None for the last state.
     :param info: Info of the step; None for the last state.
     :param serializable_components: Further parts of the environment that belong to the state (e.g. random generators).
+    :param actor_id: Who acts in this state, where the simulation has several actors.
+    :param substeps: Where the simulation took several sub-steps, a record of each: its actor, the state in which it
+        acted, its action and its share of the reward. The step itself has the state of the first and the action of the
+        last one. The events of the step are with the last one.
     """
+
+    # Recordings of releases that did not know them have neither.
+    actor_id: ActorID | None = None
+    substeps: Sequence[StateRecord] = ()
 
     def __init__(
         self,
@@ -35,6 +45,8 @@ class StateRecord:
         done: bool | None,
         info: dict[Any, Any] | None,
         serializable_components: dict[str, Any],
+        actor_id: ActorID | None = None,
+        substeps: Sequence[StateRecord] = (),
     ) -> None:
         self.maze_state = maze_state
         self.maze_action = maze_action
@@ -43,6 +55,14 @@ class StateRecord:
         self.done = done
         self.info = info
         self.serializable_components = serializable_components
+        if actor_id is not None:
+            self.actor_id = actor_id
+        if substeps:
+            self.substeps = list(substeps)
+
+    def by_substep(self) -> Sequence[StateRecord]:
+        """The records of the sub-steps; of a step that is one of itself, this record."""
+        return self.substeps or (self,)
 
     @property
     def env_time(self) -> int | None:

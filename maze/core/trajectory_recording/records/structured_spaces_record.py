@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
@@ -57,29 +58,16 @@ class StructuredSpacesRecord:
     def converted_from(
         cls, state_record: StateRecord, conversion_env: MazeEnv[Any], first_step_in_episode: bool
     ) -> StructuredSpacesRecord:
-        """Converts state and maze action with the conversions and wrappers of an environment.
+        """Converts state and maze action, of each sub-step, with the conversions and wrappers of an environment.
 
         :param state_record: The recorded maze state and maze action.
         :param conversion_env: Environment whose interfaces and wrappers say how observations and actions look.
         :param first_step_in_episode: Whether this is the first step (wrappers with memory start afresh).
+        :raises EnvironmentContractError: The environment has no such sub-step.
         """
-        observations, actions = conversion_env.get_observation_and_action_dicts(
-            state_record.maze_state, state_record.maze_action, first_step_in_episode
-        )
-        keys = list(observations if observations is not None else actions or {})
-        records = [
-            SpacesRecord(
-                actor_id=ActorID(key, 0),
-                observation=observations[key] if observations is not None else None,
-                action=actions[key] if actions is not None else None,
-            )
-            for key in keys
-        ]
-        if records:  # the reward of an environment step is known after its last sub-step
-            for record in records[:-1]:
-                record.reward, record.done = 0.0, False
-            records[-1].reward, records[-1].done = state_record.reward, state_record.done
-            records[-1].info = state_record.info
+        records: list[SpacesRecord] = []
+        for substep in state_record.by_substep():
+            records += _converted_substep(substep, conversion_env, first_step_in_episode and not records)
         return cls(records, event_log=state_record.step_event_log)
 
     def to_numpy(self) -> StructuredSpacesRecord:
@@ -215,3 +203,26 @@ class StructuredSpacesRecord:
     def discounted_returns_dict(self) -> dict[StepKeyType, Any]:
         """Discounted returns by sub-step key."""
         return self._dict("discounted_return")
+
+
+def _converted_substep(state_record: StateRecord, env: MazeEnv[Any], is_first: bool) -> list[SpacesRecord]:
+    """What an actor saw and did; several records where the environment's wrappers make sub-steps of one action."""
+    actor = state_record.actor_id
+    with nullcontext() if actor is None else env.converting(actor):
+        observations, actions = env.get_observation_and_action_dicts(
+            state_record.maze_state, state_record.maze_action, is_first
+        )
+    records = [
+        SpacesRecord(
+            actor_id=actor if actor is not None and key == actor.step_key else ActorID(key, 0),
+            observation=observations[key] if observations is not None else None,
+            action=actions[key] if actions is not None else None,
+            reward=0.0,
+            done=False,
+        )
+        for key in (observations if observations is not None else actions or {})
+    ]
+    if records:  # the reward is known after the last of them
+        records[-1].reward, records[-1].done = state_record.reward, state_record.done
+        records[-1].info = state_record.info
+    return records

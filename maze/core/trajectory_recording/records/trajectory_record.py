@@ -51,6 +51,12 @@ class StateTrajectoryRecord(TrajectoryRecord[StateRecord]):
         super().__init__(id)
         self.renderer = renderer
 
+    def by_substep(self) -> StateTrajectoryRecord:
+        """The same episode with a record for each sub-step in place of the records of steps; for looking at."""
+        episode = StateTrajectoryRecord(self.id, self.renderer)
+        episode.step_records = [substep for record in self.step_records for substep in record.by_substep()]
+        return episode
+
 
 class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
     """A rollout in terms of the spaces: raw observations and actions."""

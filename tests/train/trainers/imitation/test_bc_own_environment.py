@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from maze.maze_cli import main
@@ -53,3 +54,18 @@ def test_an_episode_of_an_own_environment_becomes_a_page(
     assert main(["--play", "trained", "runner.max_episode_steps=3", "hydra.run.dir=played"]) == 0
     assert "No page of the episode" not in capfd.readouterr().out
     assert list(Path("played/episode_pages").glob("*.html"))
+
+
+@pytest.mark.parametrize(("loaders", "n_episodes"), [("[0]", 50), ("[0,1,0,1]", 25)])
+def test_sub_steps_of_an_own_environment_are_learned_from_its_heuristic(loaders: str, n_episodes: int) -> None:
+    depot = "tests.train.trainers.imitation.depot"
+    env = f"env={{_target_: {depot}.DepotEnv}}"
+    rollouts = ["runner=sequential", f"runner.n_episodes={n_episodes}", "hydra.run.dir=recorded"]
+    own = [env, f"+env.loaders={loaders}"]
+    assert main([*own, f"policy={{_target_: {depot}.Heaviest}}", *rollouts]) == 0
+    training = ["algorithm=bc", "algorithm.n_eval_episodes=0", "algorithm.device=cpu", "algorithm.n_epochs=12"]
+    faster = ["algorithm.optimizer.lr=0.01", "algorithm.batch_size=40", "runner.dataset.dir_or_file=recorded"]
+    assert main(["-cn", "conf_train", *own, *training, *faster, "hydra.run.dir=clone"]) == 0
+    last = pd.read_csv("clone/progress.csv").iloc[-1]
+    accuracies = {name: last[name] for name in last.index if "discrete_accuracy" in name}
+    assert min(accuracies.values()) > 0.9
