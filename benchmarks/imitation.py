@@ -97,7 +97,15 @@ def clone(directory: Path, data: Path, seed: int, *overrides: str) -> str:
     return maze_run(
         directory,
         seed,
-        *("-cn", "conf_train", f"env.name={ENV}", *VECTOR_MODEL, "algorithm=bc", "algorithm.validation_percentage=50"),
+        *(
+            "-cn",
+            "conf_train",
+            "verbose=2",
+            f"env.name={ENV}",
+            *VECTOR_MODEL,
+            "algorithm=bc",
+            "algorithm.validation_percentage=50",
+        ),
         *(f"runner.dataset.dir_or_file={data}", "algorithm.n_eval_episodes=0", *overrides),
     )
 

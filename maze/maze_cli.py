@@ -8,10 +8,12 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,15 +27,20 @@ from maze.cli.errors import RunFailedError, UsageError, translated
 from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
-from maze.utils.console import lasting_console
+from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from maze.core.log_stats.log_stats import LogStatsWriter
+    from maze.runner import Runner
 
 EXIT_ERROR, EXIT_USAGE = 1, 2
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn `~` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
+PRINTING = ("verbose", "console")
+"""Settings that say what is printed."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """What Hydra's own `--info` can be followed by."""
@@ -47,50 +54,98 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: What a sweep compares its runs by: the statistic that `hydra.sweeper.objective` names, or else the
         best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
-    from maze.cli.checks import check, complete
-    from maze.cli.run_facts import report_writer
     from maze.cli.run_info import config_as_yaml, write_run_info
-    from maze.cli.stored_model import use_stored_run
+    from maze.cli.run_words import beginning
     from maze.cli.sweeps.objective import recorder_of_sweep
-    from maze.core.log_stats.log_stats import StatsContext
+    from maze.core.log_stats.run_console import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
 
     started_by_hydra = HydraConfig.initialized()
     project = Path(HydraConfig.get().runtime.cwd) if started_by_hydra else Path.cwd()
-    complete(cfg, project)
-    if "algorithm" in cfg:
-        from maze.cli.critic_choice import choose_critic
-
-        choose_critic(cfg)
-    check(cfg)
-    taken_over: list[str] = []
-    if started_by_hydra:
-        taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
-        complete(cfg, project)
-        if "policies" in cfg:
-            from maze.cli.compared_policies import complete_policies
-
-            complete_policies(cfg, project, HydraConfig.get().overrides.task)
-    print(config_as_yaml(cfg), flush=True)
+    taken_over = _completed(cfg, project)
+    if checked_verbosity(cfg.verbose) == EVERYTHING:
+        print(config_as_yaml(cfg), flush=True)
     if started_by_hydra:
         write_run_info(Path.cwd(), cfg, project, taken_over=taken_over)
+        print(beginning(Path.cwd(), project), flush=True)
     runner = Factory(Runner).instantiate(cfg.runner, config_path="runner")  # type: ignore[type-abstract]
     objective = recorder_of_sweep()
-    with StatsContext() as stats:
-        if objective is not None:
-            stats.register_writer(objective)
-        if started_by_hydra and "algorithm" in cfg:
-            stats.register_writer(report_writer(Path.cwd(), project))
-        runner.setup(cfg)
-        runner.run()
+    with _said_at_the_end(project) if started_by_hydra else nullcontext():
+        _run(runner, cfg, [] if objective is None else [objective], project if started_by_hydra else None)
     score = best_score(runner)
     if objective is None:
         return score
     objective.take_rollout(runner)
     value = objective.value()
     return None if value is None else BestScore(value, None if score is None else score.violation)
+
+
+def _completed(cfg: DictConfig, project: Path) -> list[str]:
+    """Checks a configuration, and completes it in place.
+
+    :return: Sections that came from an earlier run.
+    """
+    from maze.cli.checks import check, complete
+    from maze.cli.stored_model import use_stored_run
+
+    complete(cfg, project)
+    if "algorithm" in cfg:
+        from maze.cli.critic_choice import choose_critic
+
+        choose_critic(cfg)
+    check(cfg)
+    if not HydraConfig.initialized():
+        return []
+    taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
+    complete(cfg, project)
+    if "policies" in cfg:
+        from maze.cli.compared_policies import complete_policies
+
+        complete_policies(cfg, project, HydraConfig.get().overrides.task)
+    return taken_over
+
+
+def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], project: Path | None) -> None:
+    """Runs it with statistics of its own.
+
+    :param writers: Writers of statistics.
+    :param project: Where the command was started; `None`: there is none, and no report and no log.
+    """
+    from maze.cli.run_facts import report_writer
+    from maze.core.log_stats.log_stats import StatsContext
+    from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+
+    table = LogStatsWriterConsole(partial(_log_to_file, logging.INFO))
+    with StatsContext() as stats:
+        for writer in writers:
+            stats.register_writer(writer)
+        if project is not None and "algorithm" in cfg:
+            stats.register_writer(table)
+            stats.register_writer(report_writer(Path.cwd(), project))
+        runner.setup(cfg)
+        runner.run()
+    rolled_out = getattr(runner, "stats", None)
+    if isinstance(rolled_out, dict):
+        table.write("rollout_stats", 1, rolled_out)
+
+
+@contextmanager
+def _said_at_the_end(project: Path) -> Iterator[None]:
+    """Context after which is said what a run has reached; after an interruption as well, and not after an error."""
+    from maze.cli.run_words import ending
+
+    directory, start = Path.cwd(), time.monotonic()
+    commands = () if HydraConfig.get().mode == RunMode.MULTIRUN else None
+    interrupt = None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        interrupt = error
+    print(ending(directory, project, time.monotonic() - start, commands), flush=True)
+    if interrupt is not None:
+        raise interrupt
 
 
 class Terminated(KeyboardInterrupt):
@@ -105,7 +160,8 @@ def _run_once(cfg: DictConfig) -> float | None:
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
-        score = maze_run(cfg)
+        with _only_what_is_wanted(cfg):
+            score = maze_run(cfg)
     except BaseException as error:
         _log_to_file(logging.ERROR, "The run has ended before its time.", error)
         if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
@@ -113,6 +169,20 @@ def _run_once(cfg: DictConfig) -> float | None:
         raise
     _log_to_file(logging.INFO, "The run has come to its end.")
     return score
+
+
+@contextmanager
+def _only_what_is_wanted(cfg: DictConfig) -> Iterator[None]:
+    """Context in which nothing is printed but warnings and errors, where `verbose` is 0."""
+    if cfg.get("verbose", 1) != 0 or isinstance(cfg.verbose, bool):
+        yield
+        return
+    with quiet_console():
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                handler.setLevel(logging.WARNING)
+                handler.setStream(sys.stderr)
+        yield
 
 
 def _log_to_file(level: int, text: str, error: BaseException | None = None) -> None:
@@ -140,8 +210,12 @@ def _own_logging() -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `maze-run` with these arguments (those of the process by default) and returns its exit status."""
-    with lasting_console(), _own_logging():
-        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    is_quiet = "--quiet" in command
+    if is_quiet:
+        command = [*(argument for argument in command if argument != "--quiet"), "verbose=0"]
+    with lasting_console(), quiet_console() if is_quiet else nullcontext(), _own_logging():
+        return _main(command)
 
 
 def _main(command: list[str]) -> int:
@@ -292,6 +366,8 @@ def _one_line_warning(message: Warning | str, *args: object, **kwargs: object) -
 def _readable_to_hydra(argument: str) -> str:
     """Writes `critic=~` and its like the way Hydra knows them."""
     name, equals, value = argument.partition("=")
+    if equals and name.partition(".")[0] in PRINTING:
+        return f"++{argument}"  # root configurations of others need not have it
     if not equals and name.startswith("~"):
         name = name[1:]
     elif not equals or value not in NOTHING:

@@ -24,11 +24,13 @@ from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
 from maze.cli.run_facts import report_writer
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
+from maze.cli.run_words import beginning, ending
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.log_stats.run_console import EVERYTHING, QUIET, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
@@ -122,7 +124,8 @@ class TrainingRun:
         self.runner: Any = None
         self.project = project
         self._keeps_directory = keeps_directory
-        self.silent = silent
+        self.verbose = checked_verbosity(self.cfg.verbose)
+        self.silent = silent or self.verbose == QUIET
         self._stats = RunStatsContext()
         self._generators = GlobalGenerators()
         self._policy: TorchPolicy | None = None
@@ -175,6 +178,17 @@ class TrainingRun:
             self._best_score = best_score(self.runner)
             self._epochs = tuple(getattr(self.runner.trainer, "history", ()))
         self._status = "completed"
+        with output(self.silent):
+            print(ending(self.run_dir, self.project, self._seconds, self._next_calls()), flush=True)
+
+    def _next_calls(self) -> list[tuple[str, str]]:
+        if self.loaded.swept:
+            return []
+        return [
+            ("rc.evaluate(n_episodes=50)", "evaluate its best policy"),
+            ("rc.rollout(n_episodes=1, record_pages=True)", "look at an episode, step by step"),
+            (f"RunContext.load({str(self.run_dir)!r})", "pick it up in another process"),
+        ]
 
     def require_trainable(self) -> None:
         """Raises a :class:`RunContextError` where the run cannot be trained any more."""
@@ -376,7 +390,9 @@ class TrainingRun:
         return wanted, None if existed else ClaimedDirectory(wanted, (wanted,))
 
     def _write_run_info(self, directory: Path) -> None:
-        print(config_as_yaml(self.cfg), flush=True)
+        if self.verbose == EVERYTHING:
+            print(config_as_yaml(self.cfg), flush=True)
+        print(beginning(directory, self.project), flush=True)
         arguments = list(self.loaded.arguments)
         write_run_info(directory, self.cfg, self.project, arguments)
         texts = {

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import UsageError
 from maze.core.errors import ConfigError
+from maze.core.log_stats.run_console import SHORT
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
 """Sections whose values keep the type of their default; the arguments of environments and models are their own."""
@@ -23,12 +24,14 @@ FREE_SECTIONS = ("algorithm.config.",)
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
-    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes, and what the
-    algorithm wants of the model.
+    """Fills in, in place, what does not depend on defaults: absolute paths, seeds, where the critic goes, what the
+    algorithm wants of the model, and how much is printed.
 
     :param project: Directory that relative paths refer to.
     """
     with open_dict(cfg):
+        if "verbose" not in cfg:  # root configurations of others
+            cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / str(cfg.input_dir))
         model = cfg.get("model")

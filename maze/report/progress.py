@@ -14,7 +14,7 @@ import numpy as np
 
 from maze.core.errors import MazeError
 from maze.core.log_stats.log_stats import LogStats
-from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.log_stats.stats_format import column_name, sample_values, scalar_value
 from maze.core.utils.files import atomic_write
 
 PROGRESS_FILE = "progress.csv"
@@ -82,7 +82,7 @@ class Progress:
         """
         values = self._open[path or ""][3] if (path or "") in self._open else {}
         for key, value in stats.items():
-            values.update(columns_of("/".join(filter(None, (*event_names(key.event), statistic_name(key)))), value))
+            values.update(columns_of(column_name(key), value))
         self._open[path or ""] = (step, seconds, _MISSING if env_steps is None else float(env_steps), values)
 
     def finish_step(self) -> None:

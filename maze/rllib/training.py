@@ -19,12 +19,14 @@ from typing import Any, TypeVar
 
 from maze.core.errors import MazeError, WorkerError
 from maze.core.log_stats.log_stats import LogStats, increment_log_step
+from maze.core.log_stats.run_console import Progressed, active_console
+from maze.core.log_stats.stats_format import significant
 from maze.rllib.environment import decode_episodes, take_statistics_of_runner
 from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import Parts, load_module_state, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
-from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ class RLlibTraining:
         self.iteration = 0
         self._statistics = TrainingStatistics(Path("rllib_results"))
         self._checkpoint: Path | None = None
+        self._n_env_steps = 0
 
     def train(self) -> None:
         """Trains until a condition to stop holds.
@@ -105,6 +108,9 @@ class RLlibTraining:
                 )
         finally:
             self._statistics.close()
+        console = active_console()
+        if console is not None:
+            console.finish()
         print(f"Training ended after iteration {self.iteration}: {reason}; {self._saved()}", flush=True)
 
     def _finish(self, result: Mapping[str, Any], seconds: float) -> str:
@@ -131,6 +137,16 @@ class RLlibTraining:
             return
         mean = value_at(result, _RETURN)
         steps = value_at(result, "env_runners/num_env_steps_sampled_lifetime") or 0.0
+        console, score = active_console(), selected_score(self.model_selection)
+        if console is not None:
+            rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
+            self._n_env_steps = int(steps)
+            shown = "" if score is None else significant(score)
+            console.epoch_done(
+                Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration"),
+                is_last=bool(self.parameters.reason_to_stop(result, self.iteration)),
+            )
+            return
         shown = "-" if mean is None else f"{mean:.2f}"
         best = self.model_selection.best_reward
         best_shown = f", best {best:.2f}" if math.isfinite(best) else ""

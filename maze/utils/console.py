@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
 STREAMS = ("stdout", "stderr")
@@ -70,6 +70,20 @@ def lasting_console() -> Iterator[None]:
             if getattr(sys, name) is stream:  # otherwise somebody else has replaced it since
                 setattr(sys, name, previous[name])
             stream.drop_buffered()
+
+
+class NoTerminal(LastingStream):
+    """A stream that says that it is no terminal, so that nobody draws live lines on it."""
+
+    def isatty(self) -> bool:
+        return False
+
+
+@contextmanager
+def quiet_console() -> Iterator[None]:
+    """Context in which nothing is printed but what goes to the error stream, and no live lines."""
+    with _nowhere() as nowhere, redirect_stdout(LastingStream(nowhere)), redirect_stderr(NoTerminal(sys.stderr)):
+        yield
 
 
 def _nowhere() -> TextIO:

@@ -15,6 +15,7 @@ from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+from maze.core.log_stats.run_console import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def setup_logging(
     job_config: DictConfig | Mapping[str, Any] | str | None,
     log_dir: str | Path = ".",
     tensorboard_render_figure: bool = True,
+    verbose: int | None = None,
 ) -> None:
     """Logs the active context's statistics on the console and for TensorBoard.
 
@@ -70,10 +72,13 @@ def setup_logging(
     :param job_config: Shown in TensorBoard's TEXT tab together with the command line; a configuration or its YAML text.
     :param log_dir: Directory of the event files.
     :param tensorboard_render_figure: Whether to draw the figures of `define_plot`.
+    :param verbose: 0: print nothing; 1: a short table for each epoch; 2: every statistic. `None`: as the configuration
+        says, or else 2.
+    :raises ConfigError: `verbose` is something else.
     """
     context = StatsContext.active()
     _remove_earlier_setup(context)
-    register_log_stats_writer(LogStatsWriterConsole())
+    register_log_stats_writer(_console(job_config, verbose))
     tensorboard = LogStatsWriterTensorboard(log_dir, tensorboard_render_figure)
     hyperparameters = _hyperparameters(job_config)
     if hyperparameters:
@@ -94,13 +99,28 @@ def clear_global_state() -> None:
 
 
 def _remove_earlier_setup(context: StatsContext) -> None:
-    kinds = (LogStatsWriterConsole, HyperparametersWriter, LogStatsWriterTensorboard)
-    earlier: list[LogStatsWriter] = [writer for writer in context.writers if isinstance(writer, kinds)]
+    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard)
+    earlier: list[LogStatsWriter] = [
+        writer
+        for writer in context.writers
+        if isinstance(writer, kinds) and getattr(writer, "output", None) is None  # that of a front door stays
+    ]
     for writer in earlier:
         context.writers.remove(writer)
         context.guarded(writer, writer.close)
     if earlier:
         context.step = 1
+
+
+def _console(job_config: DictConfig | Mapping[str, Any] | str | None, verbose: int | None) -> LogStatsWriter:
+    settings: Mapping[str, Any] = {}
+    if isinstance(job_config, Mapping) or (job_config is not None and not isinstance(job_config, str)):
+        settings = job_config
+    verbose = checked_verbosity(settings.get("verbose", EVERYTHING) if verbose is None else verbose)
+    if verbose == EVERYTHING:
+        return LogStatsWriterConsole()
+    console = settings.get("console") or {}
+    return RunConsole(verbose, console.get("rows") or (), float(console.get("interval", INTERVAL)))
 
 
 def _as_yaml(job_config: DictConfig | Mapping[str, Any] | str) -> str:

@@ -126,7 +126,12 @@ def test_resuming_an_earlier_run_with_another_learning_rate(capfd: pytest.Captur
     rc.train(n_epochs=1)
     first = rc.policy.state_dict()
 
-    rc = RunContext(env="gym_env", run_dir=rc.run_dir, overrides={**overrides, "algorithm.lr": 0.0001}, algorithm="ppo")
+    rc = RunContext(
+        env="gym_env",
+        run_dir=rc.run_dir,
+        overrides={**overrides, "algorithm.lr": 0.0001, "verbose": 2},
+        algorithm="ppo",
+    )
     rc.train(n_epochs=1)
     assert f"input_dir: {rc.run_dir}" in capfd.readouterr().out
     assert rc.runner.trainer.config.lr == 0.0001

@@ -177,7 +177,7 @@ def _state_of_process() -> list[Any]:
 def test_every_table_is_printed_once_however_many_run_contexts_there_are(capfd: pytest.CaptureFixture[str]) -> None:
     others = [trained(), trained()]
     capfd.readouterr()
-    rc = trained(silent=False)
+    rc = trained(silent=False, overrides={"verbose": 2})
     printed = capfd.readouterr().out
     assert printed.count("train                 ActorCriticEvents     learning_rate") == 1
     others[0].train(n_epochs=1)

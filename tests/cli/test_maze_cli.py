@@ -43,7 +43,9 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     assert len(list((run / "trajectory_data").iterdir())) == 2
     assert (run / "event_logs" / "BaseEnvEvents.reward.tsv").is_file()
     output = capfd.readouterr().out
-    assert "_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env" in output
+    assert output.startswith(f"-> writing into {run.relative_to(tmp_path)}\n")
+    assert f"Everything is in {run.relative_to(tmp_path)}:\n" in output
+    assert "_target_" not in output, "the configuration is in files, and printed with verbose=2"
     assert output.count("total_episode_count") == 1
     assert "rollout_stats" in output
 

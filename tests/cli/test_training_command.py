@@ -48,7 +48,6 @@ def test_a_trained_policy_is_rolled_out_from_a_relative_directory(
     shutil.copytree(trained_run, tmp_path / "run")
     assert main([*ROLLOUT, "input_dir=run"]) == 0
     output = capfd.readouterr().out
-    assert f"input_dir: {tmp_path / 'run'}" in output
     assert output.count("total_episode_count") == 1
 
 
@@ -65,7 +64,7 @@ def test_a_deterministic_rollout_depends_on_the_environment_only(
 
 def test_maze_run_returns_the_best_score_of_a_training(capfd: pytest.CaptureFixture[str]) -> None:
     with initialize_config_module("maze.conf", version_base="1.3"):
-        cfg = compose("conf_train", overrides=list(TINY))
+        cfg = compose("conf_train", overrides=[*TINY, "verbose=2"])
     score = maze_run(cfg)
     assert score is not None
     assert f"-> new overall best model {score:.5f}!" in capfd.readouterr().out
@@ -77,7 +76,9 @@ def test_the_score_of_a_training_that_minimises_a_statistic_is_that_statistic(
     evaluator = "+algorithm.rollout_evaluator"
     criterion = (f"{evaluator}.objective=reward/max", f"{evaluator}.maximize=false")
     with initialize_config_module("maze.conf", version_base="1.3"):
-        cfg = compose("conf_train", overrides=[*TINY, *criterion, f"{evaluator}.constraints=['reward <= 1']"])
+        cfg = compose(
+            "conf_train", overrides=[*TINY, "verbose=2", *criterion, f"{evaluator}.constraints=['reward <= 1']"]
+        )
     score = maze_run(cfg)
     assert isinstance(score, BestScore)
     assert score > 1.0, "every step of CartPole pays 1"

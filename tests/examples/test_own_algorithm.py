@@ -54,7 +54,7 @@ def test_it_has_at_most_150_lines_and_none_in_maze() -> None:
 
 
 def test_the_command_line_trains_evaluates_selects_and_reports(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    state = train("run", "algorithm.n_epochs=2")
+    state = train("run", "algorithm.n_epochs=2", "verbose=2")
     printed = capfd.readouterr().out
     assert state["algorithm"] == "Reinforce"
     assert (tmp_path / "run" / "state_dict.pt").is_file()  # the best model

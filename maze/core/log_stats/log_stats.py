@@ -152,6 +152,18 @@ class LogStatsAggregator(LogStatsConsumer):
         index, _ = plan.routes[name][0]
         return self._slot(event, plan, index, group).inputs[name]
 
+    def pending(self, event: Callable[..., Any], name: str | None = None) -> dict[LogStatsGroup | None, list[Any]]:
+        """The values of one input that wait to be reduced, by group.
+
+        :param event: Interface method of the event.
+        :param name: Which input of the event's statistics.
+        """
+        return {
+            group: list(slot.inputs[name])
+            for (known, _, group), slot in list(self._slots.items())
+            if known is event and name in slot.inputs
+        }
+
     def register_consumer(self, consumer: LogStatsConsumer) -> None:
         self._consumers.append(consumer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from maze.core.annotations import override
@@ -19,9 +20,12 @@ class LogStatsWriterConsole(LogStatsWriter):
     """Prints one row per statistic: log step, path (prefix, interface, event, statistic) and value.
 
     The header is printed once for each log step and prefix.
+
+    :param output: Takes the lines instead of the console, those of one call as one text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, output: Callable[[str], None] | None = None) -> None:
+        self.output = output
         self._block: tuple[str | None, int] | None = None
 
     @override(LogStatsWriter)
@@ -36,7 +40,7 @@ class LogStatsWriterConsole(LogStatsWriter):
                 f"{'=' * _STEP}|{'=' * 4 * _COLUMN}|{'=' * _VALUE}",
             ]
         lines += [f"{step:>{_STEP}}|{_path(path, key)}|{format_value(value):>{_VALUE}}" for key, value in stats.items()]
-        _print("\n".join(lines))
+        (self.output or print_text)("\n".join(lines))
 
 
 def format_value(value: Any) -> str:
@@ -49,8 +53,8 @@ def format_value(value: Any) -> str:
     return str(value) if number is None else f"{number:.3f}"
 
 
-def _print(text: str) -> None:
-    # Consoles that have no μ or · show a question mark instead.
+def print_text(text: str) -> None:
+    """Prints what may contain letters such as μ or ·, which consoles that have none show as question marks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, errors="replace").decode(encoding), flush=True)
 

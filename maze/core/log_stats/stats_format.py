@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,31 @@ def statistic_name(key: LogStatsKey) -> str:
     """Output name and group of a statistic joined by slashes; empty if it has neither."""
     parts = [key.output_name] if key.output_name is not None else []
     return "/".join([*parts, *(str(part) for part in key.group or ())])
+
+
+def column_name(key: LogStatsKey) -> str:
+    """Interface, event, statistic and group joined by slashes, as in `BaseEnvEvents/reward/mean`."""
+    return "/".join(filter(None, (*event_names(key.event), statistic_name(key))))
+
+
+def significant(number: float, digits: int = 4) -> str:
+    """The number with so many significant digits, for people: `0.0123`, `12,345`, `2.5e-4`.
+
+    Whole numbers are shown whole, and none loses digits before its point.
+    """
+    if not math.isfinite(number):
+        return str(number)
+    size = abs(number)
+    if number == int(number) and size < 1e9:
+        return f"{int(number):,}"
+    if not 1e-3 <= size < 1e9:
+        mantissa, exponent = f"{number:.{digits - 1}e}".split("e")
+        return f"{_without_zeros(mantissa)}e{int(exponent)}"
+    return _without_zeros(f"{number:,.{max(0, digits - 1 - math.floor(math.log10(size)))}f}")
+
+
+def _without_zeros(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def sample_values(value: Any) -> np.ndarray[Any, Any] | None:

@@ -26,6 +26,7 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
+from maze.core.log_stats.run_console import EVERYTHING
 from maze.core.rendering.trajectory_page import TrajectoryPageWriter
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
@@ -187,7 +188,7 @@ class RolloutReport:
             else:
                 from maze.utils.log_stats_utils import setup_logging
 
-                setup_logging(self._cfg, tensorboard_render_figure=False)
+                setup_logging(self._cfg, tensorboard_render_figure=False, verbose=EVERYTHING)
             get_stats_logger(STATS_PATH).receive(stats)
             increment_log_step()
         if self.n_cut_off:

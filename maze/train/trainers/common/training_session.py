@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
+from maze.core.log_stats.run_console import active_console
+from maze.core.log_stats.stats_format import significant
 from maze.core.utils.checkpoint import save_state
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.utils.progress import TrainingProgress
+from maze.train.utils.progress import TrainingProgress, unfinished_epoch
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
 from maze.utils.console import lasting_console
 
@@ -86,11 +88,13 @@ class TrainingSession:
         if self.is_finished:
             self.first_epoch, self.is_finished = trainer.epoch, False
         self._announce()
-        self._progress = TrainingProgress(n_epochs, trainer._n_updates_per_epoch(), trainer._steps_per_update())
+        self._progress = TrainingProgress(
+            n_epochs, trainer._n_updates_per_epoch(), trainer._steps_per_update(), self._unfinished_epoch
+        )
         self._write_record(RUNNING)
         if trainer.model_selection is not None:
             trainer.model_selection.training_started()
-        with lasting_console(), InterruptGuard(_announce_interrupt) as self._interrupt:
+        with lasting_console(), InterruptGuard(self._announce_interrupt) as self._interrupt:
             try:
                 yield self
                 if trainer.model_selection is not None:
@@ -106,6 +110,7 @@ class TrainingSession:
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if trainer.evaluates_between_epochs or self.evaluated_epoch == trainer.epoch:
             increment_log_step()
+        self._progress.training_done(self._best())
 
     def goes_on(self) -> bool:
         """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
@@ -117,7 +122,7 @@ class TrainingSession:
             print(f"-> early stopping: {trainer.config.patience} evaluations without improvement.", flush=True)
             return False
         self._stop_if_requested()
-        self._progress.start_epoch(n_done)
+        self._progress.start_epoch(n_done, trainer.update)
         if n_done == 0:
             self._progress.announce(f"epoch {trainer.epoch + 1}: {trainer._work_of_an_epoch()}")
         return True
@@ -154,7 +159,7 @@ class TrainingSession:
         trainer = self._trainer
         StatsContext.active().n_env_steps = trainer.n_env_steps if trainer.steps_per_epoch else None
         self._progress.before_output()
-        if header:
+        if header and active_console() is None:
             print(f"\n********** {header} **********", flush=True)
 
     def epoch_done(self) -> None:
@@ -164,7 +169,9 @@ class TrainingSession:
         self.history.append(EpochSummary(trainer.epoch, trainer.n_env_steps, self.training_reward))
         self._tell_where_no_episode_ends()
         increment_log_step()
-        seconds = self._progress.epoch_done(trainer.epoch, trainer.epoch - self.first_epoch)
+        seconds = self._progress.epoch_done(
+            trainer.epoch, trainer.epoch - self.first_epoch, trainer.n_env_steps, self._best()
+        )
         trainer.stats.add_value("time_epoch", seconds)
         if trainer.model_selection is not None:
             trainer.model_selection.epoch_completed(trainer.epoch)
@@ -237,6 +244,24 @@ class TrainingSession:
             f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, or when it is interrupted (Ctrl-C "
             "saves everything)"
         )
+
+    def _unfinished_epoch(self) -> str:
+        """What is to be said of the episodes that have ended in the epoch so far."""
+        episodes = self._trainer._episode_source()
+        return unfinished_epoch(self._trainer.train_stats if episodes is None else episodes.epoch_stats)
+
+    def _best(self) -> str:
+        """The best score so far, in words; empty: there is none."""
+        score = selected_score(self._trainer.model_selection)
+        if score is None:
+            return ""
+        value = significant(float(score))
+        return f"{value} (constraints are broken by {score.violation:.5g})" if score.violation else value
+
+    def _announce_interrupt(self, signal_name: str) -> None:
+        self._progress.before_output()
+        text = f"{signal_name}: ending after the current update; interrupt again to stop at once."
+        print(text, file=sys.stderr, flush=True)
 
     def _tell_where_no_episode_ends(self) -> None:
         latest = self.history[-EPOCHS_WITHOUT_EPISODE:]
@@ -329,9 +354,3 @@ class TrainingSession:
                 f"The training up to epoch {self._saved_epoch} is safe in `{self.checkpoint_file}`; "
                 "input_dir=<its directory> resume=true goes on from there."
             )
-
-
-def _announce_interrupt(signal_name: str) -> None:
-    print(
-        f"{signal_name}: ending after the current update; interrupt again to stop at once.", file=sys.stderr, flush=True
-    )

@@ -123,6 +123,7 @@ def test_a_resumed_training_with_nothing_left_says_so(tmp_path, capsys):
 def test_the_rate_is_that_of_environment_steps_where_there_are_any(steps_per_update, remaining, ending, capsys):
     progress = TrainingProgress(3, 2, steps_per_update)
     progress.start_epoch(0)
+    progress.update_done()
     progress.epoch_done(1, 3 - remaining)
     line = capsys.readouterr().out.splitlines()[0]
     assert line.endswith(ending)

@@ -328,7 +328,9 @@ def test_the_configuration_of_an_evaluator_takes_the_criterion():
 )
 def test_trainings_from_the_command_line_select_by_the_criterion(settings, tmp_path, capfd):
     directory = tmp_path / "run"
-    assert main(["-cn", "conf_train", "env.name=CartPole-v1", *settings, f"hydra.run.dir={directory}"]) == 0
+    assert (
+        main(["-cn", "conf_train", "env.name=CartPole-v1", "verbose=2", *settings, f"hydra.run.dir={directory}"]) == 0
+    )
     selection = load_state(directory / "latest.pt")["model_selection"]
     output = capfd.readouterr().out
     assert 0.5 <= selection["best_violation"] < 1.0, "CartPole-v1 ends after 500 steps"

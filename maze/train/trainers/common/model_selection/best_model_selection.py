@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError
+from maze.core.log_stats.run_console import active_console
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class BestModelSelection(ModelSelectionBase):
         elif rank > best_rank:
             broken = f" (constraints are broken by {violation:.5g})" if violation else ""
             self.best_reward, self.best_violation = float(reward), float(violation)
-            print(f"-> new overall best model {self.best_value:.5f}!{broken}")
+            if active_console() is None:  # which shows the best score with the epoch
+                print(f"-> new overall best model {self.best_value:.5f}!{broken}")
             self.last_improvement = 0
             self._keep_current_model()
         elif rank == best_rank:
