@@ -1,0 +1,1 @@
+"""Inventory problems with published tables: lost sales with lead times, dual sourcing."""

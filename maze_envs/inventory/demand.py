@@ -1,0 +1,50 @@
+"""How much is asked for in a period."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from maze.core.errors import ConfigError
+
+_TAIL = 1e-10
+"""Probability of demands that are left out."""
+
+
+def poisson(mean: float) -> np.ndarray:
+    """Probabilities of 0, 1, 2, ... under a Poisson distribution, cut off where 1e-10 is left.
+
+    :param mean: The mean demand.
+    """
+    probabilities = [np.exp(-mean)]
+    while 1.0 - sum(probabilities) > _TAIL:
+        probabilities.append(probabilities[-1] * mean / len(probabilities))
+    return np.array(probabilities) / sum(probabilities)
+
+
+def geometric(mean: float) -> np.ndarray:
+    """Probabilities of 0, 1, 2, ... under a geometric distribution, cut off where 1e-10 is left.
+
+    :param mean: The mean demand.
+    """
+    ratio = mean / (1.0 + mean)
+    n_values = int(np.ceil(np.log(_TAIL) / np.log(ratio)))
+    probabilities = (1.0 - ratio) * ratio ** np.arange(n_values)
+    return np.asarray(probabilities / probabilities.sum())
+
+
+def uniform(largest: int) -> np.ndarray:
+    """Probabilities of 0, ..., `largest`, all the same."""
+    return np.full(largest + 1, 1.0 / (largest + 1))
+
+
+def distribution(name: str, mean: float) -> np.ndarray:
+    """A demand distribution by its name.
+
+    :param name: `poisson` or `geometric`.
+    :param mean: The mean demand.
+    :raises ConfigError: There is none of that name.
+    """
+    known = {"poisson": poisson, "geometric": geometric}
+    if name not in known:
+        raise ConfigError(f"env.demand: expected one of {', '.join(known)}, found {name!r}.")
+    return known[name](mean)
