@@ -88,7 +88,7 @@ class ConcatModelBuilder(BaseModelBuilder):
             scaled = scaled_key(key)
             blocks[scaled] = ScalingBlock(in_keys[0], scaled, [shapes[0]], scale)
             in_keys[0] = scaled
-        out_key = f"{key}_{self.block_name(modality)}"
+        out_key = free_name(f"{key}_{self.block_name(modality)}", blocks)
         block = blocks[out_key] = self.build_block(modality, in_keys, out_key, shapes)
         n_dims = len(block.out_shapes()[0])
         n_kept = 1 if self.has_stage("recurrence") else 0

@@ -35,7 +35,7 @@ _MOST_PLACES = 128
 _MOST_ATTENDING = 64
 """Items of larger sets do not attend to each other, which costs the square of their number."""
 _LARGE, _UNBOUNDED = 10.0, 1e6
-"""Numbers with bounds in between are scaled to one."""
+"""Numbers with bounds in between are scaled to the first of them, so that differences of a few percent are seen."""
 _MOST_DETAILS = 64
 """Scores of items depend on vectors of up to so many numbers directly, and on others by the latent representation."""
 _GRID_SIZE = 16
@@ -47,7 +47,7 @@ _SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "actio
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 _BLOCKS = "maze.perception.blocks."
-_SCALED = ("feature", "set", "graph", "array")
+_SCALED = ("feature", "set", "graph")
 
 
 class AutoModelComposer(TemplateModelComposer):
@@ -55,7 +55,7 @@ class AutoModelComposer(TemplateModelComposer):
 
     * Discrete and MultiDiscrete observations become unit vectors, or learned embeddings from 65 values on;
     * images (layout recognised) are scaled and convolved;
-    * vectors go through a dense layer; what is bounded by more than 10 is scaled to 1 first;
+    * vectors stay as they are, and other arrays are flattened; what is bounded by more than 10 is scaled to 10 first;
     * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
       observation `<name>_mask` of shape `[n]`, it says which items exist; a Discrete action with `n` choices chooses
       one of them, by scores from the same layers for all;
@@ -72,7 +72,7 @@ class AutoModelComposer(TemplateModelComposer):
     :param policy: A policy composer, or its configuration; `None`: there is no policy.
     :param critic: A critic composer, or its configuration; `None`: there is no critic. The networks of the built-in
         `flatten_concat` critics are replaced by those of the template.
-    :param hidden_units: Width of the dense layers: of each vector, and behind the joined observations.
+    :param hidden_units: Width of each dense layer behind the joined observations; those of items are half as wide.
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows; observations have the time steps in their first dimension then.
     :param shared_embedding: Whether policy and critic share all but their outputs.
@@ -87,7 +87,7 @@ class AutoModelComposer(TemplateModelComposer):
         distribution_mapper_config: ConfigType = None,
         policy: ConfigType = None,
         critic: ConfigType = None,
-        hidden_units: Sequence[int] = (64,),
+        hidden_units: Sequence[int] = (64, 64),
         non_lin: Any = "torch.nn.Tanh",
         recurrence: bool = False,
         shared_embedding: bool = False,
@@ -167,10 +167,10 @@ def recognised_masks(
         observations = observation_spaces_dict[step_key].spaces
         for head, space in action_space.spaces.items():
             names = [f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])]
-            size = _n_choices(space)
+            wanted = _mask_shape(space)
             for name in names:
                 shape = observations[name].shape if name in observations else None
-                if size is not None and shape and shape[-1] == size:
+                if wanted is not None and shape and wanted in (shape, shape[1:]):  # time steps may come first
                     masks[head] = name
                     break
         shapes = {key: tuple(space.shape or ()) for key, space in observations.items()}
@@ -199,7 +199,7 @@ def _ambiguous_masks(
         known = {mask: head for head, mask in masks.items()}
         for key in masked_heads(shapes, action_space, known)[1]:
             size = shapes[key][0]
-            heads = [head for head, space in action_space.spaces.items() if _n_choices(space) == size]
+            heads = [head for head, space in action_space.spaces.items() if _mask_shape(space) == (size,)]
             remarks[key] = (
                 f"`{key}` may mask {' or '.join(f'`{head}`' for head in heads)}, so it is taken for a feature; say "
                 f"which by its name, `{heads[0]}_mask`, or by model.action_masks={{{heads[0]}: {key}}}."
@@ -247,7 +247,7 @@ def _units_of_items(hidden_units: Sequence[int]) -> list[int]:
 
 
 def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
-    """Factors that bring numbers with large bounds to one: for all, or each entry of the last dimension."""
+    """Factors that bring numbers with large bounds to 10: for all, or each entry of the last dimension."""
     bounds = [
         np.maximum(abs(space.low), abs(space.high)).astype(np.float64)
         for space in found
@@ -258,7 +258,7 @@ def _scale(found: Sequence[spaces.Space[Any]]) -> float | list[float] | None:
     if len({bound.shape[-1:] for bound in bounds}) > 1:
         bounds = [bound.max(keepdims=True).reshape(1) for bound in bounds]
     largest = np.max([bound.reshape(-1, bound.shape[-1] if bound.ndim else 1).max(axis=0) for bound in bounds], axis=0)
-    factors = np.where((largest > _LARGE) & (largest < _UNBOUNDED), 1.0 / np.maximum(largest, 1.0), 1.0)
+    factors = np.where((largest > _LARGE) & (largest < _UNBOUNDED), _LARGE / np.maximum(largest, 1.0), 1.0)
     if (factors == 1.0).all():
         return None
     rounded = [float(f"{factor:.6g}") for factor in factors]
@@ -377,9 +377,7 @@ def _modality(
             n_heads = 0
         keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
         return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
-    if len(shape) > 1:
-        return _Modality("array", "FlattenDenseBlock", {"num_flatten_dims": len(shape), **dense})
-    return _Modality("feature", "DenseBlock", dense)
+    return _Modality("feature", "FlattenBlock", {"num_flatten_dims": max(1, len(shape))})
 
 
 def _categories(found: Sequence[spaces.Space[Any]], n_time_dims: int) -> tuple[list[int], list[int]] | None:
@@ -477,13 +475,13 @@ def _names(modalities: Mapping[str, _Modality]) -> dict[str, str]:
     return names
 
 
-def _n_choices(space: spaces.Space[Any]) -> int | None:
-    """Number of logits of a head that can be masked."""
+def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
+    """Shape of what masks an action head: an entry for each of its logits; `None`: it cannot be masked."""
     if isinstance(space, spaces.Discrete):
-        return int(space.n)
+        return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    return int(math.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else None
+        return (int(space.nvec.sum()),)
+    return tuple(space.shape) if isinstance(space, spaces.MultiBinary) else None
 
 
 def flat_networks(part: Any) -> list[Mapping[str, Any]]:

@@ -30,7 +30,7 @@ class FlattenConcatModelComposer(BaseModelComposer):
     """Builds the networks that are named, as long as flattening and concatenating does justice to the spaces.
 
     Otherwise, where the networks are those of `flatten_concat`, an
-    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their width and activation,
+    :class:`~maze.perception.models.auto_model_composer.AutoModelComposer` takes over, with their widths and activation,
     and with a critic for each sub-step: where observations are more than flat vectors, where one of them is an action
     mask, or where there are sub-steps without a network. :meth:`save_models` says so.
 
@@ -109,7 +109,7 @@ def _settings(network: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of the model that takes over, as far as a network says them."""
     settings: dict[str, Any] = {}
     if network.get("hidden_units"):
-        settings["hidden_units"] = list(network["hidden_units"])[-1:]
+        settings["hidden_units"] = list(network["hidden_units"])
     if network.get("non_lin"):
         settings["non_lin"] = network["non_lin"]
     if "head_units" in network:

@@ -46,9 +46,12 @@ class ItemScoresBlock(ShapeNormalizationBlock):
                 f"{self.block_name}: {self.in_keys[0]!r} has {n_logits} logits, {self.in_keys[1]!r} {n_items} items."
             )
         activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
-        # one layer of items and vectors side by side, without repeating the vectors for each item
+        # one layer of items and vectors side by side, without repeating the vectors for each item; in parts, so that
+        # two numbers are heard at first beside a vector of a hundred
         self.item_layer = nn.Linear(n_features, hidden_units[0])
-        self.vector_layer = nn.Linear(sum(shape[-1] for shape in self.in_shapes[2:]), hidden_units[0], bias=False)
+        self.vector_layers = nn.ModuleList(
+            nn.Linear(shape[-1], hidden_units[0], bias=False) for shape in self.in_shapes[2:]
+        )
         layers: list[nn.Module] = [activation()]
         for n_in, n_out in pairwise(hidden_units):
             layers += [nn.Linear(n_in, n_out), activation()]
@@ -58,14 +61,14 @@ class ItemScoresBlock(ShapeNormalizationBlock):
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
         logits, items, *vectors = (block_input[key].float() for key in self.in_keys)
-        of_vectors = self.vector_layer(torch.cat(vectors, dim=-1))
-        hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), of_vectors))
+        of_vectors = [layer(vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), *of_vectors))
         return {self.out_keys[0]: _ADDED_SCORES.in_torch(logits, self.score_layer(hidden))}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         logits, items, *vectors = (inputs[key] for key in self.in_keys)
-        of_vectors = reader.layer(self.vector_layer, reader.concatenate(vectors, axis=-1))
-        added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), of_vectors)
+        of_vectors = [reader.layer(layer, vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), *of_vectors)
         scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
         return {self.out_keys[0]: reader.apply(_ADDED_SCORES, logits, scores)}
 
@@ -78,10 +81,12 @@ class ItemScoresBlock(ShapeNormalizationBlock):
 @dataclass(frozen=True)
 class _AddedToItems:
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0] + tensors[1].unsqueeze(-2)
+        items, *vectors = tensors
+        return items + sum(vectors[1:], start=vectors[0]).unsqueeze(-2)
 
     def in_numpy(self, *arrays: Array) -> Array:
-        added: Array = arrays[0] + arrays[1][..., None, :]
+        items, *vectors = arrays
+        added: Array = items + sum(vectors[1:], start=vectors[0])[..., None, :]
         return added
 
 

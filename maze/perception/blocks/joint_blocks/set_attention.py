@@ -26,9 +26,8 @@ class SetAttentionBlock(ShapeNormalizationBlock):
 
     Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
     items are returned side by side. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`,
-    positive where there is an item. Output `(batch, 2 * hidden_units[-1])`, or with `keep_places` twice as many: dense
-    layers, twice as wide, of all items side by side as well, for actions that name the place of an item. Items that are
-    masked count as zeros.
+    positive where there is an item. Output `(batch, 2 * hidden_units[-1])`; with `keep_places` the items follow side by
+    side, for actions that name the place of an item. Items that are masked count as zeros.
 
     :param in_keys: Keys of the items and, optionally, of the mask.
     :param hidden_units: Width of each dense layer.
@@ -70,9 +69,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             )
         self.num_heads = num_heads
         self.keep_places = keep_places
-        flat, doubled = [n_items * self.in_shapes[0][-1]], [2 * units for units in hidden_units]
-        self.place_block = DenseBlock("items", "places", [flat], doubled, non_lin) if keep_places else None
-        self.output_units = 4 * width if keep_places else 2 * width
+        self.output_units = 2 * width + (n_items * self.in_shapes[0][-1] if keep_places else 0)
         self.attention = _Attention(num_heads) if num_heads else None
         # layers of their own, which a program can read
         self.query_key_value = nn.Linear(width, 3 * width) if num_heads else None
@@ -91,9 +88,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             found = self.attention.in_torch(self.query_key_value(features), *masks)
             features = features + self.attended(found)
         pooled = _MEAN_AND_MAX.in_torch(features, *masks)
-        if self.place_block is None:
-            return {self.out_keys[0]: pooled}
-        return {self.out_keys[0]: torch.cat([pooled, self.place_block.net(items.flatten(-2))], dim=-1)}
+        return {self.out_keys[0]: torch.cat([pooled, items.flatten(-2)], dim=-1) if self.keep_places else pooled}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         items, *masks = (inputs[key] for key in self.in_keys)
@@ -106,8 +101,8 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks)
             features = reader.apply(_SUM, features, reader.layer(self.attended, found))
         parts = [reader.apply(_MEAN_AND_MAX, features, *masks)]
-        if self.place_block is not None:
-            parts.append(reader.layer(self.place_block.net, reader.flatten(items, 2)))
+        if self.keep_places:
+            parts.append(reader.flatten(items, 2))
         return {self.out_keys[0]: reader.concatenate(parts, axis=-1)}
 
     @override(ShapeNormalizationBlock)
