@@ -1,0 +1,287 @@
+"""One bundle at work: requests become rows, rows become batches, and what was decided goes into the log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from maze.core.errors import MazeError, did_you_mean
+from maze.serve.batching import Batcher, Row
+from maze.serve.bundle import BatchActions, PolicyBundle, StepSpec
+from maze.serve.decision_log import DecisionLog, encoded
+from maze.serve.drift_guard import DriftGuard, DriftLimits
+from maze.serve.metrics import SIZES, Histogram
+from maze.serve.pipeline import Actor
+from maze.serve.session import PolicySession
+
+Fallback = Callable[[Mapping[str, Any], Actor], Any]
+"""From the entries of an observation and who acts to an action: decides where the policy is not to. A mapping is
+taken for the entries of the action, anything else for what the raw environment takes."""
+_WITH_MEMORY = {"stack", "skip"}
+"""Operations of a bundle for which the observations of an episode have to come one by one."""
+
+
+class RefusedError(MazeError):
+    """A request is not granted.
+
+    :param status: HTTP status.
+    :param code: One word for programs.
+    :param message: One sentence for people.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+class Options(NamedTuple):
+    """How a decision is to be taken.
+
+    :param step_key: The sub-step as the request names it; None where there is one only, or the order is fixed.
+    :param agent_id: Who acts.
+    :param deterministic: The most probable action instead of a sampled one.
+    :param ranked: So many of the most probable actions are wanted as well.
+    """
+
+    step_key: str | None = None
+    agent_id: int = 0
+    deterministic: bool = True
+    ranked: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How policies are put to work."""
+
+    max_batch: int = 64
+    """Most decisions of one call of a network."""
+    batch_delay: float = 0.002
+    """Seconds that a decision waits at most for others."""
+    max_sessions: int = 1000
+    """More are refused."""
+    session_seconds: float = 900.0
+    """A session that nobody has used for so long has ended."""
+    drift: DriftLimits = field(default_factory=DriftLimits)
+    on_drift: str = "warn"
+    """What becomes of observations outside: `warn`, `refuse`, or `fallback`."""
+    fallback: Fallback | None = None
+    provided: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """Code that bundles ask for, by its name there."""
+
+
+class Note(NamedTuple):
+    """What the decision log says about a row.
+
+    :param decision: Number of the decision.
+    :param episode: Which of the sessions' episodes it belongs to; empty: none.
+    :param n: Number of the decision in its episode.
+    :param agent_id: Who acts.
+    :param observation: As it came.
+    :param rng: State of the generator before it drew; None: nothing was drawn.
+    :param is_shadow: Whether the decision was recorded only.
+    """
+
+    decision: str
+    episode: str
+    n: int
+    agent_id: int
+    observation: Any
+    rng: Any
+    is_shadow: bool = False
+
+
+class Pending(NamedTuple):
+    """A decision that is being taken."""
+
+    served: Served
+    acting: PolicySession
+    future: asyncio.Future[Any]
+    note: Note
+
+    async def answer(self) -> dict[str, Any]:
+        """What is answered."""
+        chosen, ranked = await self.future
+        finish = self.acting.finish
+        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
+        answer = self.served.answer(finish(chosen), self.note)
+        if candidates:
+            answer["ranked"] = candidates
+        return answer
+
+
+class Served:
+    """One bundle at work under a name.
+
+    :param name: Of the policy.
+    :param bundle: The bundle.
+    :param settings: See :class:`Settings`.
+    :param log: Is told of each decision.
+    """
+
+    def __init__(self, name: str, bundle: PolicyBundle, settings: Settings, log: DecisionLog | None) -> None:
+        self.name, self.bundle = name, bundle
+        self.weight, self.is_shadow = 0.0, False
+        self.guard = DriftGuard(name, bundle.drift, settings.drift)
+        self.batch_sizes = Histogram(SIZES)
+        self.batcher = Batcher(self._decide, settings.max_batch, settings.batch_delay)
+        self._log = log
+        named = {str(piece["name"]) for piece in bundle.card["code"]}
+        self._provided = {name: code for name, code in settings.provided.items() if name in named}
+        self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
+        self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
+        self.has_memory = has_memory(bundle)
+        # Without a memory, one session for each sub-step converts for everybody. Code that is missing is noticed here.
+        self._converters = {key: self.session() for key in bundle.steps}
+
+    def session(self, seed: int | None = None) -> PolicySession:
+        """Begins an episode."""
+        return self.bundle.session(seed, self._provided)
+
+    def converter(self, step_key: str | int) -> PolicySession:
+        """What converts observations that have nothing to do with each other.
+
+        :raises RefusedError: The policy needs to see those of an episode in their order.
+        """
+        if self.has_memory:
+            raise RefusedError(
+                409,
+                "needs_session",
+                f"Policy {self.name!r} looks at the observations of an episode one after the other: begin a session "
+                "(POST /sessions), and ask /sessions/{id}/act.",
+            )
+        return self._converters[step_key]
+
+    def actor(self, options: Options, n_before: int | None = None) -> Actor:
+        """Who acts.
+
+        :param options: What the request says.
+        :param n_before: Number of decisions in the episode so far, where there is one.
+        :raises RefusedError: There is no such sub-step, or the request has to name one.
+        """
+        if options.step_key is None:
+            if len(self._step_keys) == 1:
+                return next(iter(self._step_keys.values())), options.agent_id
+            sequence = self.bundle.actor_sequence
+            if n_before is not None and sequence:
+                return sequence[n_before % len(sequence)]
+            raise RefusedError(
+                422,
+                "which_step",
+                f"Policy {self.name!r} has sub-steps; ask act/<step key>, of {list(self._step_keys)}.",
+            )
+        if options.step_key not in self._step_keys:
+            known = list(self._step_keys)
+            raise RefusedError(
+                404,
+                "unknown_step",
+                f"Policy {self.name!r} has no sub-step {options.step_key!r:.100}."
+                f"{did_you_mean(options.step_key, known)} It has {known}.",
+            )
+        return self._step_keys[options.step_key], options.agent_id
+
+    def submit(
+        self, acting: PolicySession, actor: Actor, inputs: Any, rng: np.random.Generator | None, ranked: int, note: Note
+    ) -> Pending:
+        """Has a decision taken, together with others."""
+        step_key, agent_id = actor
+        agent = agent_id if step_key in self._own_networks else 0
+        key = (step_key, agent, rng is None, ranked)
+        return Pending(self, acting, self.batcher.submit(key, Row(inputs, rng, note)), note)
+
+    def answer(self, action: Any, note: Note) -> dict[str, Any]:
+        """What whoever asked is told."""
+        return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": note.decision}
+
+    def packed(self, action: Any, step_key: str | int) -> Any:
+        """What the raw environment takes, for what a fallback has decided."""
+        kind = self.bundle.steps[step_key].action_kind
+        if not isinstance(action, Mapping) or kind not in {"single", "tuple"}:
+            return action
+        return next(iter(action.values())) if kind == "single" else list(action.values())
+
+    def record(self, kind: str, actor: Actor, note: Note, **more: Any) -> None:
+        """Writes into the log what is no decision of the network."""
+        if self._log is not None:
+            self._log.write(self._line(kind, actor[0], rows=[note._asdict()], **more))
+
+    def described(self) -> dict[str, Any]:
+        """Everything that a person or a program may want to know, as JSON."""
+        bundle = self.bundle
+        return {
+            "name": self.name,
+            "bundle": bundle.sha256,
+            "weight": self.weight,
+            "shadow": self.is_shadow,
+            "needs_session": self.has_memory,
+            "actor_sequence": [[str(key), agent] for key, agent in bundle.actor_sequence],
+            "steps": [
+                {
+                    "step": str(key),
+                    "observation": step.observation_space,
+                    "observation_kind": step.observation_kind,
+                    "action": step.action_space,
+                    "action_kind": step.action_kind,
+                    "masks": step.masks,
+                }
+                for key, step in bundle.steps.items()
+            ],
+            "drift": [entry._asdict() for entry in self.guard.entries],
+            "card": bundle.card,
+        }
+
+    def _decide(self, key: Any, rows: Sequence[Row]) -> Sequence[Any]:
+        """Decides a batch; answers with each row's action and ranked actions, by head."""
+        step_key, agent_id, deterministic, ranked = key
+        inputs = {name: np.stack([row.inputs[name] for row in rows]) for name in rows[0].inputs}
+        rngs = None if deterministic else [row.rng for row in rows if row.rng is not None]
+        answer: BatchActions = self.bundle.act_batch(
+            step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked
+        )
+        self.batch_sizes.observe(len(rows))
+        if self._log is not None:
+            more = {
+                "network_of": agent_id,
+                "inputs": {name: encoded(array) for name, array in inputs.items()},
+                "actions": {head: encoded(array) for head, array in answer.actions.items()},
+                "rows": [row.note._asdict() for row in rows],
+            }
+            self._log.write(self._line("decided", step_key, **more))
+        return [(answer.row(index), answer.ranked[index] if ranked else ()) for index in range(len(rows))]
+
+    def _line(self, kind: str, step_key: str | int, **more: Any) -> bytes:
+        line = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
+        return as_json({**line, "step": str(step_key), **more})
+
+
+def has_memory(bundle: PolicyBundle) -> bool:
+    """Whether what a policy does depends on earlier observations of the episode."""
+    return any(not _WITH_MEMORY.isdisjoint(_operations(step)) for step in bundle.steps.values())
+
+
+def repeats_actions(bundle: PolicyBundle) -> bool:
+    """Whether a decision holds for several steps."""
+    return any("skip" in _operations(step) for step in bundle.steps.values())
+
+
+def _operations(step: StepSpec) -> set[str]:
+    return {str(each["op"]) for each in (*step.observation_operations, *step.action_operations)}
+
+
+def as_json(value: Any) -> bytes:
+    """JSON of plain data and arrays."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+
+
+def _plain(value: Any) -> Any:
+    """What orjson knows nothing of: arrays that do not lie in one piece, mappings that are no dictionaries."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")

@@ -1,0 +1,380 @@
+"""`maze-serve`: puts policy bundles to work behind HTTP, or takes the decisions of a log again."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import ipaddress
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import ConfigError, ConfigImportError, MazeError
+from maze.serve.app import Application, Limits, Tokens
+from maze.serve.archive import sha256
+from maze.serve.bundle import PolicyBundle
+from maze.serve.decision_log import DecisionLog
+from maze.serve.drift_guard import DriftLimits
+from maze.serve.pipeline import Actor
+from maze.serve.policies import Policies
+from maze.serve.replay import replay
+from maze.serve.served import Fallback, Settings
+
+_LOGGER = logging.getLogger(__name__)
+_TOKEN, _ADMIN_TOKEN = "MAZE_SERVE_TOKEN", "MAZE_SERVE_ADMIN_TOKEN"
+_MEBIBYTE = 1 << 20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    :param arguments: Of the command line; by default those of this process.
+    :return: Exit status: 0; 1 for an error, or where a replay found a difference.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        sources = _sources(options.bundles)
+        provided = {name: _imported(path) for name, path in map(_assignment, options.provide)}
+        if options.replay is not None:
+            return _replay(Path(options.replay), sources, provided)
+        return _serve(options, sources, provided)
+    except MazeError as error:
+        print(f"maze-serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="maze-serve", description="Serves decisions of trained policies.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (`maze-run --export` makes them)")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000, help="0: any that is free; the log says which")
+    group = parser.add_argument_group("several policies")
+    group.add_argument(
+        "--weight",
+        action="append",
+        default=[],
+        metavar="NAME=SHARE",
+        help="share of the requests that name no policy; without any, the first gets all",
+    )
+    group.add_argument(
+        "--shadow",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="decides what the others decide; the answers are compared and logged only",
+    )
+    group.add_argument(
+        "--provide", action="append", default=[], metavar="NAME=MODULE:FUNCTION", help="code that a bundle asks for"
+    )
+    group = parser.add_argument_group("who may ask", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line")
+    group.add_argument("--token-file", type=Path)
+    group.add_argument("--admin-token-file", type=Path)
+    group.add_argument("--open", action="store_true", help="serve other machines without any token")
+    group = parser.add_argument_group("limits")
+    group.add_argument("--max-body", type=float, default=1.0, metavar="MIB")
+    group.add_argument("--max-bundle", type=float, default=512.0, metavar="MIB", help="of bundles that are sent")
+    group.add_argument("--max-sessions", type=int, default=Settings.max_sessions)
+    group.add_argument("--session-seconds", type=float, default=Settings.session_seconds, help="unused ones end then")
+    group.add_argument("--time-limit", type=float, default=Limits.seconds, metavar="SECONDS", help="of a request")
+    group.add_argument("--max-batch", type=int, default=Settings.max_batch)
+    group.add_argument("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
+    group.add_argument(
+        "--drain",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="go on for so long after SIGTERM while /ready says no",
+    )
+    group = parser.add_argument_group("drift")
+    group.add_argument(
+        "--on-drift",
+        choices=("warn", "refuse", "fallback"),
+        default="warn",
+        help="what becomes of observations outside the range of the training",
+    )
+    group.add_argument(
+        "--fallback", metavar="MODULE:NAME", help="a policy class, or a function of observation and actor"
+    )
+    group.add_argument("--drift-psi", type=float, default=DriftLimits.psi)
+    group.add_argument("--drift-out-of-range", type=float, default=DriftLimits.out_of_range)
+    group.add_argument("--drift-window", type=int, default=DriftLimits.window)
+    group = parser.add_argument_group("decision log")
+    group.add_argument("--decision-log", metavar="DIRECTORY")
+    group.add_argument("--log-file-size", type=float, default=64.0, metavar="MIB")
+    group.add_argument("--log-files", type=int, default=16, help="the oldest beyond this number are deleted")
+    group.add_argument("--replay", metavar="LOG", help="serve nothing: take the decisions of a log again, and compare")
+    return parser  # fmt: skip
+
+
+# -- from the command line to objects ---------------------------------------------------------------------------------
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise ConfigError(f"{text!r} is no NAME=VALUE.")
+    return name, value
+
+
+def _sources(bundles: Sequence[str]) -> dict[str, Path]:
+    """Files by the names of their policies."""
+    sources: dict[str, Path] = {}
+    for text in bundles:
+        path = Path(text)
+        name = path.stem
+        if "=" in text and not path.exists():
+            name, value = _assignment(text)
+            path = Path(value)
+        if name in sources:
+            raise ConfigError(f"Two policies have the name {name!r}: {sources[name]} and {path}. Write name={path}.")
+        sources[name] = path
+    return sources
+
+
+def _imported(path: str) -> Any:
+    """What a name in a module stands for. Whoever starts the server says which code it runs."""
+    module, _, name = path.replace(":", ".").rpartition(".")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` has it
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigImportError(f"{path!r} cannot be imported ({error}). Expected MODULE:NAME.") from error
+
+
+def fallback_of(path: str) -> Fallback:
+    """A heuristic that decides where the policy is not to.
+
+    :param path: A function of an observation's entries and who acts, or a :class:`~maze.core.agent.policy.Policy` that
+        needs no arguments, neither the environment nor its state.
+    :raises ConfigError: It cannot be used.
+    """
+    found = _imported(path)
+    if not isinstance(found, type):
+        if not callable(found):
+            raise ConfigError(f"--fallback {path}: expected a function or a policy class, found {found!r:.100}.")
+        return found  # type: ignore[no-any-return]
+    from maze.core.env.structured_env import ActorID
+
+    policy: Any = found()
+    if not hasattr(policy, "compute_action") or policy.needs_state() or policy.needs_env():
+        raise ConfigError(f"--fallback {path}: only policies that need nothing but the observation can stand in.")
+
+    def decide(observation: Mapping[str, Any], actor: Actor) -> Any:
+        return policy.compute_action(
+            dict(observation), maze_state=None, env=None, actor_id=ActorID(*actor), deterministic=True
+        )
+
+    return decide
+
+
+def _tokens(options: argparse.Namespace) -> Tokens:
+    acting = _tokens_from(options.token_file, _TOKEN)
+    admin = _tokens_from(options.admin_token_file, _ADMIN_TOKEN)
+    if not acting and not options.open and not _is_loopback(options.host):
+        raise ConfigError(
+            f"Everybody who reaches {options.host} could ask the policies. Set {_TOKEN} or --token-file, or say --open."
+        )
+    return Tokens(acting, admin)
+
+
+def _tokens_from(path: Path | None, variable: str) -> list[str]:
+    if path is None:
+        text, where = os.environ.get(variable, ""), variable
+        if variable not in os.environ:
+            return []
+    else:
+        where = str(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The tokens in {path} cannot be read: {error}.") from error
+    tokens = [line.strip() for line in text.splitlines() if line.strip()]
+    if not tokens:
+        raise ConfigError(f"{where} holds no token.")
+    return tokens
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _settings(options: argparse.Namespace, provided: Mapping[str, Callable[..., Any]]) -> Settings:
+    if (options.on_drift == "fallback") != (options.fallback is not None):
+        raise ConfigError("--on-drift fallback and --fallback MODULE:NAME belong together.")
+    for name in ("max_body", "max_bundle", "max_sessions", "session_seconds", "time_limit", "max_batch", "log_files",
+                 "log_file_size"):  # fmt: skip
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {getattr(options, name)}.")
+    window = options.drift_window
+    limits = DriftLimits(
+        options.drift_psi, options.drift_out_of_range, window=window, at_least=min(window, DriftLimits.at_least)
+    )
+    return Settings(
+        max_batch=options.max_batch,
+        batch_delay=options.batch_delay,
+        max_sessions=options.max_sessions,
+        session_seconds=options.session_seconds,
+        drift=limits,
+        on_drift=options.on_drift,
+        fallback=None if options.fallback is None else fallback_of(options.fallback),
+        provided=provided,
+    )
+
+
+def _application(
+    options: argparse.Namespace, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]
+) -> Application:
+    settings, tokens = _settings(options, provided), _tokens(options)
+    shares = dict(map(_assignment, options.weight))
+    for name in (*shares, *options.shadow):
+        if name not in sources:
+            raise ConfigError(f"There is no policy {name!r}; there are {list(sources)}.")
+    bundles = {name: PolicyBundle.load(path) for name, path in sources.items()}
+    log = None
+    if options.decision_log is not None:
+        size = int(options.log_file_size * _MEBIBYTE)
+        log = DecisionLog(options.decision_log, versions(), size, options.log_files)
+    policies = Policies(settings, log)
+    answering = [name for name in bundles if name not in options.shadow]
+    for name, bundle in bundles.items():
+        try:
+            weight = float(shares[name]) if shares else float(name == answering[0]) if answering else 0.0
+        except KeyError:
+            weight = 0.0
+        except ValueError:
+            raise ConfigError(f"--weight {name}={shares[name]}: expected a number.") from None
+        policies.add(name, bundle, is_shadow=name in options.shadow)
+        policies.change(name, weight, None)
+    limits = Limits(
+        body_bytes=int(options.max_body * _MEBIBYTE),
+        bundle_bytes=int(options.max_bundle * _MEBIBYTE),
+        seconds=options.time_limit,
+    )
+    return Application(policies, limits, tokens)
+
+
+def versions() -> dict[str, str]:
+    """What bits of a result may depend on."""
+    import onnxruntime
+
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "machine": platform.machine(),
+    }
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _replay(path: Path, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]) -> int:
+    result = replay(path, [PolicyBundle.load(source) for source in sources.values()], provided)
+    print(result.summary())
+    if not result.n_decisions:
+        print("maze-serve: the log holds no decision of these bundles.", file=sys.stderr)
+    return 0 if result.n_decisions and not result.n_different else 1
+
+
+def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]) -> int:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ConfigImportError('Serving needs uvicorn: pip install "maze-rl[serve]".') from error
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    application = _application(options, sources, provided)
+
+    class Server(uvicorn.Server):
+        """Says where it is, reads bundles again at SIGHUP, and drains at SIGTERM."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                host, port = self.servers[0].sockets[0].getsockname()[:2]
+                _LOGGER.info(
+                    "Serving %s on http://%s:%d", ", ".join(sources), f"[{host}]" if ":" in host else host, port
+                )
+                loop = asyncio.get_running_loop()
+                if hasattr(signal, "SIGHUP"):
+                    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(_read_again())))
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            is_first = application.is_ready
+            application.is_ready = False
+            if options.drain > 0 and is_first and sig == signal.SIGTERM:
+                loop = asyncio.get_event_loop()
+                loop.call_soon_threadsafe(loop.call_later, options.drain, super().handle_exit, sig, frame)
+            else:
+                super().handle_exit(sig, frame)
+
+    async def _read_again() -> None:
+        for name, path in sources.items():
+            try:
+                content = await asyncio.get_running_loop().run_in_executor(None, path.read_bytes)
+                if sha256(content) != application.policies.named(name).bundle.sha256:
+                    await application.policies.put(name, content, path=path)
+            except (MazeError, OSError) as error:  # noqa: PERF203
+                _LOGGER.error("%s was not read again, policy %s stays what it is: %s", path, name, error)
+        try:
+            application.tokens = _tokens(options)
+        except MazeError as error:
+            _LOGGER.error("The tokens were not read again: %s", error)
+
+    tasks: set[asyncio.Task[None]] = set()
+    config = uvicorn.Config(
+        application,
+        host=options.host,
+        port=options.port,
+        loop="auto",  # uvloop, where there is one
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(options.time_limit) + 1,
+    )
+    Server(config).run()
+    return 0
+
+
+class _JsonLines(logging.Formatter):
+    """A record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            line["exception"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return json.dumps(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
