@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from time import perf_counter
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -348,12 +348,12 @@ class Application:
             self._check_token(scope)
             if not path:
                 return 200, _JSON, as_json({"policies": [each.described() for each in self.policies]})
-            return 200, _JSON, as_json(self.policies.named(unquote(path[0])).described())
+            return 200, _JSON, as_json(self.policies.named(path[0]).described())
         if not path:
             raise RefusedError(405, "wrong_method", "GET /policies lists them; PUT /policies/{name} changes one.")
         _check_method(method, "PUT", "PATCH", "DELETE")
         self._check_token(scope, for_admin=True)
-        name = unquote(path[0])
+        name = path[0]
         asked_for = parse_qs(scope["query_string"].decode("latin-1"))
         if method == "PUT":
             content = await self._body(scope, receive, self.limits.bundle_bytes)
@@ -450,8 +450,7 @@ def _options(asked: Mapping[str, Any], step_key: str | None) -> Options:
     ranked = _optional(asked, "ranked", int, "a whole number")
     if ranked is not None and not 0 <= ranked <= _MOST_RANKED:
         raise _invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
-    key = None if step_key is None else unquote(step_key)
-    return Options(key, agent_id or 0, deterministic is not False, ranked or 0)
+    return Options(step_key, agent_id or 0, deterministic is not False, ranked or 0)
 
 
 def _invalid(message: str) -> RefusedError:
