@@ -147,8 +147,13 @@ class RolloutGenerator:
             self.env.reset(out=rows)
         else:
             _copy(self._last_observation, rows)
-        act = acting_function(policy, self.env)
-        actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
+        actors: list[ActorID | None]
+        if self.env.collects(policy, columns):
+            self.env.collect(policy, columns)
+            actors = self._all_flat(columns)
+        else:
+            act = acting_function(policy, self.env)
+            actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
         self._last_observation = {
@@ -177,8 +182,13 @@ class RolloutGenerator:
                 columns.infos.append(infos)
             if env.final_observations:
                 self._note_final_observations(tick, columns)
+        return self._all_flat(columns)
+
+    def _all_flat(self, columns: RolloutColumns) -> list[ActorID | None]:
+        """Completes columns in which each row is an environment step of the same actor."""
+        (actor, *_) = self.env.actor_ids()
         columns.step_complete[:] = True
-        substep.n_rows = columns.n_ticks
+        columns.substeps[actor.step_key].n_rows = columns.n_ticks
         return [actor] * columns.n_ticks
 
     def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:

@@ -86,7 +86,10 @@ class Placement(ABC):
             DummyDistributedWorkersWithBuffer,
         )
 
-        return DummyDistributedWorkersWithBuffer(**arguments, make_env=self.vector_env)
+        return DummyDistributedWorkersWithBuffer(**arguments, make_env=self._replay_env)
+
+    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> StructuredVectorEnv:
+        return self.vector_env(env_factory, n_envs)
 
 
 class InProcess(Placement):
@@ -141,11 +144,16 @@ class Processes(Placement):
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> SubprocVectorEnv:
+        return self._vector_env(env_factory, n_envs, logging_prefix=logging_prefix)
+
+    @override(Placement)
+    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> SubprocVectorEnv:
+        return self._vector_env(env_factory, n_envs, acts=True)
+
+    def _vector_env(self, env_factory: Callable[[], Any], n_envs: int, **arguments: Any) -> SubprocVectorEnv:
         # a worker may have all the steps and resets of a call to do, and much to import before the first
         timeout = None if self.env_timeout is None else PATIENCE + 2 * n_envs * self.env_timeout
-        return SubprocVectorEnv(
-            [env_factory] * n_envs, logging_prefix=logging_prefix, start_method=self.start_method, timeout=timeout
-        )
+        return SubprocVectorEnv([env_factory] * n_envs, start_method=self.start_method, timeout=timeout, **arguments)
 
     @override(Placement)
     def actors(

@@ -84,8 +84,8 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
     What is collected ahead does not depend on how fast anything is: it reaches the buffer only when it is asked for,
     and the policy is the same from its beginning to its end.
 
-    As many of them as take turns together act with one pass through the network, in this process, and are stepped
-    together, perhaps elsewhere. What is collected does not depend on where that is.
+    As many of them as take turns together act with one pass through the network and are stepped together, perhaps
+    elsewhere. What is collected does not depend on where that is.
 
     :param args: See the base class.
     :param make_env: Makes environments that are stepped together, of a factory and their number; `None`: in this

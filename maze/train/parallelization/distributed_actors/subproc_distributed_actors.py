@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, NonFiniteError
+from maze.core.errors import ConfigError
 from maze.train.parallelization.distributed_actors.actor_worker import run_actor
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
@@ -205,7 +205,6 @@ class ActorPool(WorkerPool):
     """
 
     _worker_main = staticmethod(run_actor)
-    _self_explanatory = (NonFiniteError,)
 
     def __init__(self, env_factory: Callable[[], Any], n_actors: int, envs_per_actor: int, start_method: str) -> None:
         super().__init__([env_factory] * (n_actors * envs_per_actor), start_method, n_actors, timeout=None)

@@ -23,13 +23,14 @@ from maze.core.errors import EnvironmentFailedError
 STEP = b"S"
 RESET = b"R"
 CALL = b"A"  # payload: method name, arguments
+ROLL_OUT = b"O"  # payload: Order
 CLOSE = b"C"
 # to the vector environment
 DONE = b"d"
 RESULT = b"r"  # payload: whatever the call gives
 FAILED = b"f"  # payload: Failure
 
-_WITH_PAYLOAD = frozenset({CALL, RESULT, FAILED})
+_WITH_PAYLOAD = frozenset({CALL, ROLL_OUT, RESULT, FAILED})
 
 
 class Failure(NamedTuple):

@@ -21,8 +21,10 @@ from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
 
 if TYPE_CHECKING:
+    from maze.core.agent.policy import Policy
     from maze.core.env.faults import Seeding
     from maze.core.env.space_arrays import Arrays
+    from maze.core.rollout.rollout_columns import RolloutColumns
 
 
 WrapperStates = list[dict[str, float]]
@@ -236,6 +238,22 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: Why environments begin new episodes instead, by their index.
         """
         return dict.fromkeys(range(self.n_envs), f"{type(self).__name__} cannot be brought back to where it was")
+
+    def collects(self, policy: Policy, columns: RolloutColumns) -> bool:
+        """Whether :meth:`collect` takes the steps of a rollout; what comes of it is the same as of single steps.
+
+        :param policy: The policy.
+        :param columns: What is to be recorded.
+        """
+        return False
+
+    def collect(self, policy: Any, columns: RolloutColumns) -> None:
+        """Fills columns whose first row is the current observation, with all but what :meth:`step` tells at the end.
+
+        :param policy: The policy.
+        :param columns: The columns of the rollout.
+        """
+        raise NotImplementedError
 
     def _count_episodes(self, finished: dict[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""

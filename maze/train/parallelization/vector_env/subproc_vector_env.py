@@ -13,7 +13,9 @@ from maze.core.env.space_arrays import action_column, copy_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
+from maze.core.rollout.rollout_columns import FinalObservationEntry
 from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.acting_worker import Order, WorkerRollout, acts_alike, set_numpy_state
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
@@ -25,7 +27,10 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 from maze.train.parallelization.vector_env.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
+    from maze.core.agent.policy import Policy
+    from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.env.maze_env import MazeEnv
+    from maze.core.rollout.rollout_columns import RolloutColumns
 
 
 class CloudpickleWrapper:
@@ -57,6 +62,8 @@ class SubprocVectorEnv(BatchVectorEnv):
         state of this process, with everything that threads hold at that moment.
     :param n_workers: Number of processes; by default one per CPU core, but not more than environments.
     :param timeout: Seconds that a call may take in a worker before it counts as hanging; None: any time.
+    :param acts: Whether policies that can may act in the workers, where nothing limits the time of a call. Workers
+        import torch then.
     """
 
     def __init__(
@@ -66,8 +73,13 @@ class SubprocVectorEnv(BatchVectorEnv):
         start_method: str | None = None,
         n_workers: int | None = None,
         timeout: float | None = None,
+        *,
+        acts: bool = False,
     ) -> None:
-        self._pool = pool = WorkerPool(env_factories, start_method, n_workers, timeout)
+        self._acts = acts and timeout is None
+        self._acting_policy: Policy | None = None
+        preloads = ["maze.core.agent.torch_policy"] if self._acts else []
+        self._pool = pool = WorkerPool(env_factories, start_method, n_workers, timeout, preloads)
         try:
             replies = pool.gather("building the environments")
             observation_spaces, action_spaces, agent_counts, _ = replies[0]
@@ -109,6 +121,37 @@ class SubprocVectorEnv(BatchVectorEnv):
         self._take(self._pool.run(messages.RESET, "reset"))
         observations = self._read_observations(out)
         return out if out is not None else self._fresh(observations)
+
+    @override(StructuredVectorEnv)
+    def collects(self, policy: Policy, columns: RolloutColumns) -> bool:
+        records_more = columns.infos is not None or any(part.logits for part in columns.substeps.values())
+        is_plain = self.is_flat and not records_more and not self.keep_terminal_observations
+        is_known = policy is self._acting_policy
+        return self._acts and is_plain and columns.n_ticks > 1 and (is_known or acts_alike(policy))
+
+    @override(StructuredVectorEnv)
+    def collect(self, policy: TorchPolicy, columns: RolloutColumns) -> None:
+        order = Order.of(policy, columns.n_ticks, is_new=policy is not self._acting_policy)
+        replies: list[WorkerRollout] = self._pool.run(messages.ROLL_OUT, "step", order)
+        self._acting_policy = policy
+        set_numpy_state(policy, replies[0].numpy_state)
+        step_key = self._actor_ids[0].step_key
+        of_step: dict[int, dict[int, LogStats]] = {}
+        for worker, decoder, reply in zip(self._pool.workers, self._decoders, replies, strict=True):
+            rows, substep = worker.rows, columns.substeps[step_key]
+            for target, source in ((substep.observations, reply.observations), (substep.actions, reply.actions)):
+                for key, array in source.items():
+                    target[key][: len(array), rows] = array
+            columns.rewards[:, rows] = reply.rewards
+            columns.terminated[:, rows], columns.truncated[:, rows] = reply.terminated, reply.truncated
+            for step, finished, finals in reply.events:
+                of_step.setdefault(step, {}).update((index, decoder.decode(encoded)) for index, encoded in finished)
+                columns.final_observations += [
+                    FinalObservationEntry(step, index, ActorID(*actor), last) for index, (actor, last) in finals.items()
+                ]
+        columns.final_observations.sort(key=lambda entry: entry[:2])
+        for step in sorted(of_step):
+            self._count_episodes(of_step[step])
 
     @override(StructuredVectorEnv)
     def close(self) -> None:

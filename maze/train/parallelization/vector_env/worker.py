@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from maze.train.parallelization.vector_env import channel as messages
+from maze.train.parallelization.vector_env.acting_worker import ActingWorker
 from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, rows_of
@@ -92,6 +93,7 @@ class _Worker:
         self._batch = EnvBatch(first_index)
         self._is_building = False
         self._encoder = StatsEncoder()
+        self._acting: ActingWorker | None = None
 
     def current_env(self) -> int | None:
         """Index of the environment that was being stepped or reset, if any."""
@@ -140,12 +142,20 @@ class _Worker:
             elif code == messages.RESET:
                 batch.reset(self._observations)
                 self._report([])
+            elif code == messages.ROLL_OUT:
+                channel.send(messages.RESULT, self._roll_out(payload))
             elif code == messages.CALL:
                 method, arguments = payload
                 channel.send(messages.RESULT, getattr(batch, method)(*arguments))
             else:
                 self.close()
                 return
+
+    def _roll_out(self, order: Any) -> Any:
+        if self._acting is None:
+            self._acting = ActingWorker(self._batch, self._rows, len(self._shared.rewards))
+        current = self._observations[self._batch.actor_ids[0].step_key]
+        return self._acting.roll_out(order, current, self._encoder.encode)
 
     def _report(self, infos: list[dict[Any, Any]]) -> None:
         batch = self._batch

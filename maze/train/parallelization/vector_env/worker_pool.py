@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.errors import ConfigError, MazeError, NonFiniteError, WorkerError
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, Failure, exception_of
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, env_slices
@@ -55,11 +55,12 @@ class WorkerPool:
     :param start_method: See :class:`SubprocVectorEnv`.
     :param n_workers: Number of processes.
     :param timeout: Seconds that a call may take.
+    :param preloads: Modules that the workers will need.
     """
 
     _worker_main: Callable[..., None] = staticmethod(run_worker)
     """What a worker process runs."""
-    _self_explanatory: tuple[type[MazeError], ...] = ()
+    _self_explanatory: tuple[type[MazeError], ...] = (NonFiniteError,)
     """Errors of workers that say themselves where they come from, and are raised as what they are."""
 
     def __init__(
@@ -68,6 +69,7 @@ class WorkerPool:
         start_method: str | None,
         n_workers: int | None,
         timeout: float | None,
+        preloads: Sequence[str] = (),
     ) -> None:
         n_envs = len(env_factories)
         self.workers: list[Worker] = []
@@ -75,7 +77,7 @@ class WorkerPool:
         self._n_envs = n_envs
         self._timeout = timeout
         self._call = "start"
-        context = _context(start_method, self._worker_main.__module__)
+        context = _context(start_method, [self._worker_main.__module__, *preloads])
         try:
             for index, rows in enumerate(env_slices(n_envs, _worker_count(n_workers, n_envs))):
                 self.workers.append(self._start(context, index, rows, env_factories[rows]))
@@ -115,17 +117,19 @@ class WorkerPool:
                 arrays.send_to(worker.channel.connection, worker.process.pid)
         self.gather("start")
 
-    def run(self, code: bytes, call: str) -> list[Any]:
+    def run(self, code: bytes, call: str, payload: Any = None) -> list[Any]:
         """Has all workers do something, at the same time.
 
         :param code: What.
         :param call: Its name, for error messages.
+        :param payload: What belongs to it.
         :return: What each worker reports; None where it has nothing to tell.
         """
         self._check_open()
+        content = None if payload is None else messages.dumps(payload)
         for worker in self.workers:
             with self._watching(worker, call):
-                worker.channel.send(code)
+                worker.channel.send_pickled(code, content)
         return self.gather(call)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -241,7 +245,7 @@ class WorkerPool:
         return EnvWorkerError(what, worker.index, env_indices, worker.process.pid, call, **details)
 
 
-def _context(start_method: str | None, worker_module: str) -> Any:
+def _context(start_method: str | None, modules: Sequence[str]) -> Any:
     if not hasattr(select, "poll"):
         raise ConfigError(
             "Worker processes need a POSIX system (Linux, macOS). Use SequentialVectorEnv (runner=dev) instead."
@@ -253,7 +257,7 @@ def _context(start_method: str | None, worker_module: str) -> Any:
         raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.")
     context = multiprocessing.get_context(start_method)
     # The server imports the worker once for all; it must not import the user's script, and torch only if a worker does.
-    preload(context, [worker_module])
+    preload(context, modules)
     return context
 
 
