@@ -44,7 +44,7 @@ def sampler_of(head: HeadDescription) -> Sampler:
 
 def draws_by_shape(head: HeadDescription) -> bool:
     """Whether as many numbers are drawn for any logits `[batch, ...]` of the same shape."""
-    return head["distribution"] != "beta"  # which draws until a number is accepted
+    return str(head["distribution"]) != "beta"  # which draws until a number is accepted
 
 
 def categorical_sizes(head: HeadDescription) -> list[int]:

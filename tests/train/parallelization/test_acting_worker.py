@@ -9,7 +9,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import NonFiniteError
-from maze.core.log_stats.log_stats import LogStatsConsumer
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.vector_env.acting_worker import acts_alike
@@ -50,12 +50,13 @@ def policy_for(make_env, distributions=(), policy_class=TorchPolicy):
     return policy
 
 
-class Noted(LogStatsConsumer):
+class Noted(LogStatsAggregator):
     def __init__(self):
+        super().__init__(LogStatsLevel.EPOCH)
         self.received = []
 
-    def receive(self, stat):
-        self.received.append({str(key): value for key, value in stat.items()})
+    def receive_all(self, stats):
+        self.received += [{str(key): value for key, value in stat.items()} for stat in stats]
 
 
 def rolled_out(env, policy, n_rollouts=4, n_steps=5, orders=None):
