@@ -13,6 +13,7 @@ from maze.cli.report_details import episode_command, with_details
 from maze.cli.run_description import find_run, is_run
 from maze.cli.run_facts import facts_of
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
+from maze.cli.run_list import record_of
 from maze.core.errors import MazeError
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
@@ -20,7 +21,6 @@ from maze.report.run_page import REPORT_FILE, run_page
 from maze.report.runs_page import ReportedRun, runs_page
 from maze.report.served_page import serve
 from maze.report.sweep_sections import read_trials, sweep_sections
-from maze.train.utils.training_record import read_record
 
 USAGE = "maze-run --report <run> [<run> ...] [--output <file>] [--episode] [--live]"
 
@@ -79,7 +79,7 @@ def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
 
 
 def _reported(directory: Path) -> ReportedRun:
-    state = str((read_record(directory) or {}).get("state", ""))
+    state = str((record_of(directory) or {}).get("state", ""))
     config = read_plain_yaml(directory / CONFIG_FILE)
     return ReportedRun(facts_of(directory, Path.cwd()), read_progress(directory), config, state)
 

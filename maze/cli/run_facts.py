@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from maze.report.report_writer import ReportWriter
     from maze.report.run_page import RunFacts
 
+_GYM_ENV = "gym_env"
+_GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
 
 
@@ -76,14 +78,16 @@ def title_of(directory: Path, cfg: Mapping[str, Any]) -> str:
     :param directory: Of the run.
     :param cfg: Its configuration.
     """
-    names = [environment_name(cfg.get("env"))]
+    option = chosen_options(directory).get("env")
+    # An environment that an option describes is called what the option is called; gym_env describes all of gymnasium.
+    names = [str(option) if option and option != _GYM_ENV else environment_name(cfg.get("env"))]
     names += [algorithm_name(cfg["algorithm"], directory)] if "algorithm" in cfg else []
     return ", ".join(name for name in names if name and name != "None") or directory.name
 
 
 def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     choices = chosen_options(directory)
-    for group in ("env", "wrappers", "model", "critic", "algorithm", "runner", "experiment"):
+    for group in _GROUPS:
         if choices.get(group):
             yield group, str(choices[group])
     seeding = cfg.get("seeding")

@@ -60,7 +60,7 @@ def _configs(directory: Path) -> Iterator[tuple[dict[str, Any], Path]]:
 
 
 def _listed(run: Path, config: Path, cfg: Mapping[str, Any]) -> ListedRun:
-    record = read_record(run) or _record_of_rllib(run) or {"state": _STARTING}
+    record = record_of(run) or {"state": _STARTING}
     steps, score = record.get("n_env_steps"), record.get("best_score")
     broken = f" (broken by {record['violation']:.3g})" if record.get("violation") else ""
     return ListedRun(
@@ -97,6 +97,11 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
         return name.removesuffix(_CLASS_SUFFIX).lower()
     choices = chosen_options(run)
     return str(choices.get("algorithm") or choices.get("rllib/algorithm") or target or "?")
+
+
+def record_of(run: Path) -> Mapping[str, Any] | None:
+    """What a training has noted of its state, RLlib's as well; `None`: nothing yet."""
+    return read_record(run) or _record_of_rllib(run)
 
 
 def _record_of_rllib(run: Path) -> dict[str, Any] | None:

@@ -64,6 +64,11 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     def _log_beta_function(self) -> torch.Tensor:
         return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
 
+    def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lower and upper ends `[..., *space.shape]`, one standard deviation from the mean."""
+        mean, std = self.dist.mean, self.dist.stddev
+        return self._scale(mean - std), self._scale(mean + std)
+
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
         return self._scale(self.alpha / (self.alpha + self.beta))

@@ -55,6 +55,10 @@ class DiagonalGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
         standardised = (actions - self.mean) / self.std
         return self._joint(-0.5 * standardised.square() - self.log_std - HALF_LOG_2_PI)
 
+    def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lower and upper ends `[..., *space.shape]`, one standard deviation from the mean."""
+        return self.mean - self.std, self.mean + self.std
+
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
         return self.mean

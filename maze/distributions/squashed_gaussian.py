@@ -123,6 +123,11 @@ class SquashedGaussianProbabilityDistribution(TorchProbabilityDistribution[Norma
     def _log_jacobian(self, unsquashed: torch.Tensor) -> torch.Tensor:
         return self._joint(_log_derivative_of_tanh(unsquashed) + self._scale.log_half_width)
 
+    def typical_range(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lower and upper ends `[..., *space.shape]`: those of the distribution before squashing, squashed."""
+        low, high = self.normal.typical_range()
+        return self._squash(low), self._squash(high)
+
     @override(TorchProbabilityDistribution)
     def deterministic_sample(self) -> torch.Tensor:
         return self._squash(self.normal.mean)

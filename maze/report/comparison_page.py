@@ -10,9 +10,10 @@ import numpy as np
 
 from maze.report.comparison import ComparedMeasure, Comparison
 from maze.report.estimates import Estimate, Values
-from maze.report.page import Page, number_text, page_section, table
+from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
-_WIDTH, _LEFT, _RIGHT, _ROW, _BOTTOM = 560, 150, 20, 34, 24
+_WIDTH, _SIDE, _NAME, _ROW, _BOTTOM = 500, 14, 18, 48, 24
+"""Width of a figure, room at its sides, height of a name, of the row that it stands in, and of the axis."""
 _N_DOTS = 200
 
 
@@ -33,20 +34,22 @@ def comparison_page(comparison: Comparison, written: datetime) -> Page:
 
 
 def _overview(comparison: Comparison) -> str:
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for played in comparison.played:
-        row: list[str | float | None] = [played.name]
+        row: list[Cell] = [played.name]
         for measure in comparison.measures:
             found = next(each for each in comparison.rows_of(measure) if each.policy == played.name)
-            row.append(f"{number_text(found.mean.value)}{_verdict(comparison, found)}")
+            row.append(MarkedNumber(found.mean.value, _verdict(comparison, found)))
         rows.append(row)
-    better = "▲ better, ▼ worse than the first policy: the interval of the difference leaves out 0"
+    better = "▲ better, ▼ worse than the first policy (* different from it): the interval of the difference leaves out 0"
     return table(["policy", *comparison.measures], rows, f"Means over episodes; {better}")
 
 
 def _verdict(comparison: Comparison, row: ComparedMeasure) -> str:
     if row.difference is None or not comparison.is_told_apart(row):
         return ""
+    if not comparison.goal(row.measure):
+        return " *"
     is_less = row.difference.value < 0
     return " ▲" if is_less == (row.measure in comparison.minimized) else " ▼"
 
@@ -73,8 +76,8 @@ def _measures(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _row(row: ComparedMeasure) -> list[str | float | None]:
-    cells: list[str | float | None] = [row.policy]
+def _row(row: ComparedMeasure) -> list[Cell]:
+    cells: list[Cell] = [row.policy]
     for estimate in (row.mean, row.interquartile_mean, row.difference, row.improvement):
         cells += [None, ""] if estimate is None else [estimate.value, _interval(estimate)]
     return cells
@@ -112,22 +115,22 @@ def _figure(
     height = _ROW * len(rows) + _BOTTOM
 
     def x(value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - low) / (high - low)
+        return _SIDE + (_WIDTH - 2 * _SIDE) * (value - low) / (high - low)
 
     parts = [
-        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM}"/>',
-        f'<text x="{_LEFT}" y="{height - 6}">{html.escape(number_text(float(f"{low:.4g}")))}</text>',
-        f'<text x="{_WIDTH - _RIGHT}" y="{height - 6}" text-anchor="end">{number_text(float(f"{high:.4g}"))}</text>',
+        f'<line class="axis" x1="{_SIDE}" x2="{_WIDTH - _SIDE}" y1="{height - _BOTTOM}" y2="{height - _BOTTOM}"/>',
+        f'<text x="{_SIDE}" y="{height - 6}">{html.escape(number_text(float(f"{low:.4g}")))}</text>',
+        f'<text x="{_WIDTH - _SIDE}" y="{height - 6}" text-anchor="end">{number_text(float(f"{high:.4g}"))}</text>',
     ]
     if line is not None:
         parts.append(f'<line class="cursor" x1="{x(line):.1f}" x2="{x(line):.1f}" y1="0" y2="{height - _BOTTOM}"/>')
     for index, ((name, estimate), points) in enumerate(zip(rows, dots, strict=True)):
-        y = _ROW * index + _ROW / 2
+        y = _ROW * index + (_ROW + _NAME) / 2
         colour = f"var(--c{(index + (line is not None)) % 10})"
-        parts.append(f'<text x="{_LEFT - 10}" y="{y + 4:.0f}" text-anchor="end">{html.escape(_cut(name))}</text>')
+        parts.append(f'<text x="{_SIDE}" y="{_ROW * index + _NAME - 4}">{html.escape(_cut(name))}</text>')
         shown = points[:: -(-len(points) // _N_DOTS)]
         # Spread over the row by a fixed rule, so that equal values do not hide each other.
-        offsets = (np.arange(len(shown)) * 0.618 % 1.0 - 0.5) * _ROW * 0.6
+        offsets = (np.arange(len(shown)) * 0.618 % 1.0 - 0.5) * (_ROW - _NAME) * 0.7
         parts += [
             f'<circle cx="{x(value):.1f}" cy="{y + offset:.1f}" r="2" style="fill: {colour}" fill-opacity="0.35"/>'
             for value, offset in zip(shown.tolist(), offsets.tolist(), strict=True)
@@ -146,4 +149,4 @@ def _figure(
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= 22 else f"{name[:21]}…"
+    return name if len(name) <= 40 else f"{name[:39]}…"

@@ -160,15 +160,14 @@ def _seen(name: str, value: np.ndarray[Any, Any], importance: Any) -> dict[str, 
         allowed = np.flatnonzero(value.reshape(-1)).tolist()
         return {**shown, "kind": "mask", "values": allowed[:MOST_ENTRIES], "n_allowed": len(allowed)}
     if _is_image(value):
-        picture = _png(value)
-        if picture is not None:
-            return {**shown, "kind": "image", "png": picture}
+        shown.update(kind="image", png=_png(value))
+        return shown if importance is None else {**shown, "importance_png": _png(np.asarray(importance), is_sum=True)}
     if value.ndim >= 2:
         rows = value.reshape(value.shape[0], -1)
         # What stands in no row, such as the empty places of an inventory, is left out at the end.
         n_used = int(np.flatnonzero(rows.any(axis=1)).max(initial=-1)) + 1
         weights = None if importance is None else importance.reshape(rows.shape)
-        shown.update(kind="table", n_rows=n_used, values=_table(rows[:n_used]))
+        shown.update(kind="table", n_rows=n_used, n_columns=rows.shape[1], values=_table(rows[:n_used]))
         return shown if weights is None else {**shown, "importance": _table(weights[:n_used])}
     flat = value.reshape(-1)
     shown.update(kind="vector", values=_list(flat))
@@ -182,12 +181,18 @@ def _is_image(value: np.ndarray[Any, Any]) -> bool:
     return (value.dtype == np.uint8 or is_colour) and min(sorted(value.shape)[-2:]) >= 16
 
 
-def _png(value: np.ndarray[Any, Any]) -> bytes | None:
-    """An image, or the last one of a stack of images, as PNG."""
+def _png(pixels: np.ndarray[Any, Any], is_sum: bool = False) -> bytes:
+    """An image, or the last one of a stack of images, as PNG.
+
+    :param pixels: Its values.
+    :param is_sum: Show the sum over the colours, or over the stack.
+    """
     from PIL import Image
 
-    pixels = value
-    if pixels.ndim == 3 and pixels.shape[-1] not in (1, 3):
+    has_colours_last = pixels.ndim == 3 and pixels.shape[-1] in (1, 3)
+    if is_sum and pixels.ndim == 3:
+        pixels = pixels.sum(axis=-1 if has_colours_last else 0)
+    elif pixels.ndim == 3 and not has_colours_last:
         pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] == 3 else pixels[-1]
     if pixels.ndim == 3 and pixels.shape[-1] == 1:
         pixels = pixels[..., 0]
@@ -200,17 +205,26 @@ def _png(value: np.ndarray[Any, Any]) -> bytes | None:
 
 
 def _head(name: str, taken: Any, distribution: Any) -> dict[str, Any]:
-    """An action head: probabilities of all choices, or mean and deviation of a density."""
-    import torch
+    """An action head: probabilities of all choices, or the range that is typical of a density."""
+    from maze.distributions.bernoulli import BernoulliProbabilityDistribution
+    from maze.distributions.categorical import CategoricalProbabilityDistribution
+    from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 
     shown: dict[str, Any] = {"name": name, "taken": _list(np.asarray(taken).reshape(-1))}
-    inner = getattr(distribution, "dist", None)
-    if isinstance(inner, (torch.distributions.Categorical, torch.distributions.Bernoulli)):
-        return {**shown, "kind": "probabilities", "values": _list(inner.probs.detach().cpu().numpy()[0].reshape(-1))}
-    if isinstance(inner, torch.distributions.Normal):
-        centre, width = (each.detach().cpu().numpy()[0].reshape(-1) for each in (inner.mean, inner.stddev))
-        return {**shown, "kind": "density", "mean": _list(centre), "std": _list(width)}
+    if isinstance(distribution, MultiCategoricalProbabilityDistribution):
+        return {**shown, "kind": "choices", "values": [_probabilities(each) for each in distribution.components]}
+    if isinstance(distribution, CategoricalProbabilityDistribution):
+        return {**shown, "kind": "probabilities", "values": _probabilities(distribution)}
+    if isinstance(distribution, BernoulliProbabilityDistribution):
+        return {**shown, "kind": "switches", "values": _probabilities(distribution)}
+    if hasattr(distribution, "typical_range"):
+        low, high = (_list(end.detach().cpu().numpy()[0].reshape(-1)) for end in distribution.typical_range())
+        return {**shown, "kind": "density", "low": low, "high": high}
     return {**shown, "kind": "action"}
+
+
+def _probabilities(distribution: Any) -> list[float | None]:
+    return _list(distribution.dist.probs.detach().cpu().numpy()[0].reshape(-1))
 
 
 def _opinion(

@@ -21,7 +21,7 @@ function numbers(text) {
 for (const run of runs) for (const path of Object.values(run.paths)) path.columns = new Map(path.columns);
 
 function column(series, name) {
-  const path = runs[series.run || 0]?.paths[series.path], text = name && path?.columns.get(name);
+  const path = runs[series.run || 0]?.paths[series.path], text = name && path?.columns?.get(name);
   return text === undefined || text === null || name === undefined ? null : numbers(text);
 }
 function axis(series, kind) {
@@ -41,13 +41,15 @@ function text(value) {
   if (value !== 0 && (size < 1e-4 || size >= 1e15)) return value.toExponential(3);
   return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(5)));
 }
-function shortText(value) {
+/** A number in few digits, but in as many as tell it from one that is `step` away. */
+function shortText(value, step = 0) {
   const size = Math.abs(value);
-  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (size >= unit * 10 || (size >= unit && unit > 1e3)) return Number((value / unit).toPrecision(4)) + letter;
-  if (value === 0 || size >= 1e-3) return String(Number(value.toPrecision(4)));
-  const [digits, power] = value.toExponential(2).split("e");
-  return `${Number(digits)}e${power}`;
+  const needed = step && value ? Math.floor(Math.log10(size) + 1e-9) - Math.floor(Math.log10(step) + 1e-9) + 1 : 4;
+  const rounded = number => Number(number.toPrecision(Math.min(Math.max(needed, 1), 15)));
+  if (size >= 1e15 || (value !== 0 && size < 1e-3)) return String(rounded(value).toExponential()).replace("+", "");
+  for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (size >= unit * 10 || (size >= unit && unit > 1e3)) return rounded(value / unit) + letter;
+  return String(rounded(value));
 }
 function duration(seconds) {
   if (seconds < 120) return `${Number(seconds.toPrecision(3))} s`;
@@ -68,8 +70,10 @@ function shape(name, attributes) {
   return made;
 }
 const colour = index => `var(--c${index % N_COLOURS})`;
+const LONGEST = 160;
+const cut = name => name.length > LONGEST ? `${name.slice(0, LONGEST)}\u2026` : name;
 // Long names may break after a slash, a dot or an underscore.
-const breakable = name => name.replace(/[/._]/g, "$&\u200b");
+const breakable = name => cut(name).replace(/[/._](?!\d)/g, "$&\u200b");
 
 /** The name of a chart; of `Interface/event/...` the interface in small letters behind it. */
 function caption(chart) {
@@ -79,12 +83,17 @@ function caption(chart) {
 
 // -- charts -------------------------------------------------------------------------------------------
 
-function ticks(low, high, count) {
-  const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map(factor => factor * power).find(each => each >= raw * 0.999);
-  const found = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) found.push(index * step);
-  return found;
+// Halves, because the difference of two numbers may be larger than the largest number.
+const share = (value, low, high) => (value / 2 - low / 2) / (high / 2 - low / 2);
+
+/** Round numbers with what they are called, in as many digits as tell them apart. */
+function ticks(low, high, count, kind = "", least = 0) {
+  const raw = (high / 2 - low / 2) / count * 2, power = 10 ** Math.floor(Math.log10(raw));
+  const step = Math.max(least, [1, 2, 5, 10].map(factor => factor * power).find(each => each >= raw * 0.999));
+  const first = Math.ceil(low / step - 1e-9), found = [];
+  for (let index = 0; index <= 2 * count; index++)
+    if ((first + index) * step <= high + step * 1e-9) found.push((first + index) * step);
+  return [...new Set(found)].map(value => [value, kind === "seconds" ? duration(value) : shortText(value, step)]);
 }
 
 function smoothed(values) {
@@ -101,7 +110,10 @@ function smoothed(values) {
 
 /** The lines of a chart: x, y and the ends of a band, where all x are known. */
 function prepared(chart) {
-  const lines = [];
+  const lines = [], isStack = chart.kind === "stack";
+  const parts = isStack ? chart.series.map(series => column(series, series.column)).filter(part => part !== null) : [];
+  // A category that did not occur has a share of 0; where none is known, there was nothing to count.
+  const counted = value => (_, at) => parts.some(part => !Number.isNaN(part[at])) ? value[at] || 0 : NaN;
   let floor = null;
   chart.series.forEach((series, index) => {
     const raw = column(series, series.column);
@@ -109,9 +121,10 @@ function prepared(chart) {
     let kind = chart.x || settings.x;
     let x = axis(series, kind);
     if (x === null || !x.some(Number.isFinite)) { kind = "step"; x = axis(series, "step"); }
-    let y = chart.kind === "stack" ? raw.map(value => Number.isNaN(value) ? 0 : value) : smoothed(raw);
+    const known = isStack ? raw.map(counted(raw)) : raw;
+    let y = isStack ? known : smoothed(raw);
     let low = null, high = null, least = null, most = null;
-    if (chart.kind === "stack") {
+    if (isStack) {
       low = floor === null ? new Float64Array(y.length) : floor;
       high = y.map((value, position) => value + low[position]);
       floor = high;
@@ -126,7 +139,7 @@ function prepared(chart) {
       else if (least && most) { [low, high] = [least, most]; [least, most] = [null, null]; }
     }
     const hue = series.colour ?? (runs.length === 1 && chart.kind === "line" && PATHS.includes(series.path) ? PATHS.indexOf(series.path) : index);
-    lines.push({label: series.label, colour: hue, kind, x, raw, y, low, high, least, most});
+    lines.push({label: series.label, colour: hue, kind, x, raw: known, y, low, high, least, most});
   });
   return lines;
 }
@@ -151,7 +164,7 @@ function draw(figure) {
   const chart = figure.chart, lines = prepared(chart);
   const isLarge = figure.classList.contains("large");
   const width = Math.max(figure.clientWidth - 26, 200), height = isLarge ? 250 : 165;
-  const left = 46, right = 8, top = 8, bottom = 20;
+  const right = 8, top = 8, bottom = 20;
   figure.replaceChildren();
   const name = caption(chart);
   const shown = lines.filter(line => line.y.some(Number.isFinite));
@@ -167,21 +180,27 @@ function draw(figure) {
   }
   if (chart.kind === "stack") [y0, y1] = [0, 1];
   if (!(x1 > x0)) [x0, x1] = [x0 - 0.5, x0 + 0.5];
-  if (!(y1 > y0)) { const room = Math.abs(y0) * 0.05 || 0.5; [y0, y1] = [y0 - room, y0 + room]; }
-  const X = value => left + (width - left - right) * (value - x0) / (x1 - x0);
-  const Y = value => height - bottom - (height - top - bottom) * (value - y0) / (y1 - y0);
+  if (!(y1 > y0)) {
+    const room = Math.abs(y0) * 0.05 || 0.5;
+    [y0, y1] = [Math.max(y0 - room, -Number.MAX_VALUE), Math.min(y0 + room, Number.MAX_VALUE)];
+  }
+  const yTicks = ticks(y0, y1, isLarge ? 6 : 4);
+  const left = 14 + 6.6 * Math.max(2, ...yTicks.map(([, label]) => label.length));
+  const X = value => left + (width - left - right) * share(value, x0, x1);
+  const Y = value => height - bottom - (height - top - bottom) * share(value, y0, y1);
   const at = (px, py) => `${px.toFixed(1)} ${py.toFixed(1)}`;
 
   const svg = shape("svg", {viewBox: `0 0 ${width} ${height}`, height, "aria-hidden": "true"});
-  for (const value of ticks(y0, y1, isLarge ? 6 : 4)) {
+  for (const [value, shown] of yTicks) {
     svg.append(shape("line", {class: "grid", x1: left, x2: width - right, y1: Y(value), y2: Y(value)}));
     const label = shape("text", {x: left - 6, y: Y(value) + 4, "text-anchor": "end"});
-    label.textContent = shortText(value);
+    label.textContent = shown;
     svg.append(label);
   }
-  for (const value of ticks(x0, x1, isLarge ? 8 : 4)) {
+  const nTicks = Math.max(2, Math.min(8, Math.floor(width / 90)));
+  for (const [value, shown] of ticks(x0, x1, nTicks, kind, kind === "seconds" ? 0 : 1)) {
     const label = shape("text", {x: X(value), y: height - 4, "text-anchor": X(value) > width - 30 ? "end" : "middle"});
-    label.textContent = axisText(value, kind);
+    label.textContent = shown;
     svg.append(label);
   }
   svg.append(shape("line", {class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom}));
@@ -192,6 +211,11 @@ function draw(figure) {
       const band = positions.filter(index => Number.isFinite(line.low[index]) && Number.isFinite(line.high[index]));
       const upper = band.map(index => at(X(line.x[index]), Y(line.high[index])));
       const lower = band.map(index => at(X(line.x[index]), Y(line.low[index]))).reverse();
+      if (band.length === 1)  // a column where there is a single row
+        for (const [ends, sign] of [[upper, 1], [lower, -1]]) {
+          const [cx, cy] = ends[0].split(" ").map(Number);
+          ends.splice(0, 1, `${cx - 3 * sign} ${cy}`, `${cx + 3 * sign} ${cy}`);
+        }
       if (band.length) svg.append(shape("path", {
         d: `M${[...upper, ...lower].join("L")}Z`, style: `fill: ${colour(line.colour)}`,
         "fill-opacity": chart.kind === "stack" ? 0.75 : 0.16}));
@@ -223,7 +247,7 @@ function draw(figure) {
       const spread = line.low && chart.kind !== "stack" ? ` (${text(line.low[nearest])} to ${text(line.high[nearest])})` : "";
       const range = line.least ? `, from ${text(line.least[nearest])} to ${text(line.most[nearest])}` : "";
       const value = element("b", {title: String(line.raw[nearest])}, text(line.raw[nearest]));
-      return element("span", {}, mark, line.label ? `${line.label} ` : "", value, position === null ? "" : spread + range);
+      return element("span", {}, mark, line.label ? `${cut(line.label)} ` : "", value, position === null ? "" : spread + range);
     }));
     if (position !== null) {
       cursor.setAttribute("x1", X(place));
@@ -253,15 +277,26 @@ function draw(figure) {
   };
   figure.onblur = () => move(null);
   figure.tabIndex = 0;
-  figure.setAttribute("aria-label", `${chart.name}: chart with ${shown.length} lines; arrow keys read its values`);
+  figure.setAttribute("aria-label", `${cut(chart.name)}: chart with ${shown.length} lines; arrow keys read its values`);
   figure.append(name, svg, legend, spoken);
   move(null);
 }
 
 const figures = [...document.querySelectorAll("figure[data-chart]")];
 const waiting = new IntersectionObserver(entries => {
-  for (const {target, isIntersecting} of entries) if (isIntersecting) { waiting.unobserve(target); draw(target); }
+  for (const {target, isIntersecting} of entries) if (isIntersecting) { waiting.unobserve(target); drawSoon(target); }
 }, {rootMargin: "400px"});
+// As many in a frame as leave the page time to scroll.
+const MOST_OF_A_FRAME = 8;
+const queue = [];
+function drawSoon(figure) {
+  if (queue.push(figure) > 1) return;
+  requestAnimationFrame(function drawSome() {
+    const end = performance.now() + MOST_OF_A_FRAME;
+    while (queue.length && performance.now() < end) draw(queue.shift());
+    if (queue.length) requestAnimationFrame(drawSome);
+  });
+}
 function drawAll() {
   for (const figure of figures) { waiting.unobserve(figure); waiting.observe(figure); }
 }
@@ -307,8 +342,8 @@ for (const place of document.querySelectorAll(".statistics-table")) {
   const body = element("tbody"), filter = element("input", {type: "search", placeholder: "name contains"});
   const count = element("span", {role: "status"});
   const table = element("table", {}, element("thead", {}, element("tr", {},
-    ...["statistic", "history", "first", "latest", "smallest", "largest"].map((name, index) =>
-      element("th", {scope: "col", textContent: name, className: index > 1 ? "number" : ""})))), body);
+    ...["statistic", "latest", "history", "first", "smallest", "largest"].map(name =>
+      element("th", {scope: "col", textContent: name, className: ["statistic", "history"].includes(name) ? "" : "number"})))), body);
   const lazy = new IntersectionObserver(entries => {
     for (const {target, isIntersecting} of entries) if (isIntersecting) { lazy.unobserve(target); fillRow(target); }
   }, {rootMargin: "300px"});
@@ -320,13 +355,13 @@ for (const place of document.querySelectorAll(".statistics-table")) {
     for (const value of known) { low = Math.min(low, value); high = Math.max(high, value); }
     const spark = shape("svg", {viewBox: "0 0 120 22", "aria-hidden": "true"});
     if (known.length > 1) {
-      const at = (value, index) => `${(2 + 116 * index / (known.length - 1)).toFixed(1)} ${(20 - 18 * (value - low) / (high - low || 1)).toFixed(1)}`;
+      const at = (value, index) => `${(2 + 116 * index / (known.length - 1)).toFixed(1)} ${(20 - 18 * (high > low ? share(value, low, high) : 0)).toFixed(1)}`;
       const every = Math.ceil(known.length / 120);
       const points = [...known].map((value, index) => [value, index]).filter((_, index) => index % every === 0);
       spark.append(shape("path", {d: "M" + points.map(([value, index]) => at(value, index)).join("L"), fill: "none", style: "stroke: var(--c0)"}));
     }
-    const cells = known.length ? [known[0], known.at(-1), low, high] : [undefined, undefined, undefined, undefined];
-    row.append(element("td", {}, spark), ...cells.map(exact));
+    const [latest, ...others] = known.length ? [known.at(-1), known[0], low, high] : [undefined, undefined, undefined, undefined];
+    row.append(exact(latest), element("td", {}, spark), ...others.map(exact));
   }
   const made = rows.map(item => {
     const row = element("tr", {}, element("th", {scope: "row", textContent: breakable(item.title)}));

@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ from maze.report.progress import Progress
 
 MOST_POINTS = 1000
 """Rows of a prefix that a page has; of longer histories, rows at equal distances and the last one."""
+_WHOLE, _LONGEST = 32, 2000
+"""Texts up to so many characters stand on one line of a table; of texts in tables, so many are shown."""
 
 
 class Tile(NamedTuple):
@@ -34,6 +37,21 @@ class Tile(NamedTuple):
     label: str
     value: float
     unit: str = ""
+
+
+class MarkedNumber(NamedTuple):
+    """A number in a table with a mark behind it.
+
+    :param value: The number.
+    :param mark: The mark.
+    """
+
+    value: float
+    mark: str
+
+
+Cell = str | float | MarkedNumber | None
+"""What a cell of a table holds; `None`: there is nothing to say."""
 
 
 class RunData:
@@ -187,7 +205,7 @@ def code_list(commands: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str | float | None]], caption: str = "") -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], caption: str = "") -> str:
     """A table that a click on a heading sorts.
 
     :param header: Names of the columns.
@@ -229,9 +247,11 @@ def number_text(value: float) -> str:
     """A number with five significant digits, large ones with separators."""
     if not math.isfinite(value):
         return str(value)
-    if value == int(value) and abs(value) < 1e15:
+    if abs(value) >= 1e15:
+        return f"{value:.5g}"
+    if value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
+    return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.5g}"
 
 
 def _tile_text(tile: Tile) -> str:
@@ -240,23 +260,23 @@ def _tile_text(tile: Tile) -> str:
     seconds = tile.value
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{number_text(round(seconds / 3600, 1))} h"
 
 
-def _cell(value: str | float | None) -> str:
-    if value is None:
+def _cell(content: Cell) -> str:
+    if content is None:
         return '<td class="number">-</td>'
-    if isinstance(value, str):
-        return f"<td>{_breakable(value)}</td>"
-    return f'<td class="number" data-value="{value!r}" title="{value!r}">{html.escape(number_text(value))}</td>'
+    if isinstance(content, str):
+        return f'<td class="{"whole" if len(content) <= _WHOLE else "long"}">{_breakable(content)}</td>'
+    value, mark = content if isinstance(content, MarkedNumber) else (content, "")
+    text = html.escape(f"{number_text(value)}{mark}")
+    return f'<td class="number" data-value="{value!r}" title="{value!r}">{text}</td>'
 
 
 def _breakable(text: str) -> str:
-    """Text in which long names may break behind a dot, a slash or an underscore."""
-    escaped = html.escape(text)
-    for mark in "/._":
-        escaped = escaped.replace(mark, f"{mark}<wbr>")
-    return escaped
+    """Text in which long names may break behind a dot, a slash or an underscore, but no number does."""
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return re.sub(r"[/._](?!\d)", r"\g<0><wbr>", html.escape(shown))
 
 
 def _figure(chart: Chart) -> str:

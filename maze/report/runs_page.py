@@ -13,7 +13,7 @@ import numpy as np
 from maze.core.log_stats.hyperparameters import flat_hyperparameters
 from maze.report.charts import Chart, Series, charts_of_columns, column_of
 from maze.report.estimates import Estimate, bootstrap_estimate, interquartile_mean, mean_with_t_interval
-from maze.report.page import Page, RunData, fact_list, number_text, page_section, table
+from maze.report.page import Cell, Page, RunData, fact_list, number_text, page_section, table
 from maze.report.progress import Progress, StatisticsOfPath
 from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
 
@@ -132,7 +132,7 @@ def _score(group: RunGroup) -> float:
 
 
 def _results(groups: Sequence[RunGroup]) -> str:
-    rows: list[list[str | float | None]] = []
+    rows: list[list[Cell]] = []
     for group in groups:
         final, best = group.final, group.best
         steps = [max(each.env_steps, default=np.nan) for run in group.runs for each in run.progress.paths.values()]
@@ -170,7 +170,7 @@ def _settings(groups: Sequence[RunGroup], names: Sequence[str]) -> str:
     return table(("run", *names), rows, "Settings that differ between the runs")
 
 
-def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[str | float | None]]:
+def _run_rows(groups: Sequence[RunGroup]) -> Iterator[list[Cell]]:
     for group in groups:
         for run in group.runs:
             returns = run.returns

@@ -18,6 +18,8 @@ from maze.report.page import number_text, page_section, table
 RESULTS_FILE = "results.csv"
 _AFTER_PARAMETERS = "seeds"
 _WIDTH, _HEIGHT, _MARGIN, _TOP, _BOTTOM = 1180, 340, 70, 40, 20
+_LABEL = 13.0
+"""Height of a label beside an axis."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def sweep_sections(trials: Trials) -> list[str]:
     }
     objective = trials.objective[known]
     varied = {name: values for name, values in parameters.items() if len(set(values)) > 1}
-    sections = [page_section("Trials", table(trials.header, [list(map(_typed, row)) for row in trials.rows]))]
+    filled = [index for index in range(len(trials.header)) if any(row[index] for row in trials.rows)]
+    rows = [[_typed(row[index]) for index in filled] for row in trials.rows]
+    sections = [page_section("Trials", table([trials.header[index] for index in filled], rows))]
     if varied and len(objective) > 1:
         sections.append(page_section("Parallel coordinates", _parallel_coordinates(varied, objective)))
         sections.append(page_section("Importance of parameters", _importance(varied, objective)))
@@ -73,9 +77,8 @@ def _importance(parameters: dict[str, list[str]], objective: np.ndarray[Any, Any
     shares = {name: explained_share(values, objective) for name, values in parameters.items()}
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     bars = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td class="number">{share:.0%}</td><td><svg width="320" '
-        f'height="14" aria-hidden="true"><rect width="{320 * share:.1f}" height="14" style="fill: var(--c0)"/></svg>'
-        "</td></tr>"
+        f'<tr><th scope="row">{html.escape(name)}</th><td class="number">{share:.0%}</td>'
+        f'<td><i style="width: {share:.1%}"></i></td></tr>'
         for name, share in ordered
     )
     return (
@@ -90,12 +93,12 @@ def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarra
     axes = [*parameters.items(), ("objective", [repr(float(value)) for value in objective])]
     places = np.linspace(_MARGIN, _WIDTH - _MARGIN, len(axes))
     heights = [_heights(values) for _, values in axes]
-    parts = []
+    parts, labels = [], []
     for x, (name, values), height in zip(places, axes, heights, strict=True):
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">{html.escape(_end(name))}</text>')
+        labels.append(f'<text x="{x:.1f}" y="{_TOP - 22}" text-anchor="middle">{html.escape(_end(name)[:24])}</text>')
         for value, y in _marks(values, height):
-            parts.append(f'<text x="{x + 5:.1f}" y="{y + 4:.1f}">{html.escape(value)}</text>')
+            labels.append(f'<text x="{x + 6:.1f}" y="{y + 4:.1f}">{html.escape(value)}</text>')
     order = range(len(objective) - 1, -1, -1)  # the best one on top
     for trial in order:
         points = " ".join(f"{x:.1f},{height[trial]:.1f}" for x, height in zip(places, heights, strict=True))
@@ -106,8 +109,8 @@ def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarra
             f'stroke-opacity: {0.2 + 0.75 * rank:.2f}"><title>{html.escape(title)}</title></polyline>'
         )
     return (
-        f'<figure class="large"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of '
-        f'{len(objective)} trials; the table above has the same numbers">{"".join(parts)}</svg></figure>\n'
+        f'<figure class="large drawn" tabindex="0"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of '
+        f'{len(objective)} trials; the table above has the same numbers">{"".join(parts + labels)}</svg></figure>\n'
     )
 
 
@@ -125,10 +128,13 @@ def _heights(values: Sequence[str]) -> list[float]:
 
 
 def _marks(values: Sequence[str], heights: Sequence[float]) -> list[tuple[str, float]]:
-    """What is written beside an axis: all of a few values, else the ends."""
+    """What is written beside an axis: all of a few values, else the ends; none over another."""
     marks = dict(sorted(zip(values, heights, strict=True), key=lambda mark: mark[1]))
-    items = list(marks.items())
-    kept = items if len(items) <= 6 else [items[0], items[-1]]
+    first, *others = marks.items()
+    kept = [first]
+    for value, y in others if len(others) < 6 else others[-1:]:
+        if y - kept[-1][1] >= _LABEL:
+            kept.append((value, y))
     return [(number_text(_number(value)) if np.isfinite(_number(value)) else value[:18], y) for value, y in kept]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maze.core.errors import MazeError, WorkerError
-from maze.core.log_stats.log_stats import LogStats, increment_log_step
+from maze.core.log_stats.log_stats import LogStats, StatsContext, increment_log_step
 from maze.core.log_stats.run_console import Progressed, active_console
 from maze.core.log_stats.stats_format import significant
 from maze.rllib.environment import decode_episodes, take_statistics_of_runner
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 CHECKPOINTS = "rllib_checkpoints"
 """Directory of Ray's own checkpoints, inside that of the run."""
-_RETURN = "env_runners/episode_return_mean"
+_RETURN, _STEPS = "env_runners/episode_return_mean", "env_runners/num_env_steps_sampled_lifetime"
 _STATISTICS_TIMEOUT = 60.0
 _POLL_INTERVAL = 0.2
 
@@ -119,6 +119,8 @@ class RLlibTraining:
         require_finite(weights, f"Iteration {self.iteration}")
         if self.model is not None:
             self.model.load(weights)
+        steps = value_at(result, _STEPS)
+        StatsContext.active().n_env_steps = None if steps is None else int(steps)
         self._statistics.write(result, self._in_time(self._episodes), seconds, self.iteration)
         if self.evaluator is not None and self.model is not None:
             self.evaluator.evaluate(self.model.policy)

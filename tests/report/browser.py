@@ -1,57 +1,92 @@
-"""Opens pages in a real browser, where there is one."""
+"""Opens pages in a real browser, where there is one, and looks for what people and machines would stumble over."""
 
 from __future__ import annotations
 
-import re
 import shutil
-import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-_BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
-needs_browser = pytest.mark.skipif(_BROWSER is None, reason="no Chromium on this machine")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WIDE, NARROW = 1280, 390
+OpenPage = Callable[..., "Page"]
+"""Takes what :func:`opened` takes after the browser."""
 
 
-def opened(page: Path, script: str = "") -> str:
-    """The document as the browser has it after the page's script has run; fails where that script reports an error.
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Chromium without a window; the test is skipped where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
 
-    :param page: The file.
-    :param script: Run in the page when it is drawn; what it returns stands in an element `result` at the end.
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser: Browser, page: Path | str, errors: list[str], width: int = WIDE, scheme: Any = "light") -> Page:
+    """A page as somebody sees it.
+
+    :param browser: The browser.
+    :param page: Its file, or its address.
+    :param errors: Gets what the page's script complains of, and what it wanted from elsewhere.
+    :param width: Of the window.
+    :param scheme: `light` or `dark`.
     """
-    if script:
-        copy = page.with_name(f"with-script-{page.name}")
-        asked = (
-            "<script>setTimeout(() => document.body.append(Object.assign(document.createElement('output'), "
-            f"{{id: 'result', textContent: (() => {{{script}}})()}})), 1000)</script>"
-        )
-        copy.write_text(
-            page.read_text(encoding="utf-8").replace("</body>\n</html>", f"{asked}</body></html>"), encoding="utf-8"
-        )
-        page = copy
-    assert _BROWSER is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    done = subprocess.run(
-        [
-            _BROWSER,
-            *flags,
-            "--window-size=1280,2000",
-            f"--user-data-dir={page.parent / 'browser'}",
-            "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True,
-        check=True,
-        timeout=120,
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    shown = context.new_page()
+    shown.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    shown.on("pageerror", lambda error: errors.append(str(error)))
+    shown.on("dialog", lambda dialog: (errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    address = page if isinstance(page, str) else page.absolute().as_uri()
+    own = ("file:", "data:", "about:") if isinstance(page, Path) else (address, "data:", "about:")
+    shown.on("request", lambda asked: None if asked.url.startswith(own) else errors.append(f"asks for {asked.url}"))
+    shown.goto(address)
+    return shown
+
+
+def looked_at(page: Page) -> None:
+    """Scrolls through a page, so that everything is drawn that is drawn when it comes into view."""
+    page.evaluate(
+        """async () => {
+            for (let y = 0; y < document.documentElement.scrollHeight; y += 600) {
+                scrollTo(0, y);
+                await new Promise(done => setTimeout(done, 40));
+            }
+            scrollTo(0, 0);
+        }"""
     )
-    errors = re.findall(r"CONSOLE.*", done.stderr.decode(errors="replace"))
-    assert errors == []
-    return done.stdout.decode()
 
 
-def result_of(document: str) -> str:
-    """What the script that was handed to `opened` has returned."""
-    found = re.search(r'<output id="result">(.*?)</output>', document, re.DOTALL)
-    assert found is not None
-    return found[1]
+def accessibility_faults(page: Page) -> list[str]:
+    """Faults that axe-core calls serious or critical: the rule and where it is broken; frames count as well."""
+    axe = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    found = []
+    for frame in page.frames:
+        frame.evaluate(axe)
+        found += frame.evaluate("axe.run(document, {resultTypes: ['violations'], iframes: false})")["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node.get('failureSummary', '')[:300]}"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+def cut_off(page: Page) -> list[str]:
+    """What reaches beyond the window, so that the whole page has to be moved sideways."""
+    found: list[str] = page.evaluate(
+        """() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.body.querySelectorAll("*")]
+            .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
+            .map(each => `${each.tagName} ${each.className.baseVal ?? each.className} ${each.textContent.slice(0, 60)}`)"""
+    )
+    return found

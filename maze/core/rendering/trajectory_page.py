@@ -110,7 +110,8 @@ def _by_substep(
 def _with_stored_images(decision: Mapping[str, Any], stored: Callable[[bytes], int]) -> dict[str, Any]:
     """A decision whose images are numbers of stored pictures."""
     observation = [
-        {**entry, "png": stored(entry["png"])} if "png" in entry else entry for entry in decision["observation"]
+        {name: stored(value) if isinstance(value, bytes) else value for name, value in entry.items()}
+        for entry in decision["observation"]
     ]
     return {**decision, "observation": observation}
 

@@ -157,7 +157,8 @@ class TrainingSession:
         :param header: What is printed above them; empty: nothing.
         """
         trainer = self._trainer
-        StatsContext.active().n_env_steps = trainer.n_env_steps if trainer.steps_per_epoch else None
+        counts_steps = trainer.steps_per_epoch or trainer.n_env_steps
+        StatsContext.active().n_env_steps = trainer.n_env_steps if counts_steps else None
         self._progress.before_output()
         if header and active_console() is None:
             print(f"\n********** {header} **********", flush=True)
