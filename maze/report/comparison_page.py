@@ -41,7 +41,9 @@ def _overview(comparison: Comparison) -> str:
             found = next(each for each in comparison.rows_of(measure) if each.policy == played.name)
             row.append(MarkedNumber(found.mean.value, _verdict(comparison, found)))
         rows.append(row)
-    better = "▲ better, ▼ worse than the first policy (* different from it): the interval of the difference leaves out 0"
+    better = (
+        "▲ better, ▼ worse than the first policy (* different from it): the interval of the difference leaves out 0"
+    )
     return table(["policy", *comparison.measures], rows, f"Means over episodes; {better}")
 
 

@@ -92,7 +92,7 @@ function ticks(low, high, count, kind = "", least = 0) {
   const step = Math.max(least, [1, 2, 5, 10].map(factor => factor * power).find(each => each >= raw * 0.999));
   const first = Math.ceil(low / step - 1e-9), found = [];
   for (let index = 0; index <= 2 * count; index++)
-    if ((first + index) * step <= high + step * 1e-9) found.push((first + index) * step);
+    if (Number.isFinite((first + index) * step) && (first + index) * step <= high + step * 1e-9) found.push((first + index) * step);
   return [...new Set(found)].map(value => [value, kind === "seconds" ? duration(value) : shortText(value, step)]);
 }
 

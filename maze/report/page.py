@@ -267,7 +267,12 @@ def _cell(content: Cell) -> str:
     if content is None:
         return '<td class="number">-</td>'
     if isinstance(content, str):
-        return f'<td class="{"whole" if len(content) <= _WHOLE else "long"}">{_breakable(content)}</td>'
+        is_whole = len(content) <= _WHOLE
+        return (
+            f'<td class="whole">{html.escape(content)}</td>'
+            if is_whole
+            else f'<td class="long">{_breakable(content)}</td>'
+        )
     value, mark = content if isinstance(content, MarkedNumber) else (content, "")
     text = html.escape(f"{number_text(value)}{mark}")
     return f'<td class="number" data-value="{value!r}" title="{value!r}">{text}</td>'

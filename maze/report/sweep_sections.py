@@ -109,8 +109,9 @@ def _parallel_coordinates(parameters: dict[str, list[str]], objective: np.ndarra
             f'stroke-opacity: {0.2 + 0.75 * rank:.2f}"><title>{html.escape(title)}</title></polyline>'
         )
     return (
-        f'<figure class="large drawn" tabindex="0"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="parallel coordinates of '
-        f'{len(objective)} trials; the table above has the same numbers">{"".join(parts + labels)}</svg></figure>\n'
+        f'<figure class="large drawn" tabindex="0"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="parallel coordinates of {len(objective)} trials; the table above has the same numbers">'
+        f"{''.join(parts + labels)}</svg></figure>\n"
     )
 
 

@@ -42,7 +42,9 @@ def opened(browser: Browser, page: Path | str, errors: list[str], width: int = W
     :param width: Of the window.
     :param scheme: `light` or `dark`.
     """
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+    )
     shown = context.new_page()
     shown.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
     shown.on("pageerror", lambda error: errors.append(str(error)))
@@ -87,6 +89,6 @@ def cut_off(page: Page) -> list[str]:
     found: list[str] = page.evaluate(
         """() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.body.querySelectorAll("*")]
             .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
-            .map(each => `${each.tagName} ${each.className.baseVal ?? each.className} ${each.textContent.slice(0, 60)}`)"""
+            .map(each => `${each.tagName} ${each.getAttribute("class")} ${each.textContent.slice(0, 60)}`)"""
     )
     return found

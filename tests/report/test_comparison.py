@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from maze.maze_cli import main
 from maze.report.comparison import Comparison, PlayedEpisodes
 from maze.report.comparison_page import comparison_page
 from tests.api.shorter import SHORTER
-from tests.report.browser import needs_browser, opened
+from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -85,9 +86,26 @@ def test_names_stay_text_in_the_page(tmp_path: Path) -> None:
     assert "<img" not in hostile_comparison(tmp_path).read_text(encoding="utf-8")
 
 
-@needs_browser
-def test_the_page_opens_in_a_browser_without_an_error(tmp_path: Path) -> None:
-    assert "<img" not in opened(hostile_comparison(tmp_path))
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_the_page_can_be_read_in_a_browser(tmp_path: Path, open_page: OpenPage, width: int, scheme: str) -> None:
+    page = open_page(hostile_comparison(tmp_path), width=width, scheme=scheme)
+    assert page.locator("img").count() == 0
+    assert cut_off(page) == []
+    assert accessibility_faults(page) == []
+    sizes = page.evaluate(
+        """() => [...document.querySelectorAll("figure svg text")].map(each => each.getBoundingClientRect().height)"""
+    )
+    assert min(sizes) >= 9, "letters stay large enough to read"
+
+
+def test_what_is_better_is_said_of_measures_that_have_a_goal() -> None:
+    """More steps are neither; wherever less is better, less is."""
+    ours = PlayedEpisodes("a", {"return": np.zeros((1, 5)), "steps": np.zeros((1, 5)), "waste": np.zeros((1, 5))})
+    theirs = PlayedEpisodes("b", {"return": np.ones((1, 5)), "steps": np.ones((1, 5)), "waste": np.ones((1, 5))})
+    text = comparison_page(Comparison([ours, theirs], ["waste"]), datetime(2026, 1, 1)).text()
+    row = text.partition('<td class="whole">b</td>')[2].partition("</tr>")[0]
+    assert re.findall(r">1 (.)<", row) == ["▲", "*", "▼"]
 
 
 # -- the command ------------------------------------------------------------------------------------------------

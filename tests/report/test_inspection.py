@@ -9,18 +9,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import RandomPolicy
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.maze_env import MazeEnv
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.rendering.trajectory_page import write_trajectory_page
+from maze.core.trajectory_recording.records.state_record import StateRecord
+from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.distributions.beta import BetaProbabilityDistribution
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.maze_cli import main
+from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze.report.inspection import _temporal_differences, inspected_episode
 from tests.api.shorter import SHORTER
-from tests.report.browser import needs_browser, opened, result_of
+from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 
 
 @pytest.fixture(autouse=True)
@@ -105,25 +118,137 @@ def test_all_sub_steps_of_a_step_are_shown() -> None:
     assert kinds["inventory_mask"] == "mask"
 
 
-@needs_browser
-def test_steps_are_found_with_the_keyboard() -> None:
+@pytest.mark.slow
+def test_steps_are_found_with_the_keyboard(open_page: OpenPage) -> None:
     arguments = ("-cn", "conf_inspect", "env.name=CartPole-v1", "policies=[dummy_cartpole,random]")
     assert main([*arguments, "runner.max_episode_steps=30", "hydra.run.dir=inspected"]) == 0
-    page = Path("inspected/episode.html").absolute()
+    path = Path("inspected/episode.html")
     differing = [
         index
-        for index, step in enumerate(steps_of(page))
+        for index, step in enumerate(steps_of(path))
         if any(other["differs"] for decision in step["decisions"] for other in decision["others"])
     ]
-    script = """
-        const query = document.getElementById("query");
-        query.value = [...query.options].find(option => option.textContent.includes("another action")).value;
-        query.dispatchEvent(new Event("change"));
-        document.dispatchEvent(new KeyboardEvent("keydown", {key: "n"}));
-        return document.getElementById("position").textContent + ", " + document.getElementById("matches").textContent;
-    """
-    expected = f"step {differing[1]} of 30, {len(differing)} found, this is 2"
-    assert result_of(opened(page, script)) == expected
+    page = open_page(path)
+    page.locator("#query").focus()
+    page.keyboard.type("another action")
+    page.keyboard.press("Enter")
+    page.locator("#slider").focus()
+    page.keyboard.press("n")
+    assert page.locator("#position").inner_text() == f"step {differing[1]} of 30"
+    assert page.locator("#matches").inner_text() == f"{len(differing)} found, this is 2"
+    for key, step in (("Home", 0), ("ArrowRight", 1), ("ArrowUp", 11), ("End", 30), ("ArrowLeft", 29)):
+        page.keyboard.press(key)
+        assert page.locator("#position").inner_text() == f"step {step} of 30"
+    page.keyboard.press("Home")
+    page.keyboard.press(" ")
+    assert page.locator("#play").inner_text() == "pause"
+    page.wait_for_function("Number(document.getElementById('slider').value) >= 2")
+    page.keyboard.press(" ")
+    assert page.locator("#play").inner_text() == "play"
+
+
+def looked_into(env: MazeEnv[Any]) -> Path:
+    """The page of an episode that a network plays which nobody has trained."""
+    env.seed(1)
+    network_inputs = {name: space.shape for name, space in env.observation_spaces_dict[0].spaces.items()}
+    mapper = DistributionMapper(env.action_spaces_dict[0], [])
+    logits = {name: mapper.required_logits_shape(name) for name in env.action_spaces_dict[0].spaces}
+    network = FlattenConcatPolicyNet(network_inputs, logits, hidden_units=[8], non_lin="torch.nn.Tanh")
+    policy, random = TorchPolicy({0: network}, mapper, "cpu"), RandomPolicy(env.action_spaces_dict)
+    episode = inspected_episode(env, policy, {"random": random, "never": Never()}, None, 0.99, True)
+    return write_trajectory_page(episode.record, "episode.html", decisions=episode.decisions)
+
+
+class EveryKind(gymnasium.Env[Any, Any]):
+    """Observations and actions of every kind."""
+
+    observation_space = spaces.Dict(
+        {
+            "adjacency": spaces.Box(0, 1, (6, 14), np.float32),
+            "hostile</script><img src=x>": spaces.Box(-1e38, 1e38, (3,), np.float32),
+            "image": spaces.Box(0, 255, (20, 24, 3), np.uint8),
+            "nodes": spaces.Box(-1, 1, (60, 3), np.float32),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "amount": spaces.Box(-2, 2, (2,), np.float32),
+            "node": spaces.Discrete(3),
+            "parts": spaces.MultiDiscrete([2, 3]),
+            "switches": spaces.MultiBinary(4),
+        }
+    )
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(1)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_every_kind_of_observation_and_action_is_shown(open_page: OpenPage, width: int, scheme: str) -> None:
+    path = looked_into(TimeLimitWrapper.wrap(GymMazeEnv(EveryKind()), max_episode_steps=3))
+    decision = steps_of(path)[0]["decisions"][0]
+    assert [head["kind"] for head in decision["heads"]] == ["density", "probabilities", "choices", "switches"]
+    assert [entry["kind"] for entry in decision["observation"]] == ["table", "vector", "image", "table"]
+    page = open_page(path, width=width, scheme=scheme)
+    switches = page.locator(".part", has_text="action switches")
+    marked = [text.split()[-1] for text in switches.locator(".bars span").all_inner_texts() if text.startswith("▸")]
+    (head,) = (each for each in decision["heads"] if each["name"] == "switches")
+    assert marked == [str(index) for index, is_on in enumerate(head["taken"]) if is_on]
+    assert "the first 12 of 14 columns" in page.locator(".part", has_text="adjacency").inner_text()
+    assert "the first 40 of 60 rows" in page.locator(".part", has_text="nodes").inner_text()
+    images = page.locator("#decisions img")
+    assert [image.evaluate("each => each.naturalWidth") for image in images.all()] == [24, 24]
+    assert "cannot say" in page.locator("#decisions").inner_text()
+    assert cut_off(page) == []
+    assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_a_long_episode_draws_what_is_visible_only(open_page: OpenPage) -> None:
+    """Of 10,000 steps, the page holds the elements of one, and a curve with as many points as it is wide."""
+    record = StateTrajectoryRecord("long")
+    rng = np.random.default_rng(1)
+    for time in range(10_000):
+        log = StepEventLog(time)
+        record.append(StateRecord(time, 0, log, float(rng.normal()), False, {}, {}))
+    decision = {
+        "actor": "one",
+        "heads": [],
+        "observation": [],
+        "others": [{"name": "o", "differs": True, "action": "a"}],
+    }
+    page = open_page(write_trajectory_page(record, "long.html", decisions=[[decision]] * 10_000))
+    assert page.evaluate("document.querySelectorAll('*').length") < 300
+    page.locator("#query").select_option(label="another action by o")
+    assert page.locator("#matches").inner_text().startswith("10000 found")
+    assert page.evaluate("document.querySelectorAll('*').length") < 1000
+    assert page.evaluate("document.querySelector('#chart path').getAttribute('d').split('L').length") < 3000
+    page.keyboard.press("End")
+    assert page.locator("#position").inner_text() == "step 9999 of 9999"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "logits"),
+    [
+        (DiagonalGaussianProbabilityDistribution, [0.5, 0.1]),
+        (SquashedGaussianProbabilityDistribution, [0.5, 0.1]),
+        (BetaProbabilityDistribution, [1.0, 2.0]),
+    ],
+)
+def test_the_typical_range_holds_most_of_what_is_drawn(distribution: Any, logits: list[float]) -> None:
+    """About two thirds, in the units of the action."""
+    space = spaces.Box(-2.0, 6.0, (1,), np.float32)
+    drawn = distribution(torch.tensor([logits] * 20_000), space)
+    low, high = drawn.typical_range()
+    samples = drawn.sample(torch.Generator().manual_seed(1))
+    share = ((samples > low) & (samples < high)).float().mean()
+    assert share == pytest.approx(0.6827, abs=0.05)
 
 
 def test_nobody_acts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import re
 import threading
 import urllib.error
@@ -21,7 +22,7 @@ from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE
 from maze.report.served_page import PageServer
 from tests.api.shorter import SHORTER
-from tests.report.browser import needs_browser, opened, result_of
+from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
 
@@ -87,9 +88,9 @@ def test_runs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     assert text.index("lr=0.2") < text.index("lr=0.1"), "the better one comes first"
 
 
-def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep"
-    rows = []
+def sweep_page(sweep: Path) -> Path:
+    """The page of a sweep over two parameters, of which one decides."""
+    rows: list[list[Any]] = []
     for trial in range(12):
         lr, other = (0.1, 0.2, 0.3)[trial % 3], ("a", "</svg><b>")[trial % 2]
         make_run(sweep / str(trial), 100 * lr, lr, note=other)
@@ -100,7 +101,11 @@ def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path
         csv.writer(file).writerows([["trial", "algorithm.lr", "algorithm.note", "seeds", *columns], *rows])
     (sweep / "sweep.jsonl").write_text("", encoding="utf-8")
     assert main(["--report", str(sweep)]) == 0
-    page = (sweep / REPORT_FILE).read_text(encoding="utf-8")
+    return sweep / REPORT_FILE
+
+
+def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path) -> None:
+    page = sweep_page(tmp_path / "sweep").read_text(encoding="utf-8")
     assert "<b>" not in page
     shares = dict(re.findall(r'scope="row">algorithm\.(\w+)</th><td class="number">(\d+)%', page))
     assert shares == {"lr": "100", "note": "0"}
@@ -132,17 +137,63 @@ def test_a_report_says_what_was_set_shows_the_model_and_an_episode(
     assert main(["--report", "run", "--episode"]) == 0, "the episode that is there is taken again"
 
 
-@needs_browser
-def test_the_pages_of_several_runs_draw_in_a_browser(tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_the_pages_of_several_runs_draw_in_a_browser(
+    tmp_path: Path, open_page: OpenPage, width: int, scheme: str
+) -> None:
     runs = [make_run(tmp_path / str(seed), 6.0 + seed, lr=0.1 * (seed % 2), seed=seed) for seed in range(4)]
-    page = tmp_path / "page.html"
-    assert main(["--report", *map(str, runs), "--output", str(page)]) == 0
-    script = """
-        const head = [...document.querySelectorAll("table.sortable")][0].tHead.rows[0].cells[0];
-        head.querySelector("button").click();
-        return `${document.querySelectorAll("figure.large path.line").length} ${head.ariaSort}`;
-    """
-    assert result_of(opened(page, script)) == "2 descending"
+    path = tmp_path / "page.html"
+    assert main(["--report", *map(str, runs), "--output", str(path)]) == 0
+    page = open_page(path, width=width, scheme=scheme)
+    looked_at(page)
+    assert page.locator("figure.large path.line").count() == 2
+    latest = page.locator("table.sortable").first.locator("th", has_text="latest return")
+    for order in ("descending", "ascending"):
+        latest.locator("button").focus()
+        page.keyboard.press("Enter")
+        assert latest.get_attribute("aria-sort") == order
+    assert page.locator("table.sortable").first.locator("tbody td").first.inner_text() == "lr=0.0"
+    assert cut_off(page) == []
+    assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_page_of_a_sweep_is_drawn_without_labels_over_each_other(
+    tmp_path: Path, open_page: OpenPage, width: int
+) -> None:
+    page = open_page(sweep_page(tmp_path / "sweep"), width=width)
+    looked_at(page)
+    boxes = page.evaluate(
+        """() => [...document.querySelectorAll("figure.drawn text")].map(each => {
+            const {x, y, width, height} = each.getBoundingClientRect();
+            return [x, y + height * 0.2, x + width, y + height * 0.8];
+        })"""
+    )
+    overlapping = [
+        (one, two)
+        for one, two in itertools.combinations(boxes, 2)
+        if one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
+    ]
+    assert len(boxes) > 8
+    assert overlapping == []
+    assert cut_off(page) == []
+    assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_a_live_page_shows_what_has_come_since(tmp_path: Path, open_page: OpenPage) -> None:
+    """And the policy that is sent with it lets its own script run."""
+    values = [1.0]
+    server = PageServer(lambda: Page("title", f"{values[0]}", [], note="now"))
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = open_page(server.address)
+        assert page.locator(".subtitle").inner_text() == "1.0"
+        values[0] = 2.0
+        page.locator(".subtitle", has_text="2.0").wait_for(timeout=20_000)
+        server.shutdown()
 
 
 def test_a_live_page_is_served_here_only_and_says_when_it_is_another() -> None:

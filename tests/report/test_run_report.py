@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import json
 import logging
 import re
@@ -23,7 +24,7 @@ from maze.report.progress import PROGRESS_FILE, Progress, read_progress
 from maze.report.report_writer import ReportWriter
 from maze.report.run_page import REPORT_FILE, RunFacts, run_page
 from maze.utils.tensorboard_reader import tensorboard_to_pandas
-from tests.report.browser import needs_browser, opened, result_of
+from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off, looked_at
 from tests.report.test_progress import HOSTILE
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
@@ -145,17 +146,89 @@ def test_names_and_texts_of_users_stay_text(tmp_path: Path) -> None:
     assert found.events == []
 
 
-@needs_browser
-def test_the_page_draws_and_is_read_with_the_keyboard(tmp_path: Path) -> None:
-    script = """
-        const figure = document.querySelector("figure");
-        figure.focus();
-        for (const key of ["Home", "ArrowRight"]) figure.dispatchEvent(new KeyboardEvent("keydown", {key}));
-        return figure.querySelector("[role=status]").textContent;
-    """
-    document = opened(hostile_page(tmp_path), script)
-    assert "<img" not in document
-    assert re.search(r"train 4.*at 20", result_of(document)) is not None
+@pytest.mark.slow
+def test_the_page_draws_and_is_read_with_the_keyboard(tmp_path: Path, open_page: OpenPage) -> None:
+    page = open_page(hostile_page(tmp_path))
+    figure = page.locator("figure").first
+    figure.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    assert re.search(r"train 4.*at 20", figure.locator("[role=status]").text_content() or "") is not None
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_has_no_serious_accessibility_fault(tmp_path: Path, open_page: OpenPage, scheme: str) -> None:
+    page = open_page(hostile_page(tmp_path), scheme=scheme)
+    looked_at(page)
+    assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_faults_are_found(tmp_path: Path, open_page: OpenPage) -> None:
+    """What the two checks are for, in frames as well; otherwise they would agree with everything."""
+    inner = "<html lang=en><title>t</title><p style='color: #ddd'>pale</p>"
+    wide = "<main><h1>h</h1><img src='data:,'><div style='width: 2000px'>wide</div></main>"
+    frame = f'<iframe sandbox="allow-scripts" title="t" srcdoc="{inner}"></iframe>'
+    (tmp_path / "bad.html").write_text(f"<html lang=en><title>t</title><body>{wide}{frame}</body>", encoding="utf-8")
+    page = open_page(tmp_path / "bad.html")
+    page.frame_locator("iframe").locator("p").wait_for()
+    assert {fault.partition(":")[0] for fault in accessibility_faults(page)} == {"image-alt", "color-contrast"}
+    assert any(fault.startswith("DIV") for fault in cut_off(page))
+
+
+def page_of_a_strangers_run(directory: Path, columns: dict[str, list[str]]) -> Path:
+    """The page of a run whose files somebody else has written."""
+    from maze.maze_cli import main
+
+    directory.mkdir()
+    rows = [["step", "path", "seconds", "env_steps", *columns]]
+    rows += [
+        [str(row), "train", str(row), str(10 * row), *cells]
+        for row, cells in enumerate(zip(*columns.values(), strict=True))
+    ]
+    with (directory / PROGRESS_FILE).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    for name in ("hydra_config.yaml", "command.txt", "run.json", "versions.json"):
+        (directory / name).write_text(f"env: {{name: {json.dumps(HOSTILE)}}}\nalgorithm: [{json.dumps(HOSTILE)}]\n")
+    (directory / "run.json").write_text(json.dumps({"state": HOSTILE}))
+    assert main(["--report", str(directory)]) == 0
+    return directory / REPORT_FILE
+
+
+LARGEST = "1.7976931348623157e308"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_files_of_a_stranger_make_a_harmless_page(tmp_path: Path, open_page: OpenPage, width: int) -> None:
+    """Nothing of it is run or asked for from elsewhere, all of it is drawn, and nothing is pushed out of the window."""
+    columns = {
+        f"A/{HOSTILE}": ["1", "2", "3"],
+        "A/" + "x" * 10_000: ["1", "2", "3"],
+        "A/\u202eright to left\u2028\x00": ["1", "2", "3"],
+        "__proto__": ["1", "2", "3"],
+        "A/largest": ["0", LARGEST, f"-{LARGEST}"],
+        "A/close": ["1e17", "100000000000000016", "1e17"],
+        "A/tiny": ["5e-324", "1e-300", "0"],
+        "A/none": ["nan", "inf", "-inf"],
+        "A/words": ["</script>", "1e999", ""],
+        "A/b/share_0": ["0.5", "", "1"],
+        "A/b/share_1": ["0.5", "", ""],
+        "BaseEnvEvents/reward/mean": ["1", LARGEST, "2"],
+        "BaseEnvEvents/reward/std": ["1", LARGEST, "2"],
+    }
+    page = open_page(page_of_a_strangers_run(tmp_path / "run", columns), width=width)
+    looked_at(page)
+    n_figures = page.locator("figure[data-chart]").count()
+    assert page.locator("figure[data-chart] > :nth-child(2)").count() == n_figures
+    assert page.locator("img, figure path[d*=NaN], figure path[d*=Infinity]").count() == 0
+    assert cut_off(page) == []
+    stack = page.locator("figure", has_text="b (train)")
+    assert re.search(r"0 1\s*1 0", stack.locator(".legend").inner_text()) is not None, (
+        "what did not occur has a share of 0"
+    )
 
 
 def long_history(n_epochs: int, n_statistics: int) -> Progress:
