@@ -129,7 +129,7 @@ class Batcher:
         """One answer for each row; where there is none, the exception."""
         began = perf_counter()
         try:
-            return list(self._decide(key, rows))
+            return [answer for answer, _ in zip(self._decide(key, rows), rows, strict=True)]
         except Exception as error:
             if len(rows) == 1:
                 return [error]

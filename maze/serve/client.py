@@ -191,7 +191,11 @@ class ClientSession:
         :param options: `agent_id`, `deterministic`, `ranked`.
         """
         body = {"observation": observation, "step": self._n_steps, **options}
-        answer = _answer(self._client.post(_path(f"/sessions/{self.id}/act", step_key), body))
+        try:
+            answer = _answer(self._client.post(_path(f"/sessions/{self.id}/act", step_key), body))
+        except ServerError as error:
+            self._n_steps += error.code == "out_of_distribution"  # the episode goes on with what the caller decides
+            raise
         self._n_steps += 1
         return answer
 

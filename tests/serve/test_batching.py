@@ -1,0 +1,141 @@
+"""Rows that come together are decided together, within a bounded time, and answer for themselves only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.serve.batching import Batcher, Row
+
+
+def row(value: float) -> Row:
+    return Row({"x": np.array(value)}, None, value)
+
+
+class Recorder:
+    """Decides by negating, and remembers the batches."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.batches: list[tuple[Any, list[float]]] = []
+        self.threads: set[int] = set()
+        self.seconds = seconds
+
+    def __call__(self, key: Any, rows: Sequence[Row]) -> list[float]:
+        values = [each.note for each in rows]
+        self.batches.append((key, values))
+        self.threads.add(threading.get_ident())
+        time.sleep(self.seconds)
+        if any(value < 0 for value in values):
+            raise ValueError("negative")
+        return [-value for value in values]
+
+
+def test_rows_of_one_moment_are_one_batch_and_keys_are_kept_apart() -> None:
+    decide = Recorder()
+
+    async def ask() -> list[float]:
+        batcher = Batcher(decide)
+        return list(await asyncio.gather(*(batcher.submit(n % 2, row(float(n))) for n in range(6))))
+
+    assert asyncio.run(ask()) == [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]
+    assert decide.batches == [(0, [0.0, 2.0, 4.0]), (1, [1.0, 3.0, 5.0])]
+
+
+def test_a_batch_is_closed_at_its_size() -> None:
+    decide = Recorder()
+
+    async def ask() -> None:
+        batcher = Batcher(decide, max_batch=4)
+        await asyncio.gather(*(batcher.submit("k", row(float(n))) for n in range(10)))
+        assert batcher.n_waiting == 0
+
+    asyncio.run(ask())
+    assert [len(values) for _, values in decide.batches] == [4, 4, 2]
+
+
+def test_a_row_waits_no_longer_than_the_delay_while_others_keep_coming() -> None:
+    decide = Recorder()
+    delay = 0.02
+
+    async def ask() -> float:
+        batcher = Batcher(decide, max_batch=10**9, max_delay=delay)
+        began = time.perf_counter()
+        first = batcher.submit("k", row(0.0))
+        while not first.done():
+            batcher.submit("k", row(1.0))  # one more in each turn of the loop
+            await asyncio.sleep(0)
+        return time.perf_counter() - began
+
+    taken = asyncio.run(ask())
+    assert delay <= taken < 1.0
+    assert len(decide.batches[0][1]) > 10
+
+
+def test_nobody_waits_for_the_delay_when_nothing_else_comes() -> None:
+    async def ask() -> float:
+        batcher = Batcher(Recorder(), max_delay=30.0)
+        began = time.perf_counter()
+        await batcher.submit("k", row(1.0))
+        return time.perf_counter() - began
+
+    assert asyncio.run(ask()) < 5.0
+
+
+def test_a_row_that_cannot_be_decided_fails_alone() -> None:
+    async def ask() -> list[Any]:
+        batcher = Batcher(Recorder())
+        futures = [batcher.submit("k", row(value)) for value in (1.0, -1.0, 2.0)]
+        return list(await asyncio.gather(*futures, return_exceptions=True))
+
+    first, second, third = asyncio.run(ask())
+    assert (first, third) == (-1.0, -2.0)
+    assert isinstance(second, ValueError)
+
+
+def test_a_row_whose_asker_has_gone_stops_nobody() -> None:
+    async def ask() -> float:
+        batcher = Batcher(Recorder())
+        gone, stays = batcher.submit("k", row(1.0)), batcher.submit("k", row(2.0))
+        gone.cancel()
+        answer: float = await stays
+        assert batcher.n_waiting == 0
+        return answer
+
+    assert asyncio.run(ask()) == -2.0
+
+
+def test_slow_networks_do_not_stop_the_loop_and_what_arrives_meanwhile_is_one_batch() -> None:
+    decide = Recorder(seconds=0.1)
+
+    async def ask() -> int:
+        batcher = Batcher(decide)
+        await batcher.submit("k", row(0.0))  # from now on it is known to be slow
+        first = batcher.submit("k", row(1.0))
+        await asyncio.sleep(0.02)
+        later = [batcher.submit("k", row(float(n))) for n in range(2, 7)]
+        n_turns = 0
+        while not first.done():
+            await asyncio.sleep(0.001)
+            n_turns += 1
+        await asyncio.gather(*later)
+        batcher.close()
+        return n_turns
+
+    n_turns = asyncio.run(ask())
+    assert n_turns > 5
+    assert [len(values) for _, values in decide.batches] == [1, 1, 5]
+    assert len(decide.threads) == 2
+
+
+def test_an_answer_for_each_row_or_an_error() -> None:
+    async def ask() -> None:
+        await Batcher(lambda key, rows: []).submit("k", row(1.0))
+
+    with pytest.raises(ValueError, match="zip"):
+        asyncio.run(asyncio.wait_for(ask(), 5.0))
