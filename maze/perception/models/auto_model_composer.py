@@ -40,7 +40,6 @@ _MOST_DETAILS = 64
 """Scores of items depend on vectors of up to so many numbers directly, and on others by the latent representation."""
 _GRID_SIZE = 16
 """Images smaller than this hold codes of what is in their cells, not intensities."""
-_N_HEADS = 4
 _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
 """How the paths of the networks begin that flatten and concatenate all observations."""
 _SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks")
@@ -372,9 +371,8 @@ def _modality(
         return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
     if isinstance(space, spaces.Box) and len(shape) == 2 and shape[0] > 1:
         dense = {**dense, "hidden_units": _units_of_items(dense["hidden_units"])}
-        n_heads = _N_HEADS if dense["hidden_units"][-1] % _N_HEADS == 0 else 1
-        if max(tuple(other.shape or ())[-2] for other in found) > _MOST_ATTENDING:
-            n_heads = 0
+        # several heads cost several times as much where each has few items and a few numbers of each
+        n_heads = int(max(tuple(other.shape or ())[-2] for other in found) <= _MOST_ATTENDING)
         keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
         return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
     return _Modality("feature", "FlattenBlock", {"num_flatten_dims": max(1, len(shape))})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
@@ -145,10 +146,11 @@ class _Attention:
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
         split = tensors[0].reshape(*tensors[0].shape[:-1], 3, self.n_heads, -1)
         query, key, value = split.transpose(-4, -2).unbind(-3)
-        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        added = None
         if len(tensors) == 2:
-            scores = scores.masked_fill((tensors[1] <= 0)[..., None, None, :], _EXCLUDED)
-        found: torch.Tensor = scores.softmax(-1) @ value
+            absent = (tensors[1] <= 0)[..., None, None, :]
+            added = torch.zeros_like(absent, dtype=query.dtype).masked_fill(absent, _EXCLUDED)
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=added)
         return found.transpose(-3, -2).flatten(-2)
 
     def in_numpy(self, *arrays: Array) -> Array:
