@@ -20,11 +20,11 @@ from maze.rllib.algorithms import RLlibAlgorithm, validated
 from maze.rllib.environment import EnvConfig, MazeRLlibEnv
 from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent, module_id, network_keys
 from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
-from maze.rllib.ray_session import RaySession, set_log_levels
 from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGradientModule, TargetPolicyModule
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import to_module_state
+from maze.train.parallelization.on_ray.session import RaySession, require_cpus, set_log_levels
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -93,7 +93,10 @@ class TrainingSetup:
         composer = None if self.is_default_model else self._checked_composer()
         self._configure()
         learners = int(self.config.num_learners or 0)
-        resources.enter_context(RaySession(ray_config, self.num_workers + learners, self.log_level))
+        n_workers = self.num_workers + learners
+        resources.enter_context(RaySession(ray_config, n_workers + 1, self.log_level))
+        advice = "Reduce runner.num_workers, or let Ray use more: runner.ray_config.num_cpus."
+        require_cpus(n_workers, f"runner.num_workers: {n_workers} workers", advice)
         validated(self.config)
         algorithm = self._built_algorithm()
         resources.callback(algorithm.stop)

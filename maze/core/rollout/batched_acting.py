@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy, acting_in
-from maze.core.env.faults import Place, failure_of_acting
+from maze.core.env.faults import LONG_EPISODE, Place, check_episode_ends, failure_of_acting
+from maze.core.env.space_arrays import zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 
@@ -103,6 +104,32 @@ def acting_function(policy: Policy, env: Any, deterministic: bool = False) -> Ac
                 array[row] = action[key]
 
     return act_one_by_one
+
+
+def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bool = False) -> None:
+    """Has a policy play episodes to their ends, all environments beginning with a reset.
+
+    :param policy: The policy.
+    :param env: The vector environment; its epoch statistics count these episodes.
+    :param quota: How many episodes each environment contributes, `[n_envs]`; counted down.
+    :param deterministic: Take the most probable actions instead of drawing them.
+    """
+    act = acting_function(policy, env, deterministic)
+    observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
+    actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
+    try:
+        env.episode_quota = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
+        env.reset(out=observations)
+        env.episode_quota = quota
+        n_ticks = 0
+        while quota.any():
+            env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
+            n_ticks += 1
+            if n_ticks % LONG_EPISODE == 0:
+                n_steps = np.where(quota > 0, env.get_env_time(), 0)
+                check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")
+    finally:
+        env.episode_quota = None
 
 
 def logits_shapes_of(

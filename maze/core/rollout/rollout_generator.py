@@ -141,6 +141,10 @@ class RolloutGenerator:
         :param columns: Columns made for this environment.
         :return: The same columns.
         """
+        if getattr(self.env, "acts", False):
+            self.env.collect(policy, columns, begins=self._last_observation is None)
+            self._last_observation = columns.last_observations
+            return columns
         columns.clear()
         rows = columns.next_rows()
         if self._last_observation is None:

@@ -42,6 +42,8 @@ class PlacedRunner(Runner):
     concurrency: int
     eval_concurrency: int
     env_timeout: float | None
+    env_groups: int
+    address: str | None
     normalization_samples: int
     env_factory: Callable[[], Any] | None
     """Makes one environment with all its wrappers; available after :meth:`setup`, as what follows."""
@@ -58,6 +60,7 @@ class PlacedRunner(Runner):
         self._closing: list[Callable[[], None]] = []
         self.normalization_statistics = None
         self.env_timeout = checked_time_limit("runner.env_timeout", self.env_timeout)
+        whole_number("runner.env_groups", self.env_groups, at_least=0)
         for name in ("concurrency", "eval_concurrency"):
             n_envs = whole_number(f"runner.{name}", getattr(self, name), at_least=0)
             if n_envs and name in self.replaced_arguments:
@@ -67,6 +70,10 @@ class PlacedRunner(Runner):
         """Reads how environments are made, and asks one of them for its spaces and normalization statistics."""
         self.placement = placement_of(self.placement or self.default_placement)
         self.placement.env_timeout = self.env_timeout
+        if self.address is not None:
+            self.placement.join(self.address)
+        self.placement.env_groups = self.env_groups or self.placement.env_groups
+        self._closing.append(self.placement.close)
         factory = EnvFactory(cfg.env, cfg.get("wrappers") or {}, self.env_timeout)
         try:
             env = factory()
@@ -88,7 +95,7 @@ class PlacedRunner(Runner):
 
     def close(self) -> None:
         """Closes all environments and ends their worker processes."""
-        for close in self._closing:
+        for close in reversed(self._closing):
             close()
         self._closing.clear()
 

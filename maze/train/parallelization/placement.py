@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import ConfigType, Factory
+from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory
+from maze.train.parallelization.distributed_actors.env_groups import in_groups
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
@@ -40,6 +41,10 @@ class Placement(ABC):
     env_timeout: float | None = None
     """Seconds that a step or a reset of an environment may take. Environments see to it themselves; a placement ends
     the processes of those that cannot, because native code of theirs does not return."""
+
+    env_groups: int = 1
+    """Number of groups in which environments act by themselves, see
+    :class:`~maze.train.parallelization.distributed_actors.env_groups.GroupedVectorEnv`."""
 
     @abstractmethod
     def vector_env(
@@ -76,6 +81,16 @@ class Placement(ABC):
         :param agent_instance_seeds: A seed for the policy of each actor.
         """
 
+    def join(self, address: str) -> None:
+        """Uses the cluster with this address.
+
+        :raises ConfigError: There is no cluster in this placement.
+        """
+        raise ConfigError(f"runner.address: {address} is of use with runner=ray only, found {type(self).__name__}.")
+
+    def close(self) -> None:
+        """Gives back what all environments shared; they are closed already."""
+
     def workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
         """Makes what collects rollouts into a replay buffer; the learner waits for it, so that all placements collect
         the same.
@@ -100,8 +115,10 @@ class InProcess(Placement):
     @override(Placement)
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
-    ) -> SequentialVectorEnv:
-        return SequentialVectorEnv([env_factory] * n_envs, logging_prefix=logging_prefix)
+    ) -> StructuredVectorEnv:
+        return in_groups(
+            self.env_groups, n_envs, logging_prefix, lambda n, prefix: SequentialVectorEnv([env_factory] * n, prefix)
+        )
 
     @override(Placement)
     def actors(
@@ -143,17 +160,22 @@ class Processes(Placement):
     @override(Placement)
     def vector_env(
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
-    ) -> SubprocVectorEnv:
-        return self._vector_env(env_factory, n_envs, logging_prefix=logging_prefix)
+    ) -> StructuredVectorEnv:
+        return self._vector_env(env_factory, n_envs, logging_prefix)
 
     @override(Placement)
-    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> SubprocVectorEnv:
-        return self._vector_env(env_factory, n_envs, acts=True)
+    def _replay_env(self, env_factory: Callable[[], Any], n_envs: int) -> StructuredVectorEnv:
+        return self._vector_env(env_factory, n_envs, None, acts=True)
 
-    def _vector_env(self, env_factory: Callable[[], Any], n_envs: int, **arguments: Any) -> SubprocVectorEnv:
-        # a worker may have all the steps and resets of a call to do, and much to import before the first
-        timeout = None if self.env_timeout is None else PATIENCE + 2 * n_envs * self.env_timeout
-        return SubprocVectorEnv([env_factory] * n_envs, start_method=self.start_method, timeout=timeout, **arguments)
+    def _vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None, acts: bool = False
+    ) -> StructuredVectorEnv:
+        timeout = call_time_limit(self.env_timeout, n_envs)
+
+        def make(n: int, prefix: str | None) -> SubprocVectorEnv:
+            return SubprocVectorEnv([env_factory] * n, prefix, self.start_method, timeout=timeout, acts=acts)
+
+        return in_groups(self.env_groups, n_envs, logging_prefix, make)
 
     @override(Placement)
     def actors(
@@ -232,7 +254,21 @@ def _unwrapped(env: Any) -> Any:
     return env
 
 
-PLACEMENTS: Mapping[str, type[Placement]] = {"in_process": InProcess, "processes": Processes, "batched": Batched}
+def call_time_limit(env_timeout: float | None, n_envs: int) -> float | None:
+    """Seconds that a call of a worker may take: it may have all steps and resets to do, and much to import before.
+
+    :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
+    :param n_envs: Number of environments.
+    """
+    return None if env_timeout is None else PATIENCE + 2 * n_envs * env_timeout
+
+
+PLACEMENTS: Mapping[str, str] = {
+    "in_process": f"{__name__}.InProcess",
+    "processes": f"{__name__}.Processes",
+    "batched": f"{__name__}.Batched",
+    "ray": "maze.train.parallelization.on_ray.ray_placement.OnRay",
+}
 """Placements by the names that configurations may use."""
 
 
@@ -248,5 +284,5 @@ def placement_of(config: ConfigType) -> Placement:
                 f"runner.placement: expected one of {', '.join(PLACEMENTS)} or the configuration of a Placement, got "
                 f"{config!r}."
             )
-        return PLACEMENTS[config]()
+        config = {TARGET_KEY: PLACEMENTS[config]}
     return Factory(Placement).instantiate(config, config_path="runner.placement")  # type: ignore[type-abstract]

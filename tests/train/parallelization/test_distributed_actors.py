@@ -25,7 +25,6 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
 from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
@@ -38,48 +37,10 @@ from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,
     RandomWalkCoreEnv,
-    coming_and_going_env,
     counting_env,
-    hierarchical_env,
     random_walk_env,
-    two_step_env,
 )
-
-ENVS = {
-    "flat": random_walk_env,
-    "two_step": partial(two_step_env, 3),
-    "hierarchical": hierarchical_env,
-    "coming_and_going": coming_and_going_env,
-}
-
-
-class Net(nn.Module):
-    def __init__(self, key: str, n_inputs: int, heads: dict[str, tuple[int, ...]]) -> None:
-        super().__init__()
-        self.key = key
-        self.shapes = heads
-        self.layers = nn.ModuleDict({head: nn.Linear(n_inputs, int(np.prod(shape))) for head, shape in heads.items()})
-
-    def forward(self, x: Any) -> Any:
-        observed = x[self.key]
-        return {
-            head: net(observed).reshape(*observed.shape[:-1], *self.shapes[head]) for head, net in self.layers.items()
-        }
-
-
-def make_policy(env_factory: Any, seed: int = 0) -> TorchPolicy:
-    torch.manual_seed(seed)
-    env = env_factory()
-    spaces = {head: space for of_step in env.action_spaces_dict.values() for head, space in of_step.items()}
-    mapper = DistributionMapper(gym.spaces.Dict(spaces), {})
-    networks = {}
-    for step_key, space in env.observation_spaces_dict.items():
-        key = next(name for name, sub in space.items() if len(sub.shape) == 1)
-        heads = {head: tuple(mapper.required_logits_shape(head)) for head in env.action_spaces_dict[step_key]}
-        networks[step_key] = Net(key, space[key].shape[0], heads)
-    policy = TorchPolicy(networks, mapper, "cpu")
-    policy.seed(seed)
-    return policy
+from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 
 def subproc(env_factory: Any, policy: TorchPolicy | None = None, **arguments: Any) -> SubprocDistributedActors:

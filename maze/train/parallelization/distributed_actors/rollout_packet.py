@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ class RolloutPacket(NamedTuple):
     actor_rewards: np.ndarray | None
     actor_done: np.ndarray | None
     final_observations: list[FinalObservationEntry]
+    terminal_observations: list[FinalObservationEntry]
     last_actor_ids: list[ActorID]
     actor_sequence: list[ActorID] | None
 
@@ -61,6 +63,7 @@ class RolloutPacket(NamedTuple):
             columns.actor_rewards,
             columns.actor_done,
             columns.final_observations,
+            columns.terminal_observations,
             columns.last_actor_ids,
             columns.actor_sequence,
         )
@@ -89,7 +92,7 @@ class ActorSpaces(NamedTuple):
         )
 
 
-def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> None:
+def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> None:
     """Fills columns with rollouts side by side.
 
     Rollouts of fewer ticks than others end with them: in the ticks before they begin, nobody acts in their
@@ -98,11 +101,12 @@ def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> 
     :param packets: Rollouts.
     :param columns: Columns with as many environments as all rollouts together.
     """
+    packets = list(packets)
     columns.clear()
     n_ticks = max(len(packet.rewards) for packet in packets)
     columns.reserve(n_ticks)
-    n_envs = packets[0].rewards.shape[1]
-    places = [slice(index * n_envs, (index + 1) * n_envs) for index in range(len(packets))]
+    bounds = np.cumsum([0, *(packet.rewards.shape[1] for packet in packets)]).tolist()
+    places = [slice(*ends) for ends in pairwise(bounds)]
     if any(packet.actor_rewards is not None for packet in packets):
         columns.actor_rewards = np.zeros_like(columns.rewards)
     if any(packet.actor_done is not None for packet in packets):
@@ -121,10 +125,13 @@ def join_rollouts(packets: Sequence[RolloutPacket], columns: RolloutColumns) -> 
             if target is not None and source is not None:
                 target[:first_tick, envs] = 0
                 target[first_tick:n_ticks, envs] = source
-        columns.final_observations += [
-            entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index)
-            for entry in packet.final_observations
-        ]
+        for ends, own in (
+            (columns.final_observations, packet.final_observations),
+            (columns.terminal_observations, packet.terminal_observations),
+        ):
+            ends += [
+                entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
+            ]
         last_actor_ids += packet.last_actor_ids
     sequence = packets[0].actor_sequence
     is_dense = sequence is not None and all(

@@ -82,3 +82,25 @@ def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
         else:
             yield value
+
+
+def packed_weights(state_dict: Mapping[Any, Any]) -> np.ndarray:
+    """All weights as one flat array of bytes, uint8 `[n_bytes]`: what travels between machines fastest."""
+    rows = [
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in tensors_of(state_dict)
+    ]
+    return np.concatenate(rows) if rows else np.zeros(0, np.uint8)
+
+
+def unpack_weights(packed: np.ndarray, state_dict: Mapping[Any, Any]) -> None:
+    """Copies weights that :func:`packed_weights` returned into live tensors.
+
+    :param packed: uint8 `[n_bytes]`; only read.
+    :param state_dict: What to overwrite.
+    """
+    offset = 0
+    for target in tensors_of(state_dict):
+        n_bytes = target.numel() * target.element_size()
+        source = torch.from_numpy(packed[offset : offset + n_bytes].copy())
+        target.copy_(source.view(target.dtype).view(target.shape))
+        offset += n_bytes

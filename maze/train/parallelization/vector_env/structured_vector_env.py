@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -16,6 +16,7 @@ from maze.core.env.time_env_mixin import TimeEnvMixin
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.rollout.batched_acting import play_episodes
 from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.vector_env import VectorEnv
@@ -82,6 +83,10 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     episode_quota: np.ndarray | None
     """By environment, how many of its coming episodes epoch statistics count, each finished one taking one off; None:
     all of them. The same number for each environment keeps long episodes from being counted too rarely."""
+
+    acts: ClassVar[bool] = False
+    """Whether the environments act by themselves (:meth:`collect`, :meth:`play_episodes`), with copies of a policy, and
+    cannot be stepped one by one."""
 
     is_flat: bool
     """Whether always the same actor acts, and each of its actions completes an environment step."""
@@ -218,6 +223,24 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """
         return None
 
+    def collect(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
+        """Fills columns with a rollout, where the environments act by themselves (:attr:`acts`).
+
+        :param policy: The policy.
+        :param columns: Columns made for these environments.
+        :param begins: Whether the rollout begins with a reset.
+        """
+        raise EnvironmentContractError(f"{type(self).__name__} has to be stepped; use a RolloutGenerator.")
+
+    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
+        """Plays episodes to their ends from a reset on; the epoch statistics count those asked for, and no others.
+
+        :param policy: The policy.
+        :param quota: How many episodes of each environment, `[n_envs]`.
+        :param deterministic: Take the most probable actions instead of drawing them.
+        """
+        play_episodes(policy, self, quota, deterministic)
+
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
         """Where each environment is, and what its wrappers have learned, in numbers and arrays.
 
@@ -280,9 +303,9 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         return {step_key: observations[step_key] for step_key in step_keys}
 
 
-def joint_state(envs: Iterable[StructuredVectorEnv]) -> dict[str, Any]:
-    """The state of several vector environments, as if they were one."""
-    return {"environments": [state for env in envs for state in env.state_dict()["environments"]]}
+def joint_state(envs: Iterable[StructuredVectorEnv], with_running: bool = True) -> dict[str, Any]:
+    """The state of several vector environments, as if they were one; see :meth:`StructuredVectorEnv.state_dict`."""
+    return {"environments": [state for env in envs for state in env.state_dict(with_running)["environments"]]}
 
 
 def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[str, Any]) -> dict[int, str]:

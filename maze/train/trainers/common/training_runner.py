@@ -54,6 +54,11 @@ class TrainingRunner(PlacedRunner):
     :param placement: Where environments are stepped: `in_process`, `processes`, or a
         :class:`~maze.train.parallelization.placement.Placement` or its configuration; `None`: as the runner's class
         says. After :meth:`setup` the object.
+    :param env_groups: Number of groups in which environments act by themselves, each with random numbers of its own; on
+        a cluster each group is an actor. 0: one, on a cluster as many as there are CPUs. With the same number of groups
+        all placements learn the same.
+    :param address: With `runner=ray`, where Ray is: `auto` (the cluster that this machine belongs to) or
+        `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
     """
 
@@ -65,6 +70,8 @@ class TrainingRunner(PlacedRunner):
     concurrency: int = field(default=0, kw_only=True)
     eval_concurrency: int = field(default=0, kw_only=True)
     placement: Any = field(default=None, kw_only=True)
+    env_groups: int = field(default=0, kw_only=True)
+    address: str | None = field(default=None, kw_only=True)
     env_timeout: float | None = field(default=None, kw_only=True)
 
     env_factory: Callable[[], Any] | None = field(default=None, init=False)

@@ -15,9 +15,8 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
-from maze.core.env.space_arrays import zeros
 from maze.core.log_stats.log_stats import LogStatsLevel
-from maze.core.rollout.batched_acting import act_by_actor, acting_function
+from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
@@ -72,7 +71,9 @@ class RolloutEvaluator(Evaluator):
     def evaluate(self, policy: Policy) -> None:
         with _evaluation_mode(policy), self._own_generators(policy):
             if isinstance(self.eval_env, StructuredVectorEnv):
-                self._evaluate_vectorized(policy, self.eval_env)
+                self.eval_env.clear_epoch_stats()
+                quota = self.episodes_per_env(self.eval_env.n_envs)
+                self.eval_env.play_episodes(policy, quota, self.deterministic)
             else:
                 self._evaluate_single(policy, self.eval_env)
         self.eval_env.write_epoch_stats()
@@ -119,32 +120,13 @@ class RolloutEvaluator(Evaluator):
         of_training = policy.rng_state()
         try:
             if self._rng_state is None:
-                policy.seed(_seed_beside(of_training))
+                policy.seed(seed_beside(of_training))
             else:
                 policy.set_rng_state(self._rng_state)
             yield
             self._rng_state = policy.rng_state()
         finally:
             policy.set_rng_state(of_training)
-
-    def _evaluate_vectorized(self, policy: Policy, env: StructuredVectorEnv) -> None:
-        act = acting_function(policy, env, self.deterministic)
-        observations = zeros(env.observation_spaces_dict, (env.n_envs,), "observation")
-        actions = zeros(env.action_spaces_dict, (env.n_envs,), "action")
-        env.clear_epoch_stats()
-        try:
-            env.episode_quota = np.zeros(env.n_envs, np.int64)  # what was left unfinished does not count
-            env.reset(out=observations)
-            env.episode_quota = remaining = self.episodes_per_env(env.n_envs)
-            n_ticks = 0
-            while remaining.any():
-                env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
-                n_ticks += 1
-                if n_ticks % LONG_EPISODE == 0:
-                    n_steps = np.where(remaining > 0, env.get_env_time(), 0)
-                    check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")
-        finally:
-            env.episode_quota = None
 
     def _evaluate_single(self, policy: Policy, env: Any) -> None:
         act = acting_in(env, policy, self.deterministic)
@@ -174,9 +156,3 @@ def _evaluation_mode(policy: Policy) -> Iterator[None]:
     finally:
         for network in trained:
             network.train()
-
-
-def _seed_beside(rng_state: Mapping[str, Any]) -> int:
-    """A seed that depends on generators, without drawing from them."""
-    numpy_state = rng_state["numpy"]
-    return int(np.random.SeedSequence([numpy_state["state"], numpy_state["inc"]]).generate_state(1, np.uint64)[0])

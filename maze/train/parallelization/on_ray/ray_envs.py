@@ -1,0 +1,320 @@
+"""Environments in actors of Ray."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.annotations import override
+from maze.core.log_stats.log_stats import LogStats
+from maze.core.rollout.batched_acting import play_episodes
+from maze.core.wrappers.running_statistics import statistics_states
+from maze.train.parallelization.distributed_actors.distributed_actors import seed_of_start
+from maze.train.parallelization.distributed_actors.env_groups import (
+    EnvGroup,
+    GroupedVectorEnv,
+    RolloutPlan,
+    seed_beside,
+)
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.distributed_actors.shared_policy import packed_weights, unpack_weights
+from maze.train.parallelization.on_ray.crew import Crew
+from maze.train.parallelization.vector_env.env_batch import check_same_spaces
+from maze.train.parallelization.vector_env.replay_log import states_for
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
+
+if TYPE_CHECKING:
+    from maze.core.agent.policy import Policy
+
+
+class Generators(NamedTuple):
+    """What a copy of a policy draws its actions from."""
+
+    state: Any = None
+    """State of its generators; `None`: they begin with the seed."""
+    seed: int | None = None
+    """`None`: they go on."""
+
+
+class Fragment(NamedTuple):
+    """What comes back from an actor."""
+
+    packet: RolloutPacket | None
+    episodes: list[EncodedStats]
+    generators: Any
+    """State of the policy's generators afterwards."""
+    wrappers: list[Any]
+    """What the wrappers of each environment have learned; empty: nothing learns."""
+
+
+class EpisodeList:
+    """Takes the statistics of episodes in the place of a vector environment's aggregator."""
+
+    def __init__(self) -> None:
+        self._episodes: list[LogStats] = []
+
+    def receive(self, stat: LogStats) -> None:
+        self._episodes.append(stat)
+
+    def taken(self) -> list[EncodedStats]:
+        """The episodes since the last call; each such list can be decoded on its own."""
+        encoder = StatsEncoder()
+        encoded = [encoder.encode(stats) for stats in self._episodes]
+        self._episodes.clear()
+        return encoded
+
+
+class RemoteGroup:
+    """A group of environments, and a copy of the policy, in an actor.
+
+    :param env_factory: Makes one environment.
+    :param n_envs: Number of environments.
+    :param index: Which group it is.
+    :param n_workers: Number of worker processes that step them; 0: they are stepped in the actor itself.
+    :param timeout: Seconds that a call of a worker process may take.
+    :param seeds: A seed for each environment.
+    :param wrappers: What wrappers have learned before.
+    """
+
+    def __init__(
+        self,
+        env_factory: Callable[[], Any],
+        n_envs: int,
+        index: int,
+        n_workers: int,
+        timeout: float | None,
+        seeds: Sequence[Any] | None,
+        wrappers: Sequence[Any],
+    ) -> None:
+        env: StructuredVectorEnv
+        if n_workers:
+            env = SubprocVectorEnv([env_factory] * n_envs, n_workers=n_workers, timeout=timeout)
+        else:
+            env = SequentialVectorEnv([env_factory] * n_envs)
+        self._env = env
+        self._episodes = env.epoch_stats = EpisodeList()  # type: ignore[assignment]  # it only receives
+        self._group = EnvGroup(env, index)
+        self._token = -1
+        self._policy: Any = None
+        if seeds is not None:
+            env.seed(seeds)
+        if any(wrappers):
+            env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
+
+    def spaces(self) -> ActorSpaces:
+        """The spaces of the environments."""
+        return ActorSpaces.of(self._env)
+
+    def collect(
+        self, token: int, structure: np.ndarray, weights: Any, generators: Generators, plan: RolloutPlan
+    ) -> Fragment:
+        """Collects a rollout.
+
+        :param token: Tells policies apart.
+        :param structure: The pickled policy, uint8 `[n_bytes]`.
+        :param weights: Its weights, uint8 `[n_bytes]`; `None`: those that it was pickled with.
+        :param generators: What it draws from.
+        :param plan: What is collected.
+        """
+        policy = self._acting(token, structure, weights, generators)
+        return self._fragment(self._group.collect(policy, plan), policy)
+
+    def play(
+        self,
+        token: int,
+        structure: np.ndarray,
+        weights: Any,
+        generators: Generators,
+        quota: np.ndarray,
+        deterministic: bool,
+    ) -> Fragment:
+        """Plays episodes; see :meth:`collect`."""
+        policy = self._acting(token, structure, weights, generators)
+        self._episodes.taken()
+        play_episodes(policy, self._env, quota.copy(), deterministic)
+        return self._fragment(None, policy)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the vector environment."""
+        return getattr(self._env, method)(*arguments)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._env.close()
+
+    def _fragment(self, packet: RolloutPacket | None, policy: Any) -> Fragment:
+        state = policy.rng_state() if isinstance(policy, TorchPolicy) else None
+        learned = [statistics_states(env) for env in getattr(self._env, "envs", ())]
+        return Fragment(packet, self._episodes.taken(), state, learned if any(learned) else [])
+
+    def _acting(self, token: int, structure: np.ndarray, weights: Any, generators: Generators) -> Any:
+        if token != self._token:
+            self._policy, self._token = cloudpickle.loads(structure.tobytes()), token
+            if isinstance(self._policy, TorchPolicy):
+                self._policy.eval()
+                self._live_weights = self._policy.state_dict()
+            elif generators.seed is not None:
+                self._policy.seed(generators.seed)
+        policy = self._policy
+        if isinstance(policy, TorchPolicy):
+            unpack_weights(weights, self._live_weights)
+            if generators.state is not None:
+                policy.set_rng_state(generators.state)
+            elif generators.seed is not None:
+                policy.seed(generators.seed)
+        return policy
+
+
+class PolicyCopies:
+    """Hands a policy out: its structure once, its weights once for each call.
+
+    :param crew: The actors.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._policy: Any = None
+        self._structure: Any = None
+        self._token = 0
+
+    def arguments(self, policy: Any) -> tuple[int, Any, Any]:
+        """The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`."""
+        if policy is not self._policy:
+            portable = policy
+            if isinstance(policy, TorchPolicy):
+                portable = copy.deepcopy(policy)
+                portable.to("cpu")
+            pickled = np.frombuffer(cloudpickle.dumps(portable), np.uint8)
+            self._policy, self._structure = policy, self._crew.put(pickled)
+            self._token += 1
+        if not isinstance(policy, TorchPolicy):
+            return self._token, self._structure, None
+        return self._token, self._structure, self._crew.put(packed_weights(policy.state_dict()))
+
+
+class RayVectorEnv(GroupedVectorEnv):
+    """Environments in actors of Ray, each of which acts for its group with a copy of the policy.
+
+    :param crew: The actors; as many groups as `sizes` has are placed in the first ones.
+    :param name: A name for these environments among all that the actors host.
+    :param env_factory: Makes one environment.
+    :param sizes: Number of environments of each group.
+    :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
+    :param n_workers: Number of worker processes in each actor; 0: environments are stepped in the actor itself.
+    :param timeout: Seconds that a call of a worker process may take; `None`: any time.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        name: str,
+        env_factory: Callable[[], Any],
+        sizes: Sequence[int],
+        logging_prefix: str | None,
+        n_workers: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        self._crew, self._name = crew, name
+        self._env_factory, self._n_workers, self._timeout = env_factory, n_workers, timeout
+        self._seeds: list[Any] | None = None
+        self._wrappers: dict[int, list[Any]] = {}
+        self._copies = PolicyCopies(crew)
+        self._sizes = list(sizes)
+        crew.place(name, [partial(self._maker, index) for index in range(len(sizes))])
+        all_spaces: list[ActorSpaces] = crew.call(name, "spaces", [()] * len(sizes))
+        super().__init__(sizes, all_spaces[0], logging_prefix)
+        for spaces, group in zip(all_spaces, self.groups, strict=True):
+            check_same_spaces(all_spaces[0], spaces, group.start)
+
+    def _maker(self, index: int, n_starts: int) -> Callable[[], RemoteGroup]:
+        """What makes a group; its episodes are not to be those of the first time where it is made again."""
+        seeds = None
+        if self._seeds is not None:
+            seeds = [seed_of_start(seed, n_starts) for seed in self._seeds[self.groups[index]]]
+        return partial(
+            RemoteGroup,
+            self._env_factory,
+            self._sizes[index],
+            index,
+            min(self._n_workers, self._sizes[index]),
+            self._timeout,
+            seeds,
+            self._wrappers.get(index, []),
+        )
+
+    @override(GroupedVectorEnv)
+    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
+        fragments = self._act(policy, "collect", [(plan,)] * len(self.groups))
+        return [fragment.packet for fragment in fragments if fragment.packet is not None]
+
+    @override(GroupedVectorEnv)
+    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
+        self._act(policy, "play", [(quota[group], deterministic) for group in self.groups])
+
+    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Fragment]:
+        """Has all groups act at the same time, and takes in what they say besides their rollouts."""
+        copies, before = self._copies.arguments(policy), None
+        if isinstance(policy, TorchPolicy):
+            before = policy.rng_state()
+        generators = [self._generators(before, index) for index in range(len(self.groups))]
+        fragments: list[Fragment] = self._crew.call(
+            self._name,
+            method,
+            [(*copies, drawn, *of_group) for drawn, of_group in zip(generators, arguments, strict=True)],
+        )
+        if isinstance(policy, TorchPolicy):
+            policy.set_rng_state(fragments[0].generators)
+        for index, fragment in enumerate(fragments):
+            for episode in decoded(fragment.episodes):
+                self.epoch_stats.receive(episode)
+            if fragment.wrappers:
+                self._wrappers[index] = fragment.wrappers
+        return fragments
+
+    def _generators(self, before: Mapping[str, Any] | None, index: int) -> Generators:
+        if before is None:  # a policy of somebody's own, whose copies go on by themselves
+            first = self._seeds[self.groups[index].start] if self._seeds else index
+            return Generators(seed=seed_of_start(first, 1))
+        return Generators(seed=seed_beside(before, index)) if index else Generators(before)
+
+    @override(StructuredVectorEnv)
+    def seed(self, seeds: Sequence[Any]) -> None:
+        self._seeds = checked_seeds(seeds, self.n_envs)
+        self._ask("seed", [(self._seeds[group],) for group in self.groups])
+
+    @override(StructuredVectorEnv)
+    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
+        states = self._ask("state_dict", [(with_running,)] * len(self.groups))
+        return {"environments": [state for of_group in states for state in of_group["environments"]]}
+
+    @override(StructuredVectorEnv)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        states = states_for(state_dict, self.n_envs)
+        answers = self._ask("load_state_dict", [({"environments": states[group]},) for group in self.groups])
+        return {
+            group.start + index: problem
+            for group, problems in zip(self.groups, answers, strict=True)
+            for index, problem in problems.items()
+        }
+
+    @override(StructuredVectorEnv)
+    def close(self) -> None:
+        """The actors close them when they end."""
+
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._crew.call(self._name, "ask", [(method, *of_group) for of_group in arguments])
+
+
+def decoded(episodes: Iterable[EncodedStats]) -> list[LogStats]:
+    """The statistics of the episodes of a fragment."""
+    decoder = StatsDecoder()
+    return [decoder.decode(episode) for episode in episodes]

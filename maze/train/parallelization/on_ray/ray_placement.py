@@ -1,0 +1,132 @@
+"""Environments and actors on a cluster of Ray: `runner=ray`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import whole_number
+from maze.train.parallelization.distributed_actors.env_groups import group_sizes
+from maze.train.parallelization.on_ray.crew import Crew
+from maze.train.parallelization.on_ray.ray_envs import RayVectorEnv
+from maze.train.parallelization.on_ray.session import RaySession
+from maze.train.parallelization.placement import Placement, call_time_limit
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Memory of a Ray that is started here; what is under way is bounded by counting."""
+
+
+@dataclass
+class OnRay(Placement):
+    """Steps environments in actors of Ray, which act with copies of the policy: on this machine or on a cluster.
+
+    :param address: Where Ray is: `auto` (the cluster that this machine belongs to) or `<host>:<port>`; `None`: one is
+        started on this machine for the time of the run.
+    :param cpus_per_actor: CPUs of each actor. Several are used by worker processes that step its environments.
+    :param max_restarts: How often in a row an actor is replaced that vanishes, or whose environment fails, before the
+        run ends.
+    :param restart_pause: Seconds before the second replacement in a row; before each further one, twice as many.
+    :param start_timeout: Seconds that actors may wait for a place.
+    :param ray_config: Further arguments of `ray.init`.
+    """
+
+    address: str | None = None
+    cpus_per_actor: int = 1
+    max_restarts: int = 3
+    restart_pause: float = 1.0
+    start_timeout: float = 120.0
+    ray_config: Mapping[str, Any] = field(default_factory=dict)
+
+    env_groups = 0
+
+    def __post_init__(self) -> None:
+        whole_number("runner.placement.cpus_per_actor", self.cpus_per_actor, at_least=1)
+        whole_number("runner.placement.max_restarts", self.max_restarts, at_least=0)
+        for name in ("restart_pause", "start_timeout"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"runner.placement.{name}: expected seconds, found {getattr(self, name)!r}.")
+        self._crew: Crew | None = None
+        self._session: RaySession | None = None
+        self._names = itertools.count()
+
+    @override(Placement)
+    def vector_env(
+        self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
+    ) -> StructuredVectorEnv:
+        crew = self.crew(n_envs)
+        # One process that steps them can be ended where native code of theirs hangs; the actor itself cannot.
+        hangs = self.env_timeout is not None
+        return RayVectorEnv(
+            crew,
+            f"{logging_prefix or 'environments'} {next(self._names)}",
+            env_factory,
+            group_sizes(n_envs, self.env_groups or crew.n_actors),
+            logging_prefix,
+            n_workers=self.cpus_per_actor if self.cpus_per_actor > 1 or hangs else 0,
+            timeout=call_time_limit(self.env_timeout, n_envs),
+        )
+
+    @override(Placement)
+    def actors(
+        self,
+        env_factory: Callable[[], Any],
+        policy: TorchPolicy,
+        n_rollout_steps: int,
+        n_actors: int,
+        batch_size: int,
+        queue_out_of_sync_factor: float,
+        env_instance_seeds: list[int],
+        agent_instance_seeds: list[int],
+    ) -> DistributedActors:
+        raise NotImplementedError
+
+    def crew(self, n_wanted: int) -> Crew:
+        """The actors of the run, which all its environments share; they are started when they are first needed.
+
+        :param n_wanted: Number of actors that there is work for, where `env_groups` does not say how many.
+        """
+        if self._crew is None:
+            config: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES} if self._is_local else {}
+            config.update(self.ray_config, address=self.address)
+            self._session = RaySession(config, self.env_groups * self.cpus_per_actor, key="runner.address")
+            self._session.__enter__()
+            self._crew = Crew(
+                self.env_groups or self._n_places(n_wanted),
+                self.cpus_per_actor,
+                self.max_restarts,
+                self.restart_pause,
+                self.start_timeout,
+            )
+        return self._crew
+
+    @override(Placement)
+    def close(self) -> None:
+        crew, self._crew = self._crew, None
+        session, self._session = self._session, None
+        if crew is not None:
+            crew.close()
+        if session is not None:
+            session.__exit__()
+
+    @override(Placement)
+    def join(self, address: str) -> None:
+        self.address = address
+
+    @property
+    def _is_local(self) -> bool:
+        return self.address is None
+
+    def _n_places(self, n_wanted: int) -> int:
+        """Number of actors that the cluster has CPUs for, at most as many as wanted."""
+        assert self._session is not None
+        return max(1, min(n_wanted, math.floor(self._session.n_cpus / self.cpus_per_actor)))
