@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         BaseDistributedWorkersWithBuffer,
     )
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+    from maze.train.parallelization.on_ray.crew import Crew
 
 
 PATIENCE = 60.0
@@ -80,6 +81,15 @@ class Placement(ABC):
         :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
         :param agent_instance_seeds: A seed for the policy of each actor.
         """
+
+    def crew(self, n_wanted: int, n_needed: int = 0) -> Crew | None:
+        """The actors of a cluster, for trainers that give them other work than to step environments.
+
+        :param n_wanted: Number of actors that there is work for.
+        :param n_needed: Number of actors that there have to be.
+        :return: `None`: there is no cluster in this placement.
+        """
+        return None
 
     def join(self, address: str) -> None:
         """Uses the cluster with this address.

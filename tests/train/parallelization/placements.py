@@ -15,8 +15,6 @@ from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 TINY = [
     "algorithm.n_epochs=2",
-    "algorithm.epoch_length=2",
-    "algorithm.rollout_evaluator.n_episodes=3",
     "seeding.env_base_seed=1",
     "seeding.agent_base_seed=2",
 ]
@@ -24,7 +22,10 @@ TINY = [
 
 def trained(directory: Path, *arguments: str, name: str = "CartPole-v1") -> dict[str, torch.Tensor]:
     """All tensors of the state that a training ends in, by their place in it."""
-    assert main(["-cn", "conf_train", f"env.name={name}", *TINY, *arguments, f"hydra.run.dir={directory}"]) == 0
+    few = (
+        [] if "algorithm=es" in arguments else ["algorithm.epoch_length=2", "algorithm.rollout_evaluator.n_episodes=3"]
+    )
+    assert main(["-cn", "conf_train", f"env.name={name}", *TINY, *few, *arguments, f"hydra.run.dir={directory}"]) == 0
     return dict(_tensors(torch.load(directory / "latest.pt", weights_only=True)))
 
 

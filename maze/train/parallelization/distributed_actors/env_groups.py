@@ -3,6 +3,7 @@ on where the groups are."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -82,7 +83,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
 
     The first group draws from the policy's own generators; each other one begins every rollout with a seed that depends
     on their state before it and on the group. So nothing but the policy's state has to be saved, and it makes no
-    difference where a group is, or whether it has to be asked twice.
+    difference where a group is, or whether it has to be asked twice. Other policies are copied once, and go on.
 
     :param sizes: Number of environments of each group.
     :param spaces: Their spaces.
@@ -101,6 +102,16 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         )
         ends = np.cumsum(sizes).tolist()
         self.groups = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        self._seeds: list[Any] = [None] * self.n_envs
+
+    @override(StructuredVectorEnv)
+    def seed(self, seeds: Sequence[Any]) -> None:
+        self._seeds = checked_seeds(seeds, self.n_envs)
+
+    def _seed_of_copy(self, index: int) -> int:
+        """Seed of a further group's copy of a policy that is no network's: it goes on by itself."""
+        seed = self._seeds[self.groups[index].start]
+        return int(np.random.SeedSequence([int(seed or 0), index]).generate_state(1)[0])
 
     @override(StructuredVectorEnv)
     def collect(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
@@ -159,6 +170,7 @@ class LocalGroups(GroupedVectorEnv):
         super().__init__([env.n_envs for env in envs], ActorSpaces.of(envs[0]), logging_prefix)
         self._members = [EnvGroup(env, index) for index, env in enumerate(envs)]
         self._envs = list(envs)
+        self._copies: list[Policy] = []
         for env in envs:
             env.epoch_stats = self  # type: ignore[assignment]  # all that it is told are episodes that ended
 
@@ -168,33 +180,41 @@ class LocalGroups(GroupedVectorEnv):
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
-        return self._by_turns(policy, lambda index: self._members[index].collect(policy, plan))
+        return self._by_turns(policy, lambda index, acting: self._members[index].collect(acting, plan))
 
     @override(GroupedVectorEnv)
     def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        def play(index: int) -> None:
-            play_episodes(policy, self._envs[index], quota[self.groups[index]].copy(), deterministic)
+        def play(index: int, acting: Policy) -> None:
+            play_episodes(acting, self._envs[index], quota[self.groups[index]].copy(), deterministic)
 
         self._by_turns(policy, play)
 
-    def _by_turns(self, policy: Policy, act: Callable[[int], Any]) -> list[Any]:
+    def _by_turns(self, policy: Policy, act: Callable[[int, Policy], Any]) -> list[Any]:
         if not isinstance(policy, TorchPolicy):
-            return [act(index) for index in range(len(self.groups))]
+            return [act(index, of_group) for index, of_group in enumerate(self._copies_of(policy))]
         before = policy.rng_state()
         results, after = [], before
         for index in range(len(self.groups)):
             if index:
                 policy.seed(seed_beside(before, index))
-            results.append(act(index))
+            results.append(act(index, policy))
             after = after if index else policy.rng_state()
         policy.set_rng_state(after)
         return results
 
-    @override(StructuredVectorEnv)
+    def _copies_of(self, policy: Policy) -> list[Policy]:
+        """The policy of each group, where it is of somebody's own kind."""
+        if not self._copies or self._copies[0] is not policy:
+            self._copies = [policy, *(copy.deepcopy(policy) for _ in self.groups[1:])]
+            for index, of_group in enumerate(self._copies[1:], 1):
+                of_group.seed(self._seed_of_copy(index))
+        return self._copies
+
+    @override(GroupedVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        of_env = checked_seeds(seeds, self.n_envs)
+        super().seed(seeds)
         for env, group in zip(self._envs, self.groups, strict=True):
-            env.seed(of_env[group])
+            env.seed(self._seeds[group])
 
     @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,9 @@ import cloudpickle
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.train.parallelization.distributed_actors.actor_worker import run_actor
+from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead
 from maze.train.parallelization.distributed_actors.distributed_actors import (
-    CollectedBatch,
     DistributedActors,
-    checked_actor_seeds,
-    queue_size_of,
     seed_of_start,
 )
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, SubstepPacket
@@ -26,7 +23,6 @@ from maze.train.parallelization.distributed_actors.rollout_tickets import Rollou
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
-from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
 from maze.utils.process import preload
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
 
 
-class SubprocDistributedActors(DistributedActors):
+class SubprocDistributedActors(ActorsAhead):
     """Collects rollouts in worker processes while the learner learns.
 
     Each worker has a pipe of its own. Messages to workers are small, so the learner never waits for one to be read;
@@ -68,10 +64,17 @@ class SubprocDistributedActors(DistributedActors):
         *,
         envs_per_actor: int = 1,
     ) -> None:
-        super().__init__(env_factory, policy, n_rollout_steps, n_actors, batch_size, envs_per_actor=envs_per_actor)
-        self._queue_size = queue_size_of(queue_out_of_sync_factor, batch_size)
-        self._env_seeds = checked_actor_seeds(actor_env_seeds, n_actors * envs_per_actor, "actor_env_seeds")
-        self._agent_seeds = checked_actor_seeds(actor_agent_seeds, n_actors, "actor_agent_seeds")
+        super().__init__(
+            env_factory,
+            policy,
+            n_rollout_steps,
+            n_actors,
+            batch_size,
+            queue_out_of_sync_factor,
+            actor_env_seeds,
+            actor_agent_seeds,
+            envs_per_actor=envs_per_actor,
+        )
         context = self.get_multiprocessing_context(start_method)
         if start_method == "forkserver":
             # a server that has imported torch starts workers in no time; meanwhile the learner sets up the rest
@@ -79,9 +82,6 @@ class SubprocDistributedActors(DistributedActors):
             forkserver.ensure_running()
         self._start_method = start_method
         self._pool: ActorPool | None = None
-        self._n_starts = 0
-        self._learned: dict[int, list[Any]] = {}
-        """What the wrappers of an actor's environments have learned."""
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -100,27 +100,24 @@ class SubprocDistributedActors(DistributedActors):
     def start(self) -> None:
         if self._pool is not None:
             return
-        self._tickets = RolloutTickets(self.n_actors, self.batch_size, self._queue_size)
-        self._arrived: list[tuple[int, RolloutPacket, int]] = []
+        self._open()
         policy = copy.deepcopy(self.policy)
         policy.to("cpu")
         self._weights = SharedPolicyWeights(policy.state_dict(), self._tickets.max_age + 2)
         pool = ActorPool(self.env_factory, self.n_actors, self.envs_per_actor, self._start_method)
         try:
-            env_seeds = [seed_of_start(seed, self._n_starts) for seed in self._env_seeds]
-            agent_seeds = [seed_of_start(seed, self._n_starts) for seed in self._agent_seeds]
+            env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
+            agent_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._agent_seeds]
             pool.start(
                 cloudpickle.dumps(policy), self._weights, self._tickets, self.n_rollout_steps, env_seeds, agent_seeds
             )
         except BaseException:
             pool.close()
             raise
-        self._pool = pool
-        self._n_starts += 1
+        self._pool, self._spaces = pool, pool.spaces
         self._weights.write(0, policy.state_dict())
+        self._restore_wrappers()
         for worker in pool.workers:
-            if worker.index in self._learned:
-                pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
             pool.tell(worker, "rollouts", self._tickets.n_issued(worker.index))
 
     @override(DistributedActors)
@@ -138,61 +135,27 @@ class SubprocDistributedActors(DistributedActors):
         for worker in self._pool.workers:
             self._pool.tell(worker, "version", self._tickets.version)
 
-    @override(DistributedActors)
-    def collect_batch(self) -> CollectedBatch:
-        self.start()
-        pool = self._pool
-        assert pool is not None
-        start = time.perf_counter()
-        self._receive(pool, wait=False)
-        n_before = len(self._arrived)
-        taken: list[RolloutPacket] = []
-        lags: list[int] = []
-        while len(taken) < self.batch_size:
-            actor = self._tickets.next_of(actor for actor, _, _ in self._arrived)
-            if actor is None:
-                self._receive(pool, wait=True)
-                continue
-            position = next(i for i, (other, _, _) in enumerate(self._arrived) if other == actor)
-            _, packet, version = self._arrived.pop(position)
-            self._tickets.take(actor)
-            pool.tell(pool.workers[actor], "rollouts", 1)
-            taken.append(packet)
-            lags.append(self._tickets.version - version)
-        self._tickets.batch_done()
-        seconds = time.perf_counter() - start
-        return CollectedBatch(self._joined(taken, pool.spaces), n_before, len(self._arrived), seconds, lags)
+    @override(ActorsAhead)
+    def _issue(self, actor: int) -> None:
+        assert self._pool is not None
+        self._pool.tell(self._pool.workers[actor], "rollouts", 1)
 
-    @override(DistributedActors)
-    def state_dict(self) -> dict[str, Any]:
-        problem = "they were in processes of their own, which were ahead of the training"
-        known = [states for actor in sorted(self._learned) for states in self._learned[actor]] or [[]]
-        n_envs = self.n_actors * self.envs_per_actor
-        states = [{"problem": problem, "wrappers": known[index % len(known)]} for index in range(n_envs)]
-        return {"n_starts": self._n_starts, "environments": states}
-
-    @override(DistributedActors)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        """Nothing is repeated: actors that are started again get seeds that they did not have before."""
-        self._n_starts = max(self._n_starts, state_dict.get("n_starts", 0))
-        n = self.envs_per_actor
-        learned = [state["wrappers"] for state in states_for(state_dict, self.n_actors * n)]
-        self._learned = {actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors) if any(learned)}
-        if self._pool is not None:
-            for worker in self._pool.workers:
-                if worker.index in self._learned:
-                    self._pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
-        reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
-        return dict.fromkeys(range(len(learned)), reason)
-
-    def _receive(self, pool: ActorPool, wait: bool) -> None:
-        """Takes in all rollouts that are finished."""
-        for worker, (packet, version, finished, states) in pool.results(wait):
+    @override(ActorsAhead)
+    def _receive(self, wait: bool) -> None:
+        assert self._pool is not None
+        for worker, (packet, version, finished, states) in self._pool.results(wait):
             for stats in finished:
                 self.epoch_stats.receive(stats)
             if states:
                 self._learned[worker.index] = states
             self._arrived.append((worker.index, packet, version))
+
+    @override(ActorsAhead)
+    def _restore_wrappers(self) -> None:
+        if self._pool is not None:
+            for worker in self._pool.workers:
+                if worker.index in self._learned:
+                    self._pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
 
 
 class ActorPool(WorkerPool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import threading
 import time
@@ -39,12 +40,14 @@ class Host:
         if "torch" in sys.modules:  # several processes with several threads each get in one another's way
             sys.modules["torch"].set_num_threads(1)
 
-    def versions(self) -> dict[str, str]:
-        """What has to be the same everywhere."""
-        return _versions()
+    def describe(self) -> dict[str, Any]:
+        """Where it is, and what has to be the same everywhere."""
+        return {"pid": os.getpid(), "node": platform.node(), **_versions()}
 
     def place(self, name: str, maker: bytes) -> None:
         """Makes a subject; calls of one that cannot be made say why."""
+        if name in self._subjects:
+            self._subjects.pop(name).close()
         try:
             self._subjects[name] = cloudpickle.loads(maker)()
         except BaseException as error:
@@ -89,6 +92,7 @@ class Task:
 @dataclass
 class _Actor:
     handle: Any = None
+    name: str = ""
     n_starts: int = 0
     n_failures: int = 0
     """Failures in a row."""
@@ -104,7 +108,6 @@ class Crew:
     An environment that fails is treated alike: its actor is replaced. Errors that say themselves that repeating is of
     no use are raised.
 
-    :param n_actors: Number of actors.
     :param cpus_per_actor: CPUs that each needs.
     :param max_restarts: How often in a row an actor is replaced without having completed anything in between.
     :param restart_pause: Seconds before the second replacement in a row; before each further one, twice as many.
@@ -113,7 +116,6 @@ class Crew:
 
     def __init__(
         self,
-        n_actors: int,
         cpus_per_actor: float = 1,
         max_restarts: int = 3,
         restart_pause: float = 1.0,
@@ -128,9 +130,18 @@ class Crew:
         self._lock = threading.RLock()
         self.n_restarts = 0
         """How often an actor was replaced."""
+        self._actors: list[_Actor] = []
+
+    def grow(self, n_actors: int) -> None:
+        """Waits for more actors, where there are fewer than that; who hosts what does not change.
+
+        :param n_actors: Number of actors.
+        :raises ConfigError: There is no place for them, or they have other versions of Python or Maze.
+        """
+        first = len(self._actors)
+        self._actors += [_Actor(self._new_handle()) for _ in range(n_actors - first)]
         try:
-            self._actors = [_Actor(self._new_handle()) for _ in range(n_actors)]
-            self._await_start()
+            self._await_start(first)
         except BaseException:
             self.close()
             raise
@@ -198,7 +209,7 @@ class Crew:
 
     def close(self) -> None:
         """Ends all actors; nothing happens the second time."""
-        actors, self._actors = getattr(self, "_actors", []), []
+        actors, self._actors = self._actors, []
         if self._ray.is_initialized() and actors:
             with suppress(Exception):
                 self._ray.wait(
@@ -213,9 +224,9 @@ class Crew:
         host = self._ray.remote(num_cpus=self._cpus_per_actor, max_restarts=0, max_task_retries=0)(Host)
         return host.remote()
 
-    def _await_start(self) -> None:
-        """Waits until all actors have a place, and have the versions of this process."""
-        refs = {actor.handle.versions.remote(): index for index, actor in enumerate(self._actors)}
+    def _await_start(self, first: int) -> None:
+        """Waits until new actors have a place, and have the versions of this process."""
+        refs = {actor.handle.describe.remote(): index for index, actor in enumerate(self._actors[first:], first)}
         deadline = time.monotonic() + self._start_timeout
         waiting = list(refs)
         while waiting:
@@ -226,6 +237,7 @@ class Crew:
                 except self._ray.exceptions.RayError as error:
                     raise WorkerError(f"Actor {refs[ref]} could not be started: {_first_line(error)}") from error
                 _check_versions(found, refs[ref])
+                self._actors[refs[ref]].name = f"{refs[ref]} (pid {found['pid']} on {found['node']})"
             if waiting and time.monotonic() > deadline:
                 raise ConfigError(
                     f"runner.env_groups: {self._waiting(len(waiting))} and did not get a place within "
@@ -315,7 +327,7 @@ class Crew:
                         f"`{task.method}`; that is more than runner.placement.max_restarts={self._max_restarts}."
                         f"{details}"
                     )
-                logger.warning("Actor %d %s during `%s`; another one takes its place.", task.actor, what, task.method)
+                logger.warning("Actor %s %s during `%s`; another one takes its place.", actor.name, what, task.method)
                 if actor.n_failures > 1:
                     time.sleep(self._restart_pause * 2 ** (actor.n_failures - 2))
                 self._replace(task.actor)
@@ -324,6 +336,7 @@ class Crew:
     def _replace(self, index: int) -> None:
         actor = self._actors[index]
         self._kill(actor)
+        actor.name = str(index)
         self.n_restarts += 1
         actor.n_starts += 1
         actor.handle = self._new_handle()
@@ -346,7 +359,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _check_versions(found: dict[str, str], actor: int) -> None:
+def _check_versions(found: dict[str, Any], actor: int) -> None:
     here = _versions()
     for name, value in here.items():
         if name in ("Python", "maze-rl") and found.get(name) != value:

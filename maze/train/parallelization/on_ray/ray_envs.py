@@ -29,7 +29,7 @@ from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsDecoder, StatsEncoder
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RemoteGroup:
     :param index: Which group it is.
     :param n_workers: Number of worker processes that step them; 0: they are stepped in the actor itself.
     :param timeout: Seconds that a call of a worker process may take.
-    :param seeds: A seed for each environment.
+    :param seeds: A seed for each environment; empty: they are told later.
     :param wrappers: What wrappers have learned before.
     """
 
@@ -92,7 +92,7 @@ class RemoteGroup:
         index: int,
         n_workers: int,
         timeout: float | None,
-        seeds: Sequence[Any] | None,
+        seeds: Sequence[Any],
         wrappers: Sequence[Any],
     ) -> None:
         env: StructuredVectorEnv
@@ -105,7 +105,7 @@ class RemoteGroup:
         self._group = EnvGroup(env, index)
         self._token = -1
         self._policy: Any = None
-        if seeds is not None:
+        if seeds:
             env.seed(seeds)
         if any(wrappers):
             env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
@@ -225,21 +225,20 @@ class RayVectorEnv(GroupedVectorEnv):
     ) -> None:
         self._crew, self._name = crew, name
         self._env_factory, self._n_workers, self._timeout = env_factory, n_workers, timeout
-        self._seeds: list[Any] | None = None
         self._wrappers: dict[int, list[Any]] = {}
         self._copies = PolicyCopies(crew)
         self._sizes = list(sizes)
+        self._is_made = False
         crew.place(name, [partial(self._maker, index) for index in range(len(sizes))])
         all_spaces: list[ActorSpaces] = crew.call(name, "spaces", [()] * len(sizes))
         super().__init__(sizes, all_spaces[0], logging_prefix)
+        self._is_made = True
         for spaces, group in zip(all_spaces, self.groups, strict=True):
             check_same_spaces(all_spaces[0], spaces, group.start)
 
     def _maker(self, index: int, n_starts: int) -> Callable[[], RemoteGroup]:
         """What makes a group; its episodes are not to be those of the first time where it is made again."""
-        seeds = None
-        if self._seeds is not None:
-            seeds = [seed_of_start(seed, n_starts) for seed in self._seeds[self.groups[index]]]
+        seeds = [seed_of_start(seed, n_starts) for seed in self._seeds_of(index)]
         return partial(
             RemoteGroup,
             self._env_factory,
@@ -250,6 +249,10 @@ class RayVectorEnv(GroupedVectorEnv):
             seeds,
             self._wrappers.get(index, []),
         )
+
+    def _seeds_of(self, index: int) -> list[Any]:
+        """Seeds of a group; none while it is made for the first time."""
+        return self._seeds[self.groups[index]] if self._is_made else []
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
@@ -282,13 +285,12 @@ class RayVectorEnv(GroupedVectorEnv):
 
     def _generators(self, before: Mapping[str, Any] | None, index: int) -> Generators:
         if before is None:  # a policy of somebody's own, whose copies go on by themselves
-            first = self._seeds[self.groups[index].start] if self._seeds else index
-            return Generators(seed=seed_of_start(first, 1))
+            return Generators(seed=self._seed_of_copy(index) if index else None)
         return Generators(seed=seed_beside(before, index)) if index else Generators(before)
 
-    @override(StructuredVectorEnv)
+    @override(GroupedVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
-        self._seeds = checked_seeds(seeds, self.n_envs)
+        super().seed(seeds)
         self._ask("seed", [(self._seeds[group],) for group in self.groups])
 
     @override(StructuredVectorEnv)

@@ -13,6 +13,7 @@ from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
 from maze.train.parallelization.distributed_actors.env_groups import group_sizes
 from maze.train.parallelization.on_ray.crew import Crew
+from maze.train.parallelization.on_ray.ray_actors import RayDistributedActors
 from maze.train.parallelization.on_ray.ray_envs import RayVectorEnv
 from maze.train.parallelization.on_ray.session import RaySession
 from maze.train.parallelization.placement import Placement, call_time_limit
@@ -64,16 +65,13 @@ class OnRay(Placement):
         self, env_factory: Callable[[], Any], n_envs: int, logging_prefix: str | None = None
     ) -> StructuredVectorEnv:
         crew = self.crew(n_envs)
-        # One process that steps them can be ended where native code of theirs hangs; the actor itself cannot.
-        hangs = self.env_timeout is not None
         return RayVectorEnv(
             crew,
             f"{logging_prefix or 'environments'} {next(self._names)}",
             env_factory,
             group_sizes(n_envs, self.env_groups or crew.n_actors),
             logging_prefix,
-            n_workers=self.cpus_per_actor if self.cpus_per_actor > 1 or hangs else 0,
-            timeout=call_time_limit(self.env_timeout, n_envs),
+            *self._worker_processes(n_envs),
         )
 
     @override(Placement)
@@ -88,25 +86,47 @@ class OnRay(Placement):
         env_instance_seeds: list[int],
         agent_instance_seeds: list[int],
     ) -> DistributedActors:
-        raise NotImplementedError
+        n_envs = len(env_instance_seeds) // n_actors
+        return RayDistributedActors(
+            self.crew(n_actors, n_actors),
+            f"actors {next(self._names)}",
+            *self._worker_processes(n_envs),
+            env_factory,
+            policy,
+            n_rollout_steps,
+            n_actors,
+            batch_size,
+            queue_out_of_sync_factor,
+            env_instance_seeds,
+            agent_instance_seeds,
+            envs_per_actor=n_envs,
+        )
 
-    def crew(self, n_wanted: int) -> Crew:
+    def _worker_processes(self, n_envs: int) -> tuple[int, float | None]:
+        """Number of worker processes in an actor, and their time limit.
+
+        One process that steps its environments can be ended where native code of theirs hangs; the actor itself cannot.
+        """
+        is_of_use = self.cpus_per_actor > 1 or self.env_timeout is not None
+        return self.cpus_per_actor if is_of_use else 0, call_time_limit(self.env_timeout, n_envs)
+
+    @override(Placement)
+    def crew(self, n_wanted: int, n_needed: int = 0) -> Crew:
         """The actors of the run, which all its environments share; they are started when they are first needed.
 
         :param n_wanted: Number of actors that there is work for, where `env_groups` does not say how many.
+        :param n_needed: Number of actors that there have to be.
         """
         if self._crew is None:
             config: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES} if self._is_local else {}
             config.update(self.ray_config, address=self.address)
-            self._session = RaySession(config, self.env_groups * self.cpus_per_actor, key="runner.address")
-            self._session.__enter__()
-            self._crew = Crew(
-                self.env_groups or self._n_places(n_wanted),
-                self.cpus_per_actor,
-                self.max_restarts,
-                self.restart_pause,
-                self.start_timeout,
+            self._session = RaySession(
+                config, max(self.env_groups, n_needed) * self.cpus_per_actor, key="runner.address"
             )
+            self._session.__enter__()
+            self._crew = Crew(self.cpus_per_actor, self.max_restarts, self.restart_pause, self.start_timeout)
+            self._crew.grow(self.env_groups or n_needed or self._n_places(n_wanted))
+        self._crew.grow(n_needed)
         return self._crew
 
     @override(Placement)

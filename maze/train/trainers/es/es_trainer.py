@@ -23,6 +23,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
+from maze.train.trainers.es.distributed.es_ray_rollouts import ESRayDistributedRollouts
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
@@ -323,6 +324,17 @@ def make_distributed_rollouts(
             concurrency=concurrency,
         )
     env.close()  # the workers make their own
+    crew = run.placement.crew(n_wanted=n_available_cores())
+    if crew is not None:
+        return ESRayDistributedRollouts(
+            crew,
+            run.env_factory,
+            shared_noise,
+            run.env_seeds(1)[0],
+            seed,
+            n_eval_rollouts=n_eval_rollouts,
+            concurrency=concurrency,
+        )
     n_train_workers = n_train_workers or n_available_cores()
     return ESSubprocDistributedRollouts(
         env_factory=run.env_factory,

@@ -1,0 +1,220 @@
+"""Trainings on a cluster of two machines (nodes of Ray on this one): same results, and what vanishes is replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.errors import ConfigError, NonFiniteError, WorkerError
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.train.parallelization.on_ray.crew import Crew, unpicklable
+from maze.train.parallelization.on_ray.ray_placement import OnRay
+from maze.train.parallelization.on_ray.session import RaySession, require_ray
+from maze.train.parallelization.placement import InProcess
+from tests.train.parallelization.placements import differing, told_by, trained
+from tests.train.parallelization.toy_envs import counting_env, random_walk_env
+from tests.train.parallelization.toy_policies import ENVS, make_policy
+
+has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+on_cluster = [pytest.mark.long, pytest.mark.ray, has_ray, pytest.mark.filterwarnings("ignore")]
+
+SMALL = {
+    "ppo": ["algorithm.n_rollout_steps=20", "runner.concurrency=3"],
+    "sac": [
+        "critic=flatten_concat_state_action",
+        "algorithm.initial_buffer_size=20",
+        "algorithm.num_actors=2",
+        "algorithm.batch_size=8",
+        "algorithm.rollouts_per_iteration=2",
+        "algorithm.collect_ahead=false",
+    ],
+    "es": ["algorithm.n_rollouts_per_update=6", "runner.n_eval_rollouts=2", "algorithm.max_steps=20"],
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two nodes of two CPUs; whoever asks for Ray in this process is given them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    health = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3", "initial_delay_ms": "500"}
+    set_here = {f"RAY_health_check_{name}": value for name, value in health.items()} | {"RAY_AUTH_MODE": "disabled"}
+    before = {name: os.environ.get(name) for name in set_here}
+    os.environ.update(set_here)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    two = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 200 * 2**20})
+    two.add_node(num_cpus=2, object_store_memory=200 * 2**20)
+    ray.init(address=two.address, log_to_driver=False)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    yield two
+    ray.shutdown()
+    two.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture
+def placement(cluster: Any) -> Iterator[Callable[..., OnRay]]:
+    """Makes placements, and ends their actors."""
+    made: list[OnRay] = []
+
+    def make(env_groups: int = 2, **arguments: Any) -> OnRay:
+        made.append(OnRay(**arguments))
+        made[-1].env_groups = env_groups
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def pids_of(crew: Crew) -> list[int]:
+    """Processes of a crew's actors."""
+    import ray
+
+    return [found["pid"] for found in ray.get([actor.handle.describe.remote() for actor in crew._actors])]
+
+
+# -- the same results ---------------------------------------------------------------------------------
+
+
+class TestSameResults:
+    pytestmark = on_cluster
+
+    def test_groups_tell_what_groups_in_this_process_tell(self, placement: Callable[..., OnRay]) -> None:
+        there, here = placement(), InProcess()
+        here.env_groups = 2
+        for name in ENVS:
+            assert told_by(there, name) == told_by(here, name), name
+
+    @pytest.mark.parametrize("name", SMALL)
+    def test_trainings_end_with_the_same_tensors(self, cluster: Any, tmp_path: Path, name: str) -> None:
+        options = [f"algorithm={name}", *SMALL[name]]
+        here = trained(tmp_path / "dev", *options, "runner=dev", "runner.env_groups=2")
+        there = trained(tmp_path / "ray", *options, "runner=ray", "runner.env_groups=2", "runner.address=auto")
+        assert len(here) > 10
+        assert not differing(here, there)
+
+    def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
+        options = ["algorithm=impala", "runner=ray", "algorithm.num_actors=2", "algorithm.actors_batch_size=2"]
+        first = trained(tmp_path / "first", *options)
+        resumed = ["algorithm.n_epochs=3", f"input_dir={tmp_path / 'first'}", "resume=true", "algorithm.num_actors=3"]
+        second = trained(tmp_path / "second", *options, *resumed)
+        changed = [place for place in differing(first, second) if place.startswith("/model")]
+        assert changed
+
+
+# -- what vanishes ------------------------------------------------------------------------------------
+
+
+class TestFailures:
+    pytestmark = on_cluster
+
+    def test_a_killed_actor_is_replaced_and_costs_its_rollout_only(
+        self, placement: Callable[..., OnRay], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        there = placement()
+        env = there.vector_env(random_walk_env, 4)
+        env.seed([1, 2, 3, 4])
+        generator, policy = RolloutGenerator(env), make_policy(random_walk_env)
+        columns = generator.allocate(200)
+        generator.collect(policy, columns)
+        crew = there.crew(2)
+        victim = pids_of(crew)[1]
+        killer = threading.Timer(0.05, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        with caplog.at_level(logging.WARNING):
+            for _ in range(5):
+                generator.collect(policy, columns)
+        killer.join()
+        assert columns.rewards.shape == (200, 4)
+        assert (columns.rewards[-1] != 0).all()
+        assert crew.n_restarts == 1
+        assert f"Actor 1 (pid {victim} on " in caplog.text
+        assert victim not in pids_of(crew)
+
+    def test_an_environment_that_fails_again_and_again_ends_the_run_with_its_place(
+        self, placement: Callable[..., OnRay]
+    ) -> None:
+        there = placement(env_groups=1, max_restarts=1, restart_pause=0.1)
+        env = there.vector_env(partial(counting_env, fault=("raise", 2)), 1)
+        env.seed([7])
+        columns = RolloutGenerator(env).allocate(4)
+        with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*marbles.*2th time.*max_restarts=1"):
+            env.collect(make_policy(counting_env), columns, begins=True)
+
+    def test_numbers_that_are_not_finite_are_raised_at_once(self, placement: Callable[..., OnRay]) -> None:
+        there = placement(env_groups=1)
+        env = there.vector_env(partial(counting_env, fault=("nan", 2)), 1)
+        columns = RolloutGenerator(env).allocate(4)
+        with pytest.raises(NonFiniteError, match="Actor 0: Group 0, environment 0, tick 1"):
+            env.collect(make_policy(counting_env), columns, begins=True)
+        assert there.crew(1).n_restarts == 0
+
+    def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
+        crew = Crew(start_timeout=1.0)
+        with pytest.raises(ConfigError, match=r"of 9 actors wait for 1 CPUs each; the Ray cluster has 4 CPUs"):
+            crew.grow(9)
+
+    def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
+        extra = cluster.add_node(num_cpus=2, object_store_memory=200 * 2**20)
+        there = placement(env_groups=4)
+        env = there.vector_env(random_walk_env, 4)
+        env.seed([1, 2, 3, 4])
+        generator, policy = RolloutGenerator(env), make_policy(random_walk_env)
+        columns = generator.allocate(50)
+        generator.collect(policy, columns)
+        cluster.remove_node(extra, allow_graceful=False)
+        for _ in range(2):
+            generator.collect(policy, columns)
+        assert (columns.rewards[-1] != 0).all()
+
+
+# -- without a cluster --------------------------------------------------------------------------------
+
+
+def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'maze-rl\[ray\]'"):
+        OnRay().vector_env(random_walk_env, 2)
+
+
+@has_ray
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_an_address_where_nothing_answers_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(require_ray(), "is_initialized", lambda: False)  # other tests' cluster may be there
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=rf"runner.address: Ray at {address} could not be reached.*ray start"):
+        RaySession({"address": address}, 1, key="runner.address").__enter__()
+    assert time.monotonic() - start < 10
+    with pytest.raises(ConfigError, match=r"7 to 12 times.*ray job submit"):
+        RaySession({"address": "ray://head:10001"}, 1, key="runner.address").__enter__()
+
+
+class Simulator:
+    def __init__(self) -> None:
+        self.settings = {"speed": 1, "lock": threading.Lock()}
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    assert unpicklable(partial(np.add, Simulator())) != ""
+    assert unpicklable({"env": Simulator()}) == "['env'].settings['lock'] (lock)"
