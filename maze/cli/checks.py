@@ -87,8 +87,8 @@ def check(cfg: DictConfig) -> None:
         if target is not None and is_training:
             what = f"runner={chosen.get('runner')} does not fit algorithm={chosen.get('algorithm')}."
         raise UsageError(
-            f"{what} Training (-cn conf_train) takes runner=dev or runner=local, rollouts take runner=parallel or "
-            "runner=sequential."
+            f"{what} Training (-cn conf_train) takes runner=dev, runner=local or runner=ray, rollouts take "
+            "runner=parallel or runner=sequential."
         )
     _check_own_critic(cfg, overrides)
     _check_value_types(cfg, overrides)

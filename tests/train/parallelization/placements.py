@@ -22,10 +22,9 @@ TINY = [
 
 def trained(directory: Path, *arguments: str, name: str = "CartPole-v1") -> dict[str, torch.Tensor]:
     """All tensors of the state that a training ends in, by their place in it."""
-    few = (
-        [] if "algorithm=es" in arguments else ["algorithm.epoch_length=2", "algorithm.rollout_evaluator.n_episodes=3"]
-    )
-    assert main(["-cn", "conf_train", f"env.name={name}", *TINY, *few, *arguments, f"hydra.run.dir={directory}"]) == 0
+    usual = ["algorithm.epoch_length=2", "algorithm.rollout_evaluator.n_episodes=3"]
+    few = TINY if "algorithm=es" in arguments else [*TINY, *usual]
+    assert main(["-cn", "conf_train", f"env.name={name}", *few, *arguments, f"hydra.run.dir={directory}"]) == 0
     return dict(_tensors(torch.load(directory / "latest.pt", weights_only=True)))
 
 
