@@ -13,6 +13,7 @@ import numpy as np
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -28,7 +29,6 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.env.structured_env import ActorID
-    from maze.core.log_stats.log_stats import LogStats
 
 
 class RolloutPlan(NamedTuple):
@@ -76,6 +76,26 @@ class EnvGroup:
         except (NonFiniteError, EnvironmentContractError) as error:
             raise type(error)(f"Group {self._index}, {error}") from error
         return RolloutPacket.of(columns)
+
+
+class EpisodeRelay(LogStatsAggregator):
+    """Passes the statistics of episodes on at once, in the place of a vector environment's own epoch statistics.
+
+    :param pass_on: Takes them.
+    """
+
+    def __init__(self, pass_on: Callable[[LogStats], None]) -> None:
+        super().__init__(LogStatsLevel.EPOCH)
+        self._pass_on = pass_on
+
+    @override(LogStatsAggregator)
+    def receive(self, stat: LogStats) -> None:
+        self._pass_on(stat)
+
+    @override(LogStatsAggregator)
+    def receive_all(self, stats: Sequence[LogStats]) -> None:
+        for stat in stats:
+            self._pass_on(stat)
 
 
 class GroupedVectorEnv(StructuredVectorEnv, ABC):
@@ -172,11 +192,10 @@ class LocalGroups(GroupedVectorEnv):
         self._envs = list(envs)
         self._copies: list[Policy] = []
         for env in envs:
-            env.epoch_stats = self  # type: ignore[assignment]  # all that it is told are episodes that ended
+            env.epoch_stats = EpisodeRelay(self._count)
 
-    def receive(self, stat: LogStats) -> None:
-        """Counts an episode of one of the groups."""
-        self.epoch_stats.receive(stat)
+    def _count(self, stats: LogStats) -> None:
+        self.epoch_stats.receive(stats)  # it may have been replaced meanwhile
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:

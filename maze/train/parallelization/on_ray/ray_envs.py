@@ -18,6 +18,7 @@ from maze.core.wrappers.running_statistics import statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import seed_of_start
 from maze.train.parallelization.distributed_actors.env_groups import (
     EnvGroup,
+    EpisodeRelay,
     GroupedVectorEnv,
     RolloutPlan,
     seed_beside,
@@ -56,23 +57,6 @@ class Fragment(NamedTuple):
     """What the wrappers of each environment have learned; empty: nothing learns."""
 
 
-class EpisodeList:
-    """Takes the statistics of episodes in the place of a vector environment's aggregator."""
-
-    def __init__(self) -> None:
-        self._episodes: list[LogStats] = []
-
-    def receive(self, stat: LogStats) -> None:
-        self._episodes.append(stat)
-
-    def taken(self) -> list[EncodedStats]:
-        """The episodes since the last call; each such list can be decoded on its own."""
-        encoder = StatsEncoder()
-        encoded = [encoder.encode(stats) for stats in self._episodes]
-        self._episodes.clear()
-        return encoded
-
-
 class RemoteGroup:
     """A group of environments, and a copy of the policy, in an actor.
 
@@ -101,7 +85,8 @@ class RemoteGroup:
         else:
             env = SequentialVectorEnv([env_factory] * n_envs)
         self._env = env
-        self._episodes = env.epoch_stats = EpisodeList()  # type: ignore[assignment]  # it only receives
+        self._episodes: list[LogStats] = []
+        env.epoch_stats = EpisodeRelay(self._episodes.append)
         self._group = EnvGroup(env, index)
         self._token = -1
         self._policy: Any = None
@@ -139,7 +124,7 @@ class RemoteGroup:
     ) -> Fragment:
         """Plays episodes; see :meth:`collect`."""
         policy = self._acting(token, structure, weights, generators)
-        self._episodes.taken()
+        self._episodes.clear()
         play_episodes(policy, self._env, quota.copy(), deterministic)
         return self._fragment(None, policy)
 
@@ -154,7 +139,10 @@ class RemoteGroup:
     def _fragment(self, packet: RolloutPacket | None, policy: Any) -> Fragment:
         state = policy.rng_state() if isinstance(policy, TorchPolicy) else None
         learned = [statistics_states(env) for env in getattr(self._env, "envs", ())]
-        return Fragment(packet, self._episodes.taken(), state, learned if any(learned) else [])
+        encoder = StatsEncoder()  # each fragment can be decoded by itself
+        episodes = [encoder.encode(stats) for stats in self._episodes]
+        self._episodes.clear()
+        return Fragment(packet, episodes, state, learned if any(learned) else [])
 
     def _acting(self, token: int, structure: np.ndarray, weights: Any, generators: Generators) -> Any:
         if token != self._token:
