@@ -142,7 +142,7 @@ class RolloutGenerator:
         :return: The same columns.
         """
         if getattr(self.env, "acts", False):
-            self.env.collect(policy, columns, begins=self._last_observation is None)
+            self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
             return columns
         columns.clear()

@@ -52,7 +52,7 @@ def test_an_error_names_the_group() -> None:
     for parameter in policy.parameters():
         parameter.data.fill_(float("nan"))
     with pytest.raises(Exception, match="Group 0, environment 0"):
-        env.collect(policy, columns, begins=True)
+        env.roll_out(policy, columns, begins=True)
     env.close()
 
 

@@ -155,14 +155,14 @@ class TestFailures:
         env.seed([7])
         columns = RolloutGenerator(env).allocate(4)
         with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*marbles.*2th time.*max_restarts=1"):
-            env.collect(make_policy(counting_env), columns, begins=True)
+            env.roll_out(make_policy(counting_env), columns, begins=True)
 
     def test_numbers_that_are_not_finite_are_raised_at_once(self, placement: Callable[..., OnRay]) -> None:
         there = placement(env_groups=1)
         env = there.vector_env(partial(counting_env, fault=("nan", 2)), 1)
         columns = RolloutGenerator(env).allocate(4)
         with pytest.raises(NonFiniteError, match="Actor 0: Group 0, environment 0, tick 1"):
-            env.collect(make_policy(counting_env), columns, begins=True)
+            env.roll_out(make_policy(counting_env), columns, begins=True)
         assert there.crew(1).n_restarts == 0
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:

@@ -134,7 +134,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         return int(np.random.SeedSequence([int(seed or 0), index]).generate_state(1)[0])
 
     @override(StructuredVectorEnv)
-    def collect(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
+    def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
         assert columns.n_steps is not None, "columns for vector environments know their number of steps"
         with_logits = any(substep.logits is not None for substep in columns.substeps.values())
         plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins)
@@ -158,7 +158,7 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
 
     def _no_single_steps(self) -> EnvironmentContractError:
         return EnvironmentContractError(
-            f"{type(self).__name__}: environments in groups act by themselves; expected `collect` or `play_episodes`, "
+            f"{type(self).__name__}: environments in groups act by themselves; expected `roll_out` or `play_episodes`, "
             "found one. Use runner.env_groups=1 with runner=dev or runner=local."
         )
 

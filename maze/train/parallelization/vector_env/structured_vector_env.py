@@ -85,8 +85,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     all of them. The same number for each environment keeps long episodes from being counted too rarely."""
 
     acts: ClassVar[bool] = False
-    """Whether the environments act by themselves (:meth:`collect`, :meth:`play_episodes`), with copies of a policy, and
-    cannot be stepped one by one."""
+    """Whether the environments act by themselves, with copies of a policy (:meth:`roll_out`, :meth:`play_episodes`),
+    and cannot be stepped one by one."""
 
     is_flat: bool
     """Whether always the same actor acts, and each of its actions completes an environment step."""
@@ -223,8 +223,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """
         return None
 
-    def collect(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
-        """Fills columns with a rollout, where the environments act by themselves (:attr:`acts`).
+    def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
+        """Fills columns with a rollout, and completes them, where the environments act by themselves (:attr:`acts`).
 
         :param policy: The policy.
         :param columns: Columns made for these environments.
