@@ -160,7 +160,8 @@ def masked_heads(
 ) -> tuple[dict[str, str], list[str]]:
     """Masks with the `Discrete` action heads that they are for.
 
-    An observation whose name ends with `mask` is the mask of the one head that has as many choices.
+    An observation whose name ends with `mask` is the mask of the one head that has as many choices; where several have,
+    `<head>_mask` is that of its head.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
@@ -176,6 +177,7 @@ def masked_heads(
                 found[key] = masks[key]
         elif key.endswith(MASK_SUFFIX) and len(shape) == 1:
             fitting = [head for head, n in heads.items() if shape == (n,)]
+            fitting = [head for head in fitting if key == f"{head}_{MASK_SUFFIX}"] or fitting
             if len(fitting) == 1:
                 found[key] = fitting[0]
             elif fitting:

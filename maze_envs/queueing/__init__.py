@@ -1,0 +1,1 @@
+"""Multi-class queueing networks with published optima."""
