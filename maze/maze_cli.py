@@ -114,11 +114,16 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
     :param project: Where the command was started; `None`: there is none, and no report and no log.
     """
     from maze.cli.run_facts import report_writer
-    from maze.core.log_stats.log_stats import StatsContext
+    from maze.core.log_stats.log_stats import RunPlace, StatsContext
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
     table = LogStatsWriterConsole(partial(_log_to_file, logging.INFO))
     with StatsContext() as stats:
+        if project is not None:
+            hydra_config = HydraConfig.get()
+            is_sweep = hydra_config.mode == RunMode.MULTIRUN
+            group = "/".join((project / str(hydra_config.sweep.dir)).parts[-2:]) if is_sweep else ""
+            stats.place = RunPlace(Path.cwd(), project, group)
         for writer in writers:
             stats.register_writer(writer)
         if project is not None and "algorithm" in cfg:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ class ConfigurationLoader:
     experiment: Any = None
     run_dir: str | Path | None = None
     project: Path = field(default_factory=Path.cwd)
+    tracking: Any = None
 
     _runs: list[LoadedRun] = field(default_factory=list, init=False, repr=False)
 
@@ -131,6 +132,8 @@ class ConfigurationLoader:
             value = self.auditor.kwargs.get(name)
             if value is not None:
                 yield name, [self._component(name, option) for option in self._options(name, value)]
+        if self.tracking is not None and is_training:
+            yield "tracking", [self._tracking()]  # a list is one choice: several trackers at a time
         if self.experiment is not None:
             yield (
                 "experiment",
@@ -140,6 +143,17 @@ class ConfigurationLoader:
             section = path.lstrip("+~").replace("/", ".").partition(".")[0]
             if is_training or section in ROLLOUT_SECTIONS:
                 yield path, [self._override(path, option) for option in self._override_options(path, value)]
+
+    def _tracking(self) -> Choice:
+        given = self.tracking
+        names = [given] if isinstance(given, str) else given
+        if isinstance(given, Mapping):
+            return Choice(given, placed=(("tracking", dict(given)),))
+        if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):
+            return Choice(given, (f"tracking={value_text(list(names))}",))
+        raise InvalidSpecificationError(
+            f"tracking: expected a name such as 'wandb', a list of names, or a mapping, got {given!r}."
+        )
 
     def _options(self, name: str, value: Any) -> list[Any]:
         if not self.auditor.multirun:

@@ -68,6 +68,8 @@ class RunContext:
     :param policy: Policy composer; or the name of a policy, for rollouts without training.
     :param critic: Critic composer.
     :param launcher: Starts the runs of a `multirun`.
+    :param tracking: Trackers of the training, one or a list: `tensorboard`, `wandb`, `mlflow`, `csv`; or a mapping from
+        names to configurations.
     :param runner: Runner: `dev` trains in this process, `local` steps environments in others.
     :param overrides: Values, mappings or objects by their paths in the configuration, such as `algorithm.lr`.
         Names of modules are not resolved here.
@@ -98,6 +100,7 @@ class RunContext:
         experiment: str | None = None,
         multirun: bool = False,
         silent: bool = False,
+        tracking: str | Sequence[str] | Mapping[str, Any] | None = None,
     ) -> None:
         self._silent, self._is_multirun = silent, multirun
         self._project, self._requested_dir = Path.cwd(), run_dir
@@ -124,7 +127,7 @@ class RunContext:
         self._rollouts: list[LoadedRun] = []
         self._runs: list[TrainingRun] = []
         mode = RunMode.ROLLOUT if self._named_policy else RunMode.TRAINING
-        loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project)
+        loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
         with output(silent):
             loader.load()
         if self._named_policy:

@@ -28,7 +28,7 @@ from maze.cli.run_words import beginning, ending
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStatsLevel, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.run_console import EVERYTHING, QUIET, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
@@ -205,6 +205,8 @@ class TrainingRun:
         try:
             with self._inside(directory):
                 self._write_run_info(directory)
+                group = "/".join(directory.parent.parts[-2:]) if self.loaded.swept else ""
+                self._stats.place = RunPlace(directory, self.project, group)
                 self._stats.register_writer(report_writer(directory, self.project))
                 runner = Factory(Runner).instantiate(self.cfg.runner, config_path="runner")  # type: ignore[type-abstract]
                 with _own_evaluator(self.cfg) as evaluator:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maze.report.progress import QUANTILES, SHARE, StatisticsOfPath
+from maze.core.log_stats.stats_columns import QUANTILES, SHARE
+from maze.report.progress import StatisticsOfPath
 
 SPREAD = ("mean", "std", "min", "max")
 """Statistics of one event that are drawn in one chart."""

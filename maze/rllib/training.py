@@ -138,7 +138,7 @@ class RLlibTraining:
         if not self.parameters.verbose:
             return
         mean = value_at(result, _RETURN)
-        steps = value_at(result, "env_runners/num_env_steps_sampled_lifetime") or 0.0
+        steps = value_at(result, _STEPS) or 0.0
         console, score = active_console(), selected_score(self.model_selection)
         if console is not None:
             rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
+from maze.core.log_stats.figures import Figures
 from maze.core.log_stats.hyperparameters import HyperparametersWriter, flat_hyperparameters
-from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register_log_stats_writer
+from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.log_stats.run_console import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
+from maze.tracking.tracker import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -63,7 +66,7 @@ def setup_logging(
     tensorboard_render_figure: bool = True,
     verbose: int | None = None,
 ) -> None:
-    """Logs the active context's statistics on the console and for TensorBoard.
+    """Logs the active context's statistics on the console and for TensorBoard, or with the trackers of a configuration.
 
     The configuration of a training also fills TensorBoard's HPARAMS tab.
 
@@ -79,8 +82,23 @@ def setup_logging(
     context = StatsContext.active()
     _remove_earlier_setup(context)
     register_log_stats_writer(_console(job_config, verbose))
-    tensorboard = LogStatsWriterTensorboard(log_dir, tensorboard_render_figure)
-    hyperparameters = _hyperparameters(job_config)
+    figures, hyperparameters = Figures(), _hyperparameters(job_config)
+    for writer in _trackers(job_config, log_dir, tensorboard_render_figure):
+        if isinstance(writer, LogStatsWriterTensorboard):
+            writer.figures = figures
+            _begin_tensorboard(writer, job_config, hyperparameters)
+            continue
+        register_log_stats_writer(writer)
+        if isinstance(writer, Tracker):
+            context.guarded(writer, partial(writer.begin, _tracked_run(job_config, hyperparameters), figures))
+
+
+def _begin_tensorboard(
+    tensorboard: LogStatsWriterTensorboard,
+    job_config: DictConfig | Mapping[str, Any] | str | None,
+    hyperparameters: Mapping[str, bool | float | str],
+) -> None:
+    context = StatsContext.active()
     if hyperparameters:
         results = HyperparametersWriter(tensorboard, hyperparameters)
         register_log_stats_writer(results)  # first: what it adds to the event file is flushed with the rest
@@ -93,13 +111,44 @@ def setup_logging(
         context.guarded(tensorboard, tensorboard.on_log_step_increment)
 
 
+def _trackers(
+    job_config: DictConfig | Mapping[str, Any] | str | None, log_dir: str | Path, draws_figures: bool
+) -> Iterator[LogStatsWriter]:
+    """The trackers that a configuration names in `tracking`; TensorBoard where it does not say."""
+    configured = None if job_config is None or isinstance(job_config, str) else job_config.get("tracking")
+    if configured is None:
+        yield LogStatsWriterTensorboard(log_dir, draws_figures)
+        return
+    for name, config in plain_container(configured, "tracking").items():
+        if isinstance(config, Mapping) and not config:
+            continue  # progress.csv is written anyway
+        path = f"tracking.{name}"
+        arguments: dict[str, Any] = {}
+        factory = Factory(LogStatsWriter)  # type: ignore[type-abstract]  # a subclass
+        if isinstance(config, Mapping) and issubclass(
+            factory.type_from_name(config.get(TARGET_KEY, ""), config_path=path), LogStatsWriterTensorboard
+        ):
+            arguments = {"log_dir": config.get("log_dir", log_dir)}
+        yield factory.instantiate(config, config_path=path, **arguments)
+
+
+def _tracked_run(
+    job_config: DictConfig | Mapping[str, Any] | str | None, hyperparameters: Mapping[str, bool | float | str]
+) -> TrackedRun:
+    place = StatsContext.active().place or RunPlace(Path.cwd(), Path.cwd())
+    resumed = None
+    if job_config is not None and not isinstance(job_config, str):
+        resumed = job_config.get("input_dir") if job_config.get("resume") else None
+    return TrackedRun(place, hyperparameters, Path(str(resumed)) if resumed else None)
+
+
 def clear_global_state() -> None:
     """Closes all writers of the active context, forgets its hooks and sets its log step back to 1."""
     StatsContext.active().reset()
 
 
 def _remove_earlier_setup(context: StatsContext) -> None:
-    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard)
+    kinds = (LogStatsWriterConsole, RunConsole, HyperparametersWriter, LogStatsWriterTensorboard, Tracker)
     earlier: list[LogStatsWriter] = [
         writer
         for writer in context.writers

@@ -13,7 +13,8 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import MazeError
 from maze.core.log_events.monitoring_events import ActionEvents, DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStatsKey
-from maze.report.progress import PROGRESS_FILE, Progress, columns_of, read_progress
+from maze.core.log_stats.stats_columns import columns_of
+from maze.report.progress import PROGRESS_FILE, Progress, read_progress
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)
 HOSTILE = 'waste, "in" %\n</script><img src=x onerror=alert(1)>'

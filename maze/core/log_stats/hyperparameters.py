@@ -83,7 +83,7 @@ class HyperparametersWriter(LogStatsWriter):
         self._best = max(self._best, reward)
         results = {RESULTS["final"]: reward, RESULTS["best"]: self._best}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in results.items()]
-        self._tensorboard.add_summary(Summary(value=values), self._step)
+        self._tensorboard.add_summary(Summary(value=values), self._tensorboard.position(self._step))
 
     @override(LogStatsWriter)
     def close(self) -> None:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from contextvars import ContextVar, Token
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -264,6 +265,9 @@ def event_named(module: str, qualified_name: str) -> Callable[..., Any] | None:
 class LogStatsWriter(ABC):
     """Writes statistics somewhere. An `OSError` silences the writer with one warning; it never ends a training."""
 
+    failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """What silences it; other errors end the run, as they should where they are faults of somebody's writer."""
+
     @abstractmethod
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
         """Writes the statistics of one log step.
@@ -280,6 +284,19 @@ class LogStatsWriter(ABC):
     def on_log_step_increment(self) -> None:
         """Called when a log step is finished."""
         return
+
+
+class RunPlace(NamedTuple):
+    """Where a run works.
+
+    :param directory: Its directory.
+    :param project: The directory that it was started from.
+    :param group: The sweep that it belongs to; empty: none.
+    """
+
+    directory: Path
+    project: Path
+    group: str = ""
 
 
 class StatsContext:
@@ -300,6 +317,8 @@ class StatsContext:
         """Called whenever a log step is finished."""
         self.event_writers: list[LogEventsWriter] = []
         """Receive the event log of every finished episode."""
+        self.place: RunPlace | None = None
+        """Where the run works; `None`: in the working directory."""
         self._epochs: list[weakref.ref[Any]] = []
         self._silenced: set[int] = set()
         self._tokens: list[Token[StatsContext | None]] = []
@@ -360,11 +379,12 @@ class StatsContext:
             return
         try:
             write()
-        except OSError as error:
+        except getattr(writer, "failures", OSError) as error:
             self._silenced.add(id(writer))
-            with suppress(OSError):  # closing may fail for the same reason; one warning is enough
+            with suppress(getattr(writer, "failures", OSError)):  # for the same reason; one warning is enough
                 getattr(writer, "close", _nothing)()
-            _LOGGER.warning("%s cannot write (%s); it is switched off for this run.", type(writer).__name__, error)
+            what = error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            _LOGGER.warning("%s cannot write (%s); it is switched off for this run.", type(writer).__name__, what)
 
     def reset(self) -> None:
         """Back to the state of a new context."""

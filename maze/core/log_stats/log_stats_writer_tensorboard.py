@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import inspect
-import io
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.log_stats.event_decorators import event_definition
+from maze.core.errors import ConfigError
 from maze.core.log_stats.event_file import EventFileWriter
-from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter
+from maze.core.log_stats.figures import Figures
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
 
-_LOGGER = logging.getLogger(__name__)
+ENV_STEPS = "env_steps"
+X_AXES = (ENV_STEPS, "epochs")
 _N_BINS = 64
 
 
 class LogStatsWriterTensorboard(LogStatsWriter):
-    """Writes numbers as scalars, distributions as histograms and `define_plot` figures as images.
+    """Writes numbers as scalars, distributions as histograms and `define_plot` figures as images (`<tag>/figure`).
 
     Tags are `<prefix>_<Interface>/<event>/<statistic>`, so that TensorBoard shows a section per prefix and interface,
     `train_BaseEnvEvents` for example.
 
     :param log_dir: Directory of the event file.
     :param tensorboard_render_figure: Whether to draw figures, which takes a moment for each.
+    :param x_axis: `env_steps`: environment steps of the training, where it takes any; `epochs`: log steps.
+    :raises ConfigError: There is no such axis.
     """
 
-    def __init__(self, log_dir: str | Path, tensorboard_render_figure: bool) -> None:
+    def __init__(self, log_dir: str | Path, tensorboard_render_figure: bool, x_axis: str = ENV_STEPS) -> None:
+        if x_axis not in X_AXES:
+            raise ConfigError(f"x_axis: expected {' or '.join(X_AXES)}, got {x_axis!r}.")
         self.log_dir = str(log_dir)
         self.tensorboard_render_figure = tensorboard_render_figure
+        self.x_axis = x_axis
+        self.figures = Figures()
         self._file = EventFileWriter(log_dir)
-        self._failed_plots: set[Any] = set()
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -50,10 +53,20 @@ class LogStatsWriterTensorboard(LogStatsWriter):
                 values.append(Summary.Value(tag=tag, simple_value=number))
             elif samples is not None and (histogram := _histogram(samples)) is not None:
                 values.append(Summary.Value(tag=tag, histo=histogram))
-            if self.tensorboard_render_figure:
-                values += self._figures(tag, key, value)
+            for picture in self.figures.of(path, step, key, value) if self.tensorboard_render_figure else ():
+                size = {"height": picture.height, "width": picture.width}
+                image = Summary.Image(colorspace=4, encoded_image_string=picture.png, **size)
+                values.append(Summary.Value(tag=f"{tag}/{picture.name}", image=image))
         if values:
-            self._file.add_summary(Summary(value=values), step)
+            self._file.add_summary(Summary(value=values), self.position(step))
+
+    def position(self, step: int) -> int:
+        """Where a log step stands on the x axis.
+
+        :param step: Its number.
+        """
+        n_env_steps = StatsContext.active().n_env_steps if self.x_axis == ENV_STEPS else None
+        return step if n_env_steps is None else n_env_steps
 
     def add_summary(self, summary: Any, step: int) -> None:
         """Adds a TensorBoard `Summary` as it is."""
@@ -85,21 +98,6 @@ class LogStatsWriterTensorboard(LogStatsWriter):
     def close(self) -> None:
         self._file.close()
 
-    def _figures(self, tag: str, key: LogStatsKey, value: Any) -> list[Any]:
-        images = []
-        for plot in event_definition(key.event).plots:
-            if plot.input_name not in (None, key.output_name) or plot in self._failed_plots:
-                continue
-            try:
-                image = _draw(plot.create_figure_function, value, key.group)
-            except Exception:
-                self._failed_plots.add(plot)
-                _LOGGER.warning("The figure %s cannot be drawn; it is left out from now on.", tag, exc_info=True)
-                continue
-            if image is not None:
-                images.append(image(tag))
-        return images
-
 
 def tensorboard_tag(path: str | None, key: LogStatsKey) -> str:
     """The tag under which TensorBoard shows a statistic."""
@@ -127,26 +125,3 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
         bucket_limit=edges[1:].tolist(),
         bucket=counts.tolist(),
     )
-
-
-def _draw(create_figure: Callable[..., Any], value: Any, group: Any) -> Callable[[str], Any] | None:
-    """The figure as an image, waiting for its tag; `None` if the function draws nothing for this group."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    if isinstance(value, np.ndarray):
-        value = [value]  # figure functions get lists, also of a single sample
-    parameters = inspect.signature(create_figure).parameters
-    takes_groups = "groups" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    figure = create_figure(value, groups=group) if takes_groups else create_figure(value)
-    if figure is None:
-        return None
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=100)
-    width, height = (round(inches * 100) for inches in figure.get_size_inches())
-    # Figures drawn with pyplot would otherwise stay in its registry for ever.
-    if getattr(figure, "number", None) is not None:
-        import matplotlib.pyplot as plt
-
-        plt.close(figure)
-    image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png.getvalue())
-    return lambda tag: Summary.Value(tag=tag, image=image)

@@ -126,6 +126,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     """The events that the losses report to, each logged once per epoch."""
     evaluates_between_epochs: ClassVar[bool] = True
     """Whether there is an evaluation before each epoch and one after the last, apart from what an update does."""
+    takes_env_steps: ClassVar[bool] = False
+    """Whether it takes environment steps though their number in an update is not fixed (:meth:`_steps_per_update`)."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 

@@ -157,7 +157,7 @@ class TrainingSession:
         :param header: What is printed above them; empty: nothing.
         """
         trainer = self._trainer
-        counts_steps = trainer.steps_per_epoch or trainer.n_env_steps
+        counts_steps = trainer.takes_env_steps or trainer.steps_per_epoch or trainer.n_env_steps
         StatsContext.active().n_env_steps = trainer.n_env_steps if counts_steps else None
         self._progress.before_output()
         if header and active_console() is None:

@@ -59,6 +59,7 @@ class ESTrainer(EpochTrainer):
     config_class: ClassVar[type[AlgorithmConfig]] = ESAlgorithmConfig
     events_class: ClassVar[type[Any]] = ESEvents
     evaluates_between_epochs: ClassVar[bool] = False
+    takes_env_steps: ClassVar[bool] = True
     """The policy is evaluated by rollouts of each update."""
 
     config: ESAlgorithmConfig

@@ -1,0 +1,142 @@
+"""MLflow."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigImportError
+from maze.tracking.tracker import FAILED, FINISHED, INTERRUPTED, TrackedRun, Tracker
+
+DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
+_STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
+"""Of one request; letters of a parameter."""
+_INTERVAL = 10.0
+"""Seconds between two requests: each takes a database as long as dozens of numbers."""
+
+
+class MlflowTracker(Tracker):
+    """Hands a run to MLflow (https://mlflow.org).
+
+    Environment steps are the steps of its metrics. Runs of a sweep have the tag `sweep`. Settings are parameters;
+    files, figures among them, are artefacts.
+
+    :param tracking_uri: Of its server or database; `None`: as the variable `MLFLOW_TRACKING_URI` says, or else the file
+        `mlflow.db` in the directory that the run was started from, with files in `mlruns` beside it.
+    :param experiment: Its experiment.
+    :param figures: Whether to hand over the figures of `define_plot`.
+    :param checkpoints: Whether to hand over the weights at the end.
+    :param clock: Seconds, from any origin.
+    :raises ConfigImportError: The package is not installed.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "maze",
+        figures: bool = True,
+        checkpoints: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(figures, checkpoints)
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigImportError('tracking: mlflow is not installed: pip install "maze-rl[tracking]".') from error
+        self._new_client: Callable[..., Any] = MlflowClient
+        self._uri: str | None = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+        self._experiment = experiment
+        self._clock = clock
+        self._client: Any = None
+        self._run_id = ""
+        self._metrics: list[Any] = []
+        self._next_request = -float("inf")
+
+    @override(Tracker)
+    def _begin(self, run: TrackedRun, identity: str | None) -> str:
+        uri, artifacts = self._uri, None
+        if uri is None:
+            uri = f"sqlite:///{run.place.project.absolute() / DATABASE}"
+            artifacts = (run.place.project.absolute() / ARTIFACTS).as_uri()
+        self._client = self._new_client(tracking_uri=uri)
+        if identity is None:
+            tags = {"mlflow.source.name": str(run.place.directory)}
+            if run.place.group:
+                tags["sweep"] = run.place.group
+            created = self._client.create_run(self._experiment_id(artifacts), run_name=run.name, tags=tags)
+            self._run_id = created.info.run_id
+        else:
+            self._run_id = identity
+            self._client.update_run(identity, status="RUNNING")
+        self._log_settings(run.settings)
+        atexit.register(self.close)  # otherwise a RunContext that nobody closes would run for ever there
+        return self._run_id
+
+    @override(Tracker)
+    def _log(self, path: str, step: int, n_env_steps: int | None, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now, position = int(time.time() * 1000), step if n_env_steps is None else n_env_steps
+        self._metrics += [Metric(_permitted(f"{path}/{name}"), value, now, position) for name, value in numbers.items()]
+        if self._clock() >= self._next_request:
+            self._send()
+
+    @override(Tracker)
+    def _log_picture(self, name: str, step: int, png: bytes) -> None:
+        directory, _, file = f"figures/{_permitted(name)}/{step:06d}.png".rpartition("/")
+        with tempfile.TemporaryDirectory() as temporary:
+            (Path(temporary) / file).write_bytes(png)
+            self._client.log_artifact(self._run_id, str(Path(temporary) / file), directory)
+
+    @override(Tracker)
+    def _end(self, state: str, files: list[tuple[str, Path]]) -> None:
+        atexit.unregister(self.close)
+        self._send()
+        for kind, path in files:
+            self._client.log_artifact(self._run_id, str(path), kind)
+        self._client.set_terminated(self._run_id, _STATES[state])
+
+    def _send(self) -> None:
+        metrics, self._metrics = self._metrics, []
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _MOST_METRICS])
+        self._next_request = self._clock() + _INTERVAL
+
+    def _experiment_id(self, artifacts: str | None) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(self._client.create_experiment(self._experiment, artifact_location=artifacts))
+        except MlflowException:  # it exists; perhaps since a moment ago, by another trial of the sweep
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            if experiment is None:
+                raise
+            return str(experiment.experiment_id)
+
+    def _log_settings(self, settings: Mapping[str, bool | float | str]) -> None:
+        """Parameters cannot be changed: those of a run that goes on stay what they were."""
+        from mlflow.entities import Param
+
+        known = self._client.get_run(self._run_id).data.params
+        parameters = [
+            Param(_permitted(name), str(value)[:_LONGEST])
+            for name, value in settings.items()
+            if _permitted(name) not in known
+        ]
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
+
+
+def _permitted(name: str) -> str:
+    """The name with underscores in place of letters that MLflow does not take."""
+    return re.sub(r"[^\w\-./ ]", "_", name).lstrip("/.")
