@@ -19,6 +19,8 @@ DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 _STATES = {FINISHED: "FINISHED", INTERRUPTED: "KILLED", FAILED: "FAILED"}
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
 """Of one request; letters of a parameter."""
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+"""Unless the environment says otherwise: MLflow's own would hold a training up for minutes when its server is gone."""
 _INTERVAL = 10.0
 """Seconds between two requests: each takes a database as long as dozens of numbers."""
 
@@ -53,6 +55,8 @@ class MlflowTracker(Tracker):
             from mlflow.tracking import MlflowClient
         except ImportError as error:
             raise ConfigImportError('tracking: mlflow is not installed: pip install "maze-rl[tracking]".') from error
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
         self._new_client: Callable[..., Any] = MlflowClient
         self._uri: str | None = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or None
         self._experiment = experiment
