@@ -161,6 +161,17 @@ class DriftGuard:
             seen.append([components(observation[entry]) for entry in self._summaries[step_key]])
             self._n_new += 1
 
+    def watch(self, step_key: str | int, observation: Mapping[str, Any]) -> None:
+        """Takes note of an observation, and looks at all of them now and then; for whoever has no clock.
+
+        :param step_key: Its sub-step.
+        :param observation: Its entries as they left the environment; what has no summary may be missing.
+        """
+        if self._summaries.get(step_key, {}).keys() <= observation.keys():
+            self.add(step_key, observation)
+            if self._n_new >= self._limits.at_least:
+                self.look()
+
     def outside(self, step_key: str | int, observation: Mapping[str, Any]) -> str:
         """Says in what an observation lies outside the range of the training; nothing, where it does not.
 

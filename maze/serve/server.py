@@ -355,6 +355,7 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=75,  # longer than the 60 s after which proxies usually close a connection themselves
         timeout_graceful_shutdown=int(options.time_limit) + 1,
     )
     Server(config).run()

@@ -32,7 +32,7 @@ from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsConsumer, LogStatsLevel
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
-from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
@@ -80,6 +80,7 @@ class AgentDeployment:
     :param deterministic: Take the policy's most probable action instead of sampling one.
     :param input_dir: Directory that file names in the configurations refer to.
     :param stats_window: Number of the latest episodes that :attr:`stats` covers.
+    :param watch: Is told of each observation, with its sub-step, as the environment converts it.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class AgentDeployment:
         deterministic: bool = False,
         input_dir: str = "",
         stats_window: int = 1000,
+        watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.num_candidates = whole_number("num_candidates", num_candidates, at_least=1)
         self.deterministic = deterministic
@@ -99,6 +101,7 @@ class AgentDeployment:
         self._phase = _Phase.BETWEEN_EPISODES
         self._failure = ""
         self._n_steps = 0
+        self._watch = watch
         self._session: Session | None = None
         self._session_end: weakref.finalize[..., Any] | None = None
         self._lock = threading.Lock()
@@ -146,6 +149,30 @@ class AgentDeployment:
 
         run = read_stored_run(Path(run_dir), device, state_dict_file, trusted_packages)
         return cls(run.policy, run.env, run.wrappers, num_candidates, deterministic, input_dir=str(run_dir))
+
+    @classmethod
+    def from_bundle(
+        cls,
+        bundle: str | Path,
+        env: ConfigType,
+        wrappers: CollectionOfConfigType | None = None,
+        num_candidates: int = 1,
+        deterministic: bool = False,
+    ) -> AgentDeployment:
+        """Deploys a policy bundle in the environment that it was trained in; this needs no torch.
+
+        Observations that leave those of the training are warned about. Without the environment's code, act by
+        :meth:`maze.serve.bundle.PolicyBundle.session`.
+
+        :param bundle: The file.
+        :param env: See the constructor.
+        :param wrappers: Those of the training.
+        :param num_candidates: See the constructor.
+        :param deterministic: See the constructor.
+        """
+        factory: Factory[Any] = Factory(Policy)
+        policy = factory.instantiate({"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(bundle)})
+        return cls(policy, env, wrappers, num_candidates, deterministic, watch=policy.drift_guard.watch)
 
     # -- acting -------------------------------------------------------------------------------------------------------
 
@@ -341,7 +368,7 @@ class AgentDeployment:
         )
 
     def _begin_session(self) -> None:
-        self._session = session = Session(self.env, self.policy, self.num_candidates, self.deterministic)
+        self._session = session = Session(self.env, self.policy, self.num_candidates, self.deterministic, self._watch)
         self._session_end = weakref.finalize(self, session.end_quietly)
         try:
             session.begin()

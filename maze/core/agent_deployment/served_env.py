@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.errors import EnvironmentContractError, MazeError, NonFiniteError
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.wrapper import ActionWrapper
+
+Watch = Callable[[Any, Mapping[str, Any]], None]
+"""Is told of a sub-step's observations."""
 
 
 class ServedEnv:
@@ -40,7 +43,7 @@ class ServedEnv:
                 f"for each deployment."
             )
 
-    def replace_simulation(self, core_env: ExternalCoreEnv, num_candidates: int) -> None:
+    def replace_simulation(self, core_env: ExternalCoreEnv, num_candidates: int, watch: Watch | None = None) -> None:
         """Puts another core environment below the wrappers; conversions learn to deal with candidates, if need be."""
         maze_env = self.maze_env
         actions, observations = maze_env.action_conversion_dict, maze_env.observation_conversion_dict
@@ -51,7 +54,7 @@ class ServedEnv:
 
         self._undo.append(put_back)
         maze_env.observation_conversion_dict = {
-            key: _StateConversion(conversion, f"{type(maze_env).__name__}, sub-step {key!r}")
+            key: _StateConversion(conversion, type(maze_env).__name__, key, watch)
             for key, conversion in observations.items()
         }
         if num_candidates > 1:
@@ -98,12 +101,17 @@ class _StateConversion(ObservationConversionInterface):
     """Converts states from outside, each of which may be anything.
 
     :param conversion: The conversion of the environment.
-    :param place: Environment and sub-step.
+    :param environment: Its name.
+    :param step_key: The sub-step.
+    :param watch: Is told of each observation.
     """
 
-    def __init__(self, conversion: ObservationConversionInterface, place: str) -> None:
+    def __init__(
+        self, conversion: ObservationConversionInterface, environment: str, step_key: Any, watch: Watch | None
+    ) -> None:
         self.conversion = conversion
-        self.place = place
+        self.place = f"{environment}, sub-step {step_key!r}"
+        self._step_key, self._watch = step_key, watch
         self._convert = conversion.maze_to_space
         space: Any = conversion.space()
         entries = space.spaces if isinstance(space, spaces.Dict) else {}
@@ -126,6 +134,8 @@ class _StateConversion(ObservationConversionInterface):
                 f"{self.place}: {type(self.conversion).__name__} cannot convert a state of type "
                 f"{type(maze_state).__name__} ({type(error).__name__}: {error}). {_hint(maze_state)}"
             ) from error
+        if self._watch is not None:
+            self._watch(self._step_key, observation)
         return observation
 
     @override(ObservationConversionInterface)

@@ -12,7 +12,7 @@ from typing import Any
 from maze.core.agent.policy import Policy
 from maze.core.agent_deployment.external_core_env import DeploymentError, ExternalCoreEnv, Signal, StateUpdate
 from maze.core.agent_deployment.policy_executor import PolicyExecutor
-from maze.core.agent_deployment.served_env import ServedEnv
+from maze.core.agent_deployment.served_env import ServedEnv, Watch
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.rendering.renderer import Renderer
@@ -33,9 +33,12 @@ class Session:
     :param policy: The policy.
     :param num_candidates: Number of actions to ask the policy for.
     :param deterministic: Take the most probable action instead of sampling one.
+    :param watch: Is told of each observation, with its sub-step.
     """
 
-    def __init__(self, env: Any, policy: Policy, num_candidates: int, deterministic: bool) -> None:
+    def __init__(
+        self, env: Any, policy: Policy, num_candidates: int, deterministic: bool, watch: Watch | None = None
+    ) -> None:
         self._pid = os.getpid()
         self._states: SimpleQueue[StateUpdate | None] = SimpleQueue()
         self._actions: SimpleQueue[Any] = SimpleQueue()
@@ -60,7 +63,7 @@ class Session:
         self._thread = threading.Thread(
             target=context.run, args=(_run, executor, self._actions), name="maze-agent-deployment", daemon=True
         )
-        self._served.replace_simulation(self._core_env, num_candidates)
+        self._served.replace_simulation(self._core_env, num_candidates, watch)
 
     def begin(self) -> None:
         """Starts the thread, and returns when it waits for the first state."""

@@ -1,0 +1,19 @@
+"""A quarter of a minute of what `benchmarks/serve_soak.py` does for ten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serve_soak import MOST_GROWTH_MIB, growth, soak
+
+
+@pytest.mark.slow
+def test_clients_that_come_and_go_while_bundles_are_swapped_get_what_is_right(tmp_path: Path) -> None:
+    work, memory = soak(tmp_path, seconds=12.0, n_sessions=20, swap_seconds=1.0)
+    assert work.problems == []
+    assert growth(memory) < MOST_GROWTH_MIB
+    assert work.counts["swaps"] >= 5
+    for what in ("alone", "together", "in sessions", "hung up", "nonsense"):
+        assert work.counts[what] > 10, what
