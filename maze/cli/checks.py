@@ -81,14 +81,14 @@ def check(cfg: DictConfig) -> None:
     if is_training and cfg.get("model") is None:
         raise UsageError("model: training needs a model. Choose one, for instance model=flatten_concat.")
     target = (cfg.get("runner") or {}).get("_target_")
-    if target is None or str(target).startswith("maze.core.rollout." if is_training else "maze.train."):
+    if target is None or str(target).startswith("maze.core.rollout." if is_training else "maze.train.trainers."):
         chosen = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
         what = "runner: the chosen one cannot run this."
         if target is not None and is_training:
             what = f"runner={chosen.get('runner')} does not fit algorithm={chosen.get('algorithm')}."
         raise UsageError(
             f"{what} Training (-cn conf_train) takes runner=dev, runner=local or runner=ray, rollouts take "
-            "runner=parallel or runner=sequential."
+            "runner=parallel, runner=sequential or runner=ray."
         )
     _check_own_critic(cfg, overrides)
     _check_value_types(cfg, overrides)

@@ -72,10 +72,10 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        log.info(f"Launching {len(job_overrides)} jobs, {min(self.n_jobs, len(job_overrides))} at a time")
         waiting = list(enumerate(job_overrides, start=initial_job_idx))
         returns: dict[int, JobReturn] = {}
         with self.open() as jobs:
+            log.info(f"Launching {len(job_overrides)} jobs, {min(self.n_jobs, len(job_overrides))} at a time")
             while waiting or jobs.n_running:
                 while waiting and jobs.n_running < self.n_jobs:
                     number, overrides = waiting.pop(0)
@@ -84,12 +84,15 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
                 returns.update((job.number, job.job_return) for job in jobs.wait())
         return [returns[number] for number in sorted(returns)]
 
-    def open(self) -> LocalJobs:
+    def open(self) -> Any:
         """For sweepers that start a job whenever there is room for one."""
         assert self.config is not None
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        return self._open_jobs()
+
+    def _open_jobs(self) -> Any:
         return LocalJobs(self)
 
     def payload(self, number: int, overrides: list[str]) -> bytes:
@@ -207,6 +210,16 @@ def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str,
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
+    connection.send_bytes(run_packed_job(payload, directory))
+
+
+def run_packed_job(payload: bytes, directory: str) -> bytes:
+    """Runs a job in the process that was started for it.
+
+    :param payload: As :meth:`LocalLauncher.payload` packed it.
+    :param directory: The sweep's working directory.
+    :return: The packed `JobReturn`.
+    """
     os.chdir(directory)
     _use_one_thread()
     hydra_context, config, task_function, singletons = cloudpickle.loads(payload)
@@ -223,7 +236,7 @@ def _serve_job(payload: bytes, connection: Connection, environment: Mapping[str,
     )
     if job_return.status is JobStatus.FAILED:
         traceback.print_exception(job_return._return_value)
-    connection.send_bytes(_packed(job_return))
+    return _packed(job_return)
 
 
 def _packed(job_return: JobReturn) -> bytes:

@@ -8,7 +8,7 @@ from typing import Protocol
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
-from maze.cli.local_launcher import FinishedJob, LocalJobs, LocalLauncher
+from maze.cli.local_launcher import FinishedJob, LocalLauncher
 from maze.core.errors import WorkerError
 
 
@@ -67,7 +67,7 @@ def open_jobs(launcher: Launcher, batch_size: int | None) -> tuple[Jobs, int]:
     :param batch_size: For launchers that know batches only.
     """
     if isinstance(launcher, LocalLauncher):
-        jobs: LocalJobs = launcher.open()
+        jobs: Jobs = launcher.open()
         return jobs, launcher.n_jobs
     is_sequential = type(launcher).__module__.startswith("hydra._internal.")
     return BatchedJobs(launcher), 1 if is_sequential else (batch_size or 10**9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import json
 import logging
 import os
 import signal
@@ -19,10 +21,12 @@ import pytest
 
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.maze_cli import main
 from maze.train.parallelization.on_ray.crew import Crew, unpicklable
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import RaySession, require_ray
 from maze.train.parallelization.placement import InProcess
+from tests.cli.sweep_stub import write_root_config
 from tests.train.parallelization.placements import differing, told_by, trained
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env
 from tests.train.parallelization.toy_policies import ENVS, make_policy
@@ -89,6 +93,28 @@ def pids_of(crew: Crew) -> list[int]:
     return [found["pid"] for found in ray.get([actor.handle.describe.remote() for actor in crew._actors])]
 
 
+SEEDS = ["seeding.env_base_seed=1", "seeding.agent_base_seed=2"]
+
+
+def files_below(run: Path) -> set[str]:
+    """Names of what rollouts have recorded; they hold the seeds."""
+    directories = ("trajectory_data", "action_records")
+    return {str(path.relative_to(run)) for name in directories for path in (run / name).rglob("*") if path.is_file()}
+
+
+def kill_a_busy_actor(killed: threading.Event) -> None:
+    """Kills the first actor that comes, once it has begun to work."""
+    import psutil
+
+    while not killed.is_set():
+        time.sleep(0.05)
+        for process in psutil.process_iter(["name", "cmdline"]):
+            if "ray::Host.call" in " ".join(process.info["cmdline"] or []):
+                process.kill()
+                killed.set()
+                return
+
+
 # -- the same results ---------------------------------------------------------------------------------
 
 
@@ -116,6 +142,20 @@ class TestSameResults:
         second = trained(tmp_path / "second", *options, *resumed)
         changed = [place for place in differing(first, second) if place.startswith("/model")]
         assert changed
+
+    @pytest.mark.parametrize("is_interrupted", [False, True], ids=["undisturbed", "an_actor_is_killed"])
+    def test_rollouts_deliver_every_episode_once(self, cluster: Any, tmp_path: Path, is_interrupted: bool) -> None:
+        killed = threading.Event()
+        if is_interrupted:
+            threading.Thread(target=kill_a_busy_actor, args=(killed,), daemon=True).start()
+        common = ["env.name=CartPole-v1", "runner.n_episodes=24", "runner.record_actions=true", *SEEDS]
+        for runner in ("sequential", "ray"):
+            more = ["runner.env_groups=2", "runner.address=auto"] if runner == "ray" else []
+            assert main([*common, f"runner={runner}", *more, f"hydra.run.dir={tmp_path / runner}"]) == 0
+        here, there = [files_below(tmp_path / runner) for runner in ("sequential", "ray")]
+        assert len([name for name in here if name.startswith("trajectory_data")]) == 24
+        assert here == there
+        assert killed.is_set() == is_interrupted
 
 
 # -- what vanishes ------------------------------------------------------------------------------------
@@ -182,6 +222,25 @@ class TestFailures:
         for _ in range(2):
             generator.collect(policy, columns)
         assert (columns.rewards[-1] != 0).all()
+
+
+# -- sweeps -------------------------------------------------------------------------------------------
+
+
+class TestSweeps:
+    pytestmark = on_cluster
+
+    def test_a_killed_job_counts_as_failed_and_the_sweep_goes_on(
+        self, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "events.json").write_text(json.dumps({"2": "kill", "3": "raise"}))
+        options = ["--multirun", "seeding.env_base_seed=0", "hydra/launcher=ray", "hydra.launcher.address=auto"]
+        assert main([*write_root_config(tmp_path), *options, "runner.x=1,2,3,4"]) == 0
+        with open(tmp_path / "sweep" / "results.csv", newline="") as file:
+            found = {row["runner.x"]: row["status"] for row in csv.DictReader(file)}
+        assert found == {"1": "completed", "2": "failed", "3": "failed", "4": "completed"}
+        assert "the reactor is hot" in (tmp_path / "sweep" / "2" / "console.log").read_text()
 
 
 # -- without a cluster --------------------------------------------------------------------------------
