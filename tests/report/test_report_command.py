@@ -178,6 +178,9 @@ def test_the_page_of_a_sweep_is_drawn_without_labels_over_each_other(
     ]
     assert len(boxes) > 8
     assert overlapping == []
+    page.emulate_media(media="print")
+    assert page.locator("table.sortable").first.locator("th").first.inner_text() == "trial", "on paper as well"
+    page.emulate_media(media="screen")
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
 

@@ -294,3 +294,13 @@ def test_the_table_is_there_after_a_training(tmp_path: Path) -> None:
     assert [(path, step) for path, step, *_ in rows][:4] == [("eval", 1), ("train", 1), ("eval", 2), ("train", 2)]
     assert [env_steps for _, _, _, env_steps, _ in rows][:4] == [0, 8, 8, 16]
     assert (tmp_path / "run" / PROGRESS_FILE).is_file()
+
+
+def test_steps_are_counted_where_an_update_takes_as_many_as_its_episodes_need(tmp_path: Path) -> None:
+    from maze.api.run_context import RunContext
+    from tests.api.shorter import SHORTER
+
+    rc = RunContext(run_dir=str(tmp_path / "run"), algorithm="es", overrides=SHORTER["es"], silent=True)
+    rc.train(n_epochs=2)
+    train = read_progress(tmp_path / "run").paths["train"]
+    assert list(train.env_steps) == list(train.columns["BaseEnvEvents/reward/total_step_count"])

@@ -15,6 +15,8 @@ import pytest
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import read_config
+from maze.maze_cli import main
+from maze.report.progress import read_progress
 
 pytestmark = [
     pytest.mark.long,
@@ -63,9 +65,7 @@ def train(directory: Path, *arguments: str, iterations: int = 2) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rllib") / "run"
-    output = train(directory, "env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, "wrappers=vector_obs")
-    assert "RLlibEvents" in output
-    assert "BaseEnvEvents" in output
+    train(directory, "env.name=CartPole-v1", "rllib/algorithm=ppo", *SMALL_PPO, "wrappers=vector_obs")
     return directory
 
 
@@ -79,6 +79,18 @@ def test_a_training_leaves_what_rollouts_and_deployment_need(trained: Path) -> N
     model = read_config(trained / "hydra_config.yaml")["model"]
     policy = SerializedTorchPolicy(model, str(trained / "state_dict.pt"), str(trained / "spaces_config.pkl"), "cpu")
     assert policy.num_params > 0
+
+
+def test_it_has_the_report_that_every_training_has(trained: Path, tmp_path: Path) -> None:
+    statistics = read_progress(trained).paths["train"]
+    steps = list(statistics.env_steps)
+    assert {"RLlibEvents", "BaseEnvEvents"} <= {name.partition("/")[0] for name in statistics.columns}
+    assert len(steps) == 2
+    assert 0 < steps[0] < steps[1]
+    assert main(["--report", str(trained), "--output", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    assert 'state ended">' in page
+    assert "rllib/algorithm</th><td>ppo</td>" in page
 
 
 def test_the_trained_policy_is_rolled_out_and_described(trained: Path, tmp_path: Path) -> None:
