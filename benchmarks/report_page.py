@@ -44,8 +44,8 @@ N_EPOCHS, N_STATISTICS, N_STEPS = 1000, 200, 10_000
 MOST_OF_A_FRAME = 50.0
 
 LOADED = 'performance.getEntriesByType("navigation")[0].loadEventEnd'
-FRAMES = """async ([nFrames, source]) => {
-    const act = eval(source), times = [];
+FRAMES = """async nFrames => {
+    const act = ACT, times = [];
     let last = await new Promise(requestAnimationFrame);
     for (let frame = 0; frame < nFrames; frame++) {
         act(frame, nFrames);
@@ -130,7 +130,7 @@ def measured(browser: Any, path: Path, movements: dict[str, str], n_frames: int)
     results = {"loaded_ms": page.evaluate(LOADED), "loaded_thread_ms": thread_ms()}
     for name, source in movements.items():
         before = thread_ms()
-        times = page.evaluate(FRAMES, [n_frames, source])
+        times = page.evaluate(FRAMES.replace("ACT", source), n_frames)
         results[f"{name}_frame_ms"] = median(times)
         results[f"{name}_slow_share"] = sum(each > MOST_OF_A_FRAME for each in times) / len(times)
         results[f"{name}_thread_ms"] = (thread_ms() - before) / n_frames

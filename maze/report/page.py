@@ -22,6 +22,12 @@ from maze.report.progress import Progress
 
 MOST_POINTS = 1000
 """Rows of a prefix that a page has; of longer histories, rows at equal distances and the last one."""
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; frame-src 'self'"
+)
+"""What a page may load: nothing from elsewhere. Frames inherit it, also one with a page that somebody else has made."""
+
 _WHOLE, _LONGEST = 32, 2000
 """Texts up to so many characters stand on one line of a table; of texts in tables, so many are shown."""
 
@@ -153,6 +159,7 @@ class Page:
         return "".join(
             (
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+                f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">\n',
                 f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{live}',
                 f"<title>{title}</title>\n<style>\n{_resource('page.css')}</style>\n</head>\n<body>\n<header>\n",
                 f'<h1>{title}{badge}</h1>\n<p class="subtitle">{html.escape(self.subtitle)}</p>\n',

@@ -163,8 +163,10 @@ def read_progress(directory: Path) -> Progress:
         raise MazeError(
             f"{file} cannot be read ({error.strerror}). A training writes it when its first epoch ends."
         ) from error
-    rows = csv.reader(io.StringIO(text.replace("\0", "")))
-    header = next(rows, [])
+    try:
+        header, *rows = list(csv.reader(io.StringIO(text.replace("\0", "")))) or [[]]
+    except csv.Error as error:
+        raise MazeError(f"{file} is no table of a training: {error}.") from error
     if tuple(header[: len(LEADING)]) != LEADING:
         raise MazeError(f"{file} is no table of a training: expected the columns {', '.join(LEADING)}, ....")
     progress, names = Progress(), header[len(LEADING) :]

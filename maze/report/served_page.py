@@ -7,13 +7,9 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from maze.report.page import Page
+from maze.report.page import CONTENT_POLICY, Page
 
 _HOST = "127.0.0.1"
-_NO_SCRIPT_FROM_ELSEWHERE = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'; frame-src 'self'"
-)
 
 
 class PageServer(ThreadingHTTPServer):
@@ -62,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _NO_SCRIPT_FROM_ELSEWHERE)
+        self.send_header("Content-Security-Policy", CONTENT_POLICY)
         self.end_headers()
         self.wfile.write(content)
 

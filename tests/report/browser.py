@@ -33,7 +33,14 @@ def running_browser() -> Iterator[Browser]:
         browser.close()
 
 
-def opened(browser: Browser, page: Path | str, errors: list[str], width: int = WIDE, scheme: Any = "light") -> Page:
+def opened(
+    browser: Browser,
+    page: Path | str,
+    errors: list[str],
+    width: int = WIDE,
+    scheme: Any = "light",
+    refused: tuple[str, ...] = (),
+) -> Page:
     """A page as somebody sees it.
 
     :param browser: The browser.
@@ -41,17 +48,23 @@ def opened(browser: Browser, page: Path | str, errors: list[str], width: int = W
     :param errors: Gets what the page's script complains of, and what it wanted from elsewhere.
     :param width: Of the window.
     :param scheme: `light` or `dark`.
+    :param refused: Words of complaints that are wanted: the browser refuses what it should.
     """
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
     )
     shown = context.new_page()
-    shown.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    shown.on("pageerror", lambda error: errors.append(str(error)))
-    shown.on("dialog", lambda dialog: (errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
+
+    def complain(text: str) -> None:
+        if not any(words in text for words in refused):
+            errors.append(text)
+
     address = page if isinstance(page, str) else page.absolute().as_uri()
     own = ("file:", "data:", "about:") if isinstance(page, Path) else (address, "data:", "about:")
-    shown.on("request", lambda asked: None if asked.url.startswith(own) else errors.append(f"asks for {asked.url}"))
+    shown.on("console", lambda message: complain(message.text) if message.type in ("error", "warning") else None)
+    shown.on("pageerror", lambda error: complain(str(error)))
+    shown.on("dialog", lambda dialog: (complain(f"dialog {dialog.message}"), dialog.dismiss()))
+    shown.on("request", lambda asked: None if asked.url.startswith(own) else complain(f"asks for {asked.url}"))
     shown.goto(address)
     return shown
 
