@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import ArrayConversion
 
@@ -49,6 +50,37 @@ class PreProcessor(ABC):
         """What is appended to the name of the observation: the name of the file that defines the class."""
         module = type(self).__module__
         return Path(inspect.getfile(type(self))).stem if module == "__main__" else module.rpartition(".")[2]
+
+
+class ConvertingPreProcessor(PreProcessor):
+    """A pre-processor that is all data: a conversion, and the space of what it gives."""
+
+    def _convert_by(self, conversion: ArrayConversion, space: spaces.Box | None = None) -> None:
+        """Comes last in a constructor.
+
+        :param space: Space of the converted observation; `None`: that of the converted bounds.
+        """
+        self._conversion = conversion
+        if space is None:
+            given = self._original_observation_space
+            space = spaces.Box(conversion(given.low), conversion(given.high), dtype=given.dtype.type)
+        self._processed_space = space
+
+    @override(PreProcessor)
+    def processed_shape(self) -> tuple[int, ...]:
+        return self._processed_space.shape
+
+    @override(PreProcessor)
+    def processed_space(self) -> spaces.Box:
+        return self._processed_space
+
+    @override(PreProcessor)
+    def conversion(self) -> ArrayConversion:
+        return self._conversion
+
+    @override(PreProcessor)
+    def process(self, observation: np.ndarray) -> np.ndarray:
+        return self._conversion(observation)
 
 
 def box_of(space: spaces.Space[Any], processor: str) -> spaces.Box:

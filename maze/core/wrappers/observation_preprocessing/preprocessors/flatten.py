@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import Reshape
-from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import ConvertingPreProcessor, box_of
 
 
-class FlattenPreProcessor(PreProcessor):
+class FlattenPreProcessor(ConvertingPreProcessor):
     """Joins the last dimensions of an array: `(..., a, b)` becomes `(..., a * b)`.
 
     >>> FlattenPreProcessor(spaces.Box(0, 1, (4, 3, 2)), num_flatten_dims=2).processed_shape()
@@ -34,22 +33,4 @@ class FlattenPreProcessor(PreProcessor):
                 f"(shape {space.shape}), got {num_flatten_dims}."
             )
         kept = space.shape[: n_dims - num_flatten_dims]
-        self._shape = (*kept, int(np.prod(space.shape[len(kept) :])))
-        self._conversion = Reshape(self._shape)
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        space = self._original_observation_space
-        return spaces.Box(space.low.reshape(self._shape), space.high.reshape(self._shape), dtype=space.dtype.type)
-
-    @override(PreProcessor)
-    def conversion(self) -> Reshape:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        self._convert_by(Reshape((*kept, int(np.prod(space.shape[len(kept) :])))))

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import OneHot
-from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import ConvertingPreProcessor
 
 _MAX_CATEGORIES = 2**16
 
 
-class OneHotPreProcessor(PreProcessor):
+class OneHotPreProcessor(ConvertingPreProcessor):
     """Encodes categories as vectors of zeros with a single one.
 
     Works for Discrete spaces, and for MultiDiscrete and bounded Box spaces of whole numbers (of any type), the vectors
@@ -29,24 +28,8 @@ class OneHotPreProcessor(PreProcessor):
 
     def __init__(self, observation_space: spaces.Space[Any]) -> None:
         super().__init__(observation_space)
-        self._conversion = OneHot(*_categories(observation_space))
-        self._shape = (int(self._conversion.counts.sum()),)
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, self._shape, dtype=np.float32)
-
-    @override(PreProcessor)
-    def conversion(self) -> OneHot:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        conversion = OneHot(*_categories(observation_space))
+        self._convert_by(conversion, spaces.Box(0.0, 1.0, (int(conversion.counts.sum()),), dtype=np.float32))
 
 
 def _categories(space: spaces.Space[Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import Resize
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import (
-    PreProcessor,
+    ConvertingPreProcessor,
     box_of,
     image_values,
     same_box,
 )
 
 
-class ResizeImgPreProcessor(PreProcessor):
+class ResizeImgPreProcessor(ConvertingPreProcessor):
     """Resizes an image: bilinear where it grows, and averaged over the covered area where it shrinks.
 
     The results are those of Pillow's `BILINEAR` filter. The type of the values stays: images of integers are rounded.
@@ -46,29 +45,14 @@ class ResizeImgPreProcessor(PreProcessor):
         self.transpose = transpose
         shape = (space.shape[0], *size) if transpose else (*size, *space.shape[2:])
         height, width = space.shape[1:] if transpose else space.shape[:2]
-        self._space = same_box(space, shape)
-        self._conversion = Resize(
-            *image_values(self._space),
+        resized = same_box(space, shape)
+        conversion = Resize(
+            *image_values(resized),
             rows=resampling_weights(height, size[0]),
             columns=resampling_weights(width, size[1]),
             has_channels_last=n_dims == 3 and not transpose,
         )
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._space.shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        return self._space
-
-    @override(PreProcessor)
-    def conversion(self) -> Resize:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        self._convert_by(conversion, resized)
 
 
 def resampling_weights(size: int, target_size: int) -> np.ndarray:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import LUMA, Gray
 from maze.core.wrappers.observation_preprocessing.preprocessors.base import (
-    PreProcessor,
+    ConvertingPreProcessor,
     box_of,
     checked_axis,
     image_values,
@@ -17,7 +15,7 @@ from maze.core.wrappers.observation_preprocessing.preprocessors.base import (
 )
 
 
-class Rgb2GrayPreProcessor(PreProcessor):
+class Rgb2GrayPreProcessor(ConvertingPreProcessor):
     """Converts an image with the channels red, green and blue to one of their brightness, without channels.
 
     The type of the values stays: images of integers are rounded.
@@ -37,21 +35,5 @@ class Rgb2GrayPreProcessor(PreProcessor):
                 f"Rgb2GrayPreProcessor: expected three channels in dimension {rgb_dim} (`rgb_dim`) of the observation, "
                 f"whose shape is {space.shape}."
             )
-        self._space = same_box(space, (*space.shape[: self.rgb_dim], *space.shape[self.rgb_dim + 1 :]))
-        self._conversion = Gray(*image_values(self._space), axis=self.rgb_dim)
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._space.shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        return self._space
-
-    @override(PreProcessor)
-    def conversion(self) -> Gray:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        gray = same_box(space, (*space.shape[: self.rgb_dim], *space.shape[self.rgb_dim + 1 :]))
+        self._convert_by(Gray(*image_values(gray), axis=self.rgb_dim), gray)

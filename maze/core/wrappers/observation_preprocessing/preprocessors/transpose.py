@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.array_conversions import Transpose
-from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of, checked_axis
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import ConvertingPreProcessor, box_of, checked_axis
 
 
-class TransposePreProcessor(PreProcessor):
+class TransposePreProcessor(ConvertingPreProcessor):
     """Reorders the dimensions of an array, for instance from height, width, channels to channels, height, width.
 
     >>> TransposePreProcessor(spaces.Box(0, 1, (96, 64, 3)), axes=[2, 0, 1]).processed_shape()
@@ -33,22 +31,4 @@ class TransposePreProcessor(PreProcessor):
                 f"TransposePreProcessor: `axes` must name each of the observation's {len(shape)} dimensions once, got "
                 f"{list(axes)}."
             )
-        self._shape = tuple(shape[axis] for axis in self.axes)
-        self._conversion = Transpose(self.axes)
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        space = self._original_observation_space
-        return spaces.Box(self.process(space.low), self.process(space.high), dtype=space.dtype.type)
-
-    @override(PreProcessor)
-    def conversion(self) -> Transpose:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        self._convert_by(Transpose(self.axes))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 from gymnasium import spaces
 
-from maze.core.annotations import override
 from maze.core.utils.array_conversions import Reshape
-from maze.core.wrappers.observation_preprocessing.preprocessors.base import PreProcessor, box_of, checked_axis
+from maze.core.wrappers.observation_preprocessing.preprocessors.base import ConvertingPreProcessor, box_of, checked_axis
 
 
-class UnSqueezePreProcessor(PreProcessor):
+class UnSqueezePreProcessor(ConvertingPreProcessor):
     """Inserts a dimension of size one, for instance the channel that a convolution needs.
 
     >>> UnSqueezePreProcessor(spaces.Box(0, 1, (96, 64)), dim=-3).processed_shape()
@@ -24,22 +22,4 @@ class UnSqueezePreProcessor(PreProcessor):
         super().__init__(observation_space)
         shape = box_of(observation_space, "UnSqueezePreProcessor").shape
         self.dim = checked_axis(dim, len(shape) + 1, "UnSqueezePreProcessor: `dim`, counted with the new one,")
-        self._shape = (*shape[: self.dim], 1, *shape[self.dim :])
-        self._conversion = Reshape(self._shape)
-
-    @override(PreProcessor)
-    def processed_shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @override(PreProcessor)
-    def processed_space(self) -> spaces.Box:
-        space = self._original_observation_space
-        return spaces.Box(self.process(space.low), self.process(space.high), dtype=space.dtype.type)
-
-    @override(PreProcessor)
-    def conversion(self) -> Reshape:
-        return self._conversion
-
-    @override(PreProcessor)
-    def process(self, observation: np.ndarray) -> np.ndarray:
-        return self._conversion(observation)
+        self._convert_by(Reshape((*shape[: self.dim], 1, *shape[self.dim :])))
