@@ -10,7 +10,6 @@ import torch
 from maze.core.agent.networks import as_float_tensors, check_network_weights
 from maze.core.agent.state_critic_input_output import StateCriticInput, StateCriticOutput
 from maze.core.agent.torch_model import TorchModel
-from maze.core.agent.torch_policy import STATE_GROUP as POLICIES
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_policy_output import PolicyOutput
 from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
@@ -76,7 +75,7 @@ class TorchActorCritic(TorchModel):
 
     @override(TorchModel)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_network_weights(self.policy.networks, state_dict, POLICIES)
+        check_network_weights(self.policy.networks, state_dict, TorchPolicy.state_group)
         self.critic.load_state_dict(state_dict)  # changes nothing unless it fits
         self.policy.load_state_dict(state_dict)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from maze.core.agent.networks import check_networks, load_network_weights, network_weights
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -95,3 +97,52 @@ class TorchModel(ABC):
 
         :raises CheckpointError: Networks or tensors are missing, left over or of other shapes.
         """
+
+
+class NetworksModel(TorchModel):
+    """A model that is its networks, by key, and nothing else.
+
+    :param networks: The networks; they are moved to the device.
+    :param device: Device of the networks.
+    :param name: What the networks are called in messages.
+    """
+
+    state_group: ClassVar[str]
+    """Under which name the state holds the networks."""
+
+    def __init__(self, networks: Mapping[Any, nn.Module], device: str, name: str) -> None:
+        super().__init__(device)
+        self.networks: dict[Any, Any] = check_networks(networks, name)
+        self._move_networks()
+
+    @override(TorchModel)
+    def parameters(self) -> list[torch.Tensor]:
+        return unique_parameters(self.networks.values())
+
+    @override(TorchModel)
+    def eval(self) -> None:
+        for network in self.networks.values():
+            network.eval()
+
+    @override(TorchModel)
+    def train(self) -> None:
+        for network in self.networks.values():
+            network.train()
+
+    @override(TorchModel)
+    def to(self, device: str) -> None:
+        self._device = resolve_device(device)
+        self._move_networks()
+
+    def _move_networks(self) -> None:
+        for network in self.networks.values():
+            network.to(self._device)
+
+    @override(TorchModel)
+    def state_dict(self) -> dict[str, Any]:
+        return {self.state_group: network_weights(self.networks)}
+
+    @override(TorchModel)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also takes the weights of what it is a part of: a policy takes an actor-critic's."""
+        load_network_weights(self.networks, state_dict, self.state_group)

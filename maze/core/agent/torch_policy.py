@@ -14,12 +14,9 @@ from torch import nn
 from maze.core.agent.acting import ActionHeads, Actor
 from maze.core.agent.networks import (
     as_float_tensors,
-    check_networks,
-    load_network_weights,
-    network_weights,
 )
 from maze.core.agent.policy import Policy
-from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.agent.torch_model import NetworksModel
 from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
@@ -36,10 +33,7 @@ if TYPE_CHECKING:
     from maze.distributions.distribution_mapper import DistributionMapper
 
 
-STATE_GROUP = "policies"
-
-
-class TorchPolicy(TorchModel, Policy):
+class TorchPolicy(NetworksModel, Policy):
     """Maps an actor to a network, and the network's logits to actions.
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each
@@ -50,6 +44,9 @@ class TorchPolicy(TorchModel, Policy):
     :param substeps_with_separate_agent_nets: Step keys whose agents have networks of their own.
     """
 
+    state_group = "policies"
+    networks: dict[Any, nn.Module]
+
     def __init__(
         self,
         networks: Mapping[str | int, nn.Module],
@@ -57,15 +54,12 @@ class TorchPolicy(TorchModel, Policy):
         device: str,
         substeps_with_separate_agent_nets: list[StepKeyType] | None = None,
     ) -> None:
-        super().__init__(device)
-        self.networks = check_networks(networks, "policy.networks")
+        super().__init__(networks, device, "policy.networks")
         self.distribution_mapper = distribution_mapper
         self.substeps_with_separate_agent_nets = list(substeps_with_separate_agent_nets or [])
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
-        self._actors: dict[Any, Actor] = {}
-        self._move_networks()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -248,38 +242,10 @@ class TorchPolicy(TorchModel, Policy):
             raise unknown_key_error("policy.networks: step key", step_key, self.networks)
         return step_key
 
-    @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        return unique_parameters(self.networks.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        for network in self.networks.values():
-            network.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        for network in self.networks.values():
-            network.train()
-
-    @override(TorchModel)
-    def to(self, device: str) -> None:
-        self._device = resolve_device(device)
-        self._move_networks()
-
+    @override(NetworksModel)
     def _move_networks(self) -> None:
-        self._actors.clear()
-        for network in self.networks.values():
-            network.to(self._device)
-
-    @override(TorchModel)
-    def state_dict(self) -> dict[str, Any]:
-        return {STATE_GROUP: network_weights(self.networks)}
-
-    @override(TorchModel)
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also takes an actor-critic's weights, of which it uses the policy's."""
-        load_network_weights(self.networks, state_dict, STATE_GROUP)
+        self._actors: dict[Any, Actor] = {}
+        super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
         """Without compiled networks (they alias this process' parameters), and generators by their states."""

@@ -32,13 +32,12 @@ from maze.core.agent.networks import (
 )
 from maze.core.agent.state_action_critic import StateActionCritic
 from maze.core.agent.state_action_values import encode_action, expected_soft_value, merged_action_space, q_values_key
-from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.agent.torch_model import NetworksModel, unique_parameters
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces
 from maze.perception.program.torch_networks import JointEvaluation
 
-STATE_GROUP = "critics"
 TARGET_GROUP = "target_critics"
 
 TensorDict = dict[str, torch.Tensor]
@@ -47,7 +46,7 @@ QValues = dict[str | int, list[torch.Tensor | TensorDict]]
 NextQValues = dict[str | int, torch.Tensor | TensorDict]
 
 
-class TorchStateActionCritic(TorchModel, StateActionCritic):
+class TorchStateActionCritic(NetworksModel, StateActionCritic):
     """Base of the state-action critics.
 
     :param networks: One network for each step key (a shared critic has one).
@@ -59,6 +58,9 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
     :raises ConfigError: The twin networks are not those of the networks.
     """
 
+    state_group = "critics"
+    networks: dict[Any, nn.ModuleList]
+
     def __init__(
         self,
         networks: Mapping[str | int, nn.Module],
@@ -68,7 +70,6 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         action_spaces_dict: dict[str | int, spaces.Dict],
         twin_networks: Mapping[str | int, nn.Module] | None = None,
     ) -> None:
-        super().__init__(device)
         first = check_networks(networks, "critic.networks")
         if twin_networks is None:
             second = {key: _with_new_weights(copy.deepcopy(network)) for key, network in first.items()}
@@ -82,11 +83,10 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
         self.num_policies = num_policies
         self.only_discrete_spaces = dict(only_discrete_spaces)
         self.action_spaces_dict = action_spaces_dict
-        self.networks: dict[Any, nn.ModuleList] = {key: nn.ModuleList([first[key], second[key]]) for key in first}
         self.target_networks: dict[Any, nn.ModuleList] = {}
-        self._evaluations: dict[nn.ModuleList, JointEvaluation] = {}
+        pairs = {key: nn.ModuleList([first[key], second[key]]) for key in first}
+        super().__init__(pairs, device, "critic.networks")
         self._reset_targets()
-        self.to(self._device)
 
     # -- values of one critic -----------------------------------------------------------------------------------------
 
@@ -171,36 +171,21 @@ class TorchStateActionCritic(TorchModel, StateActionCritic):
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
-    @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        """Those that are trained; target networks follow by :meth:`update_target_weights`."""
-        return unique_parameters(self.networks.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        for pair in self.networks.values():
-            pair.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        for pair in self.networks.values():
-            pair.train()
-
-    @override(TorchModel)
-    def to(self, device: str) -> None:
-        self._device = resolve_device(device)
-        self._evaluations.clear()
-        for pair in [*self.networks.values(), *self.target_networks.values()]:
+    @override(NetworksModel)
+    def _move_networks(self) -> None:
+        self._evaluations: dict[nn.ModuleList, JointEvaluation] = {}
+        super()._move_networks()
+        for pair in self.target_networks.values():
             pair.to(self._device)
 
-    @override(TorchModel)
+    @override(NetworksModel)
     def state_dict(self) -> dict[str, Any]:
-        return {STATE_GROUP: network_weights(self.networks), TARGET_GROUP: network_weights(self.target_networks)}
+        return {**super().state_dict(), TARGET_GROUP: network_weights(self.target_networks)}
 
-    @override(TorchModel)
+    @override(NetworksModel)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         check_network_weights(self.target_networks, state_dict, TARGET_GROUP)
-        load_network_weights(self.networks, state_dict, STATE_GROUP)
+        super().load_state_dict(state_dict)
         load_network_weights(self.target_networks, state_dict, TARGET_GROUP)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,12 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.networks import (
-    as_float_tensors,
-    check_networks,
-    load_network_weights,
-    network_weights,
-)
+from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.returns import gae, next_values_from
 from maze.core.agent.state_critic import StateCritic
 from maze.core.agent.state_critic_input_output import (
@@ -27,7 +22,7 @@ from maze.core.agent.state_critic_input_output import (
     StateCriticStepInput,
     StateCriticStepOutput,
 )
-from maze.core.agent.torch_model import TorchModel, resolve_device, unique_parameters
+from maze.core.agent.torch_model import NetworksModel
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
 from maze.perception.perception_utils import flatten_spaces, stack_and_flatten_spaces
@@ -36,11 +31,10 @@ if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID, StepKeyType
 
-STATE_GROUP = "critics"
 TensorDict = dict[str, torch.Tensor]
 
 
-class TorchStateCritic(TorchModel, StateCritic):
+class TorchStateCritic(NetworksModel, StateCritic):
     """Base of the state critics.
 
     :param networks: Value networks by step key (a shared critic has one).
@@ -48,22 +42,22 @@ class TorchStateCritic(TorchModel, StateCritic):
     :param device: Device of the networks.
     """
 
+    state_group = "critics"
+    networks: dict[Any, nn.Module]
+
     def __init__(
         self,
         networks: Mapping[str | int, nn.Module],
         obs_spaces_dict: dict[StepKeyType, spaces.Dict],
         device: str,
     ) -> None:
-        super().__init__(device)
-        self.networks = check_networks(networks, "critic.networks")
+        super().__init__(networks, device, "critic.networks")
         self.obs_spaces_dict = obs_spaces_dict
         self._shapes = {
             key: tuple(subspace.shape or ())
             for space in obs_spaces_dict.values()
             for key, subspace in space.spaces.items()
         }
-        for network in self.networks.values():
-            network.to(self._device)
 
     @property
     @abstractmethod
@@ -187,34 +181,6 @@ class TorchStateCritic(TorchModel, StateCritic):
             f"critic.networks[{key!r}] returned values of shape {tuple(value.shape)} for a batch of shape "
             f"{batch_shape}; expected {(*batch_shape, 1)}, one value for each observation."
         )
-
-    @override(TorchModel)
-    def parameters(self) -> list[torch.Tensor]:
-        return unique_parameters(self.networks.values())
-
-    @override(TorchModel)
-    def eval(self) -> None:
-        for network in self.networks.values():
-            network.eval()
-
-    @override(TorchModel)
-    def train(self) -> None:
-        for network in self.networks.values():
-            network.train()
-
-    @override(TorchModel)
-    def to(self, device: str) -> None:
-        self._device = resolve_device(device)
-        for network in self.networks.values():
-            network.to(self._device)
-
-    @override(TorchModel)
-    def state_dict(self) -> dict[str, Any]:
-        return {STATE_GROUP: network_weights(self.networks)}
-
-    @override(TorchModel)
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        load_network_weights(self.networks, state_dict, STATE_GROUP)
 
 
 class _JointReturnCritic(TorchStateCritic):
