@@ -152,10 +152,7 @@ def played_measures(
 
 
 def measures_of(stats: LogStats) -> dict[str, float]:
-    """Return, length and KPIs of an episode.
-
-    :param stats: Its statistics.
-    """
+    """Return, length and KPIs of an episode."""
     measures: dict[str, float] = {}
     kpis: dict[str, float] = {}
     for key, value in stats.items():

@@ -62,10 +62,7 @@ class MazeActionCandidates:
 
 
 class ActionConversionCandidatesInterface(ActionConversionInterface):
-    """Converts each candidate with the conversion that there is for single actions.
-
-    :param action_conversion: That conversion.
-    """
+    """Converts each candidate with the conversion that there is for single actions."""
 
     def __init__(self, action_conversion: ActionConversionInterface) -> None:
         self.action_conversion = action_conversion

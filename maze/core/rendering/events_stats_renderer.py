@@ -62,8 +62,6 @@ class EventStatsRenderer:
         """Draws an event's values in the episode so far, into a figure of its own that is drawn over at each call.
 
         The arguments are those of :meth:`render_timeline_stat`.
-
-        :param episode_event_log: The events of the episode.
         """
         import matplotlib.pyplot as plt
 

@@ -157,10 +157,7 @@ class _Worker:
 
 
 class ParallelRolloutRunner(RolloutRunner):
-    """Distributes the episodes over several processes of this machine.
-
-    :param n_processes: Number of processes.
-    """
+    """Distributes the episodes over several processes of this machine."""
 
     def __init__(
         self,

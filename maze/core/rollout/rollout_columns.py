@@ -134,10 +134,7 @@ class RolloutColumns:
         return len(self._all_by_tick["rewards"])
 
     def reserve(self, n_ticks: int) -> None:
-        """Makes room for more ticks, if need be; what was filled stays.
-
-        :param n_ticks: Number of ticks.
-        """
+        """Makes room for more ticks, if need be; what was filled stays."""
         if n_ticks <= self.capacity:
             return
         self._all_by_tick = {name: lengthened(array, n_ticks) for name, array in self._all_by_tick.items()}

@@ -206,10 +206,7 @@ class ArrayObservations(gymnasium.ObservationWrapper[Any, Any, Any], RecordConst
 
 
 class FlatActions(gymnasium.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
-    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by `_`.
-
-    :param env: The environment.
-    """
+    """Actions as a flat dictionary, where the environment takes nested ones; keys are joined by `_`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         RecordConstructorArgs.__init__(self)

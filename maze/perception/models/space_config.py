@@ -50,8 +50,6 @@ class SpacesConfig:
         """What keeps a model of these spaces from acting in an environment; empty: nothing.
 
         Observations that the environment has beyond these do no harm, nor do other bounds of observations.
-
-        :param env: The environment.
         """
         found = []
         for kind, known, there in (

@@ -220,10 +220,7 @@ def read_program(network: nn.Module) -> Program | None:
 
 
 class ModuleWatch:
-    """Notices what makes a network compute something else than before, other parameters excepted.
-
-    :param network: The network.
-    """
+    """Notices what makes a network compute something else than before, other parameters excepted."""
 
     def __init__(self, network: nn.Module) -> None:
         modules = list(network.modules())

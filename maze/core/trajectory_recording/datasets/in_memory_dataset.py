@@ -117,10 +117,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         _LOGGER.info("Loaded %d trajectories from %d sources, %d steps in total.", n_added, len(sources), len(self))
 
     def append(self, trajectory: TrajectoryRecord[Any]) -> None:
-        """Processes a trajectory and adds its steps.
-
-        :param trajectory: The trajectory.
-        """
+        """Processes a trajectory and adds its steps."""
         self._add(self.trajectory_processor.process(trajectory, self._environment()))
 
     def _environment(self) -> MazeEnv[Any] | None:
@@ -152,7 +149,6 @@ class InMemoryDataset(Dataset[Item], ABC):
     def list_trajectory_files(data_dir: str | Path) -> list[Path]:
         """The trajectory files below a directory (or the file itself), in the order of their names.
 
-        :param data_dir: The directory.
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)

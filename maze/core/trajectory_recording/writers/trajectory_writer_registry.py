@@ -29,10 +29,7 @@ class TrajectoryWriterRegistry:
 
     @classmethod
     def record_trajectory_data(cls, episode_record: StateTrajectoryRecord) -> None:
-        """Hand a finished episode to all writers.
-
-        :param episode_record: The episode.
-        """
+        """Hand a finished episode to all writers."""
         for writer in list(cls.writers):
             try:
                 writer.write(episode_record)

@@ -32,8 +32,6 @@ class BatchedEpisodeStats:
 
     An event occurs at most once a step in each environment and group; its statistics are those that single
     environments would have.
-
-    :param n_envs: Number of environments.
     """
 
     def __init__(self, n_envs: int) -> None:

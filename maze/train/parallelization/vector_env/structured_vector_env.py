@@ -323,8 +323,6 @@ def load_joint_state(envs: Sequence[StructuredVectorEnv], state_dict: Mapping[st
 def checked_seeds(seeds: Sequence[Any], n_envs: int) -> list[Any]:
     """One seed per environment, or an error.
 
-    :param seeds: Seeds.
-    :param n_envs: Number of environments.
     :raises ValueError: There is not one for each.
     """
     if isinstance(seeds, (int, np.integer, str)) or len(seeds) != n_envs:

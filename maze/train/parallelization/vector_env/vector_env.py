@@ -12,10 +12,7 @@ from maze.core.env.base_env import BaseEnv
 
 
 class VectorEnv(BaseEnv, ABC):
-    """Several environments stepped together.
-
-    :param n_envs: Number of environments.
-    """
+    """Several environments stepped together."""
 
     def __init__(self, n_envs: int) -> None:
         self.n_envs = n_envs

@@ -155,10 +155,7 @@ _ADAM_STATE = ("mean", "square", "n_steps")
 
 
 class _FlatNetwork:
-    """Parameters of a network in one tensor, their gradients in another, and what Adam keeps of them.
-
-    :param parameters: The parameters.
-    """
+    """Parameters of a network in one tensor, their gradients in another, and what Adam keeps of them."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         first, *others = parameters

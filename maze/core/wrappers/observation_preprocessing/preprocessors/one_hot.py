@@ -22,8 +22,6 @@ class OneHotPreProcessor(ConvertingPreProcessor):
 
     >>> OneHotPreProcessor(spaces.Discrete(3)).process(np.int64(1))
     array([0., 1., 0.], dtype=float32)
-
-    :param observation_space: Space of the observation.
     """
 
     def __init__(self, observation_space: spaces.Space[Any]) -> None:

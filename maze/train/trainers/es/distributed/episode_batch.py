@@ -165,10 +165,7 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
 
 
 class _Slot:
-    """A place for an episode that is being played: an environment, a perturbed policy and a row of the arrays.
-
-    :param env: The environment.
-    """
+    """A place for an episode that is being played: an environment, a perturbed policy and a row of the arrays."""
 
     def __init__(self, env: Any) -> None:
         self.env = with_stats(env)

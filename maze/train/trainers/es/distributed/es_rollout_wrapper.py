@@ -56,10 +56,7 @@ class ESRolloutWorkerWrapper(Wrapper[Any]):
         return self._env_step(action)
 
     def rollout(self, policy: Any) -> None:
-        """Plays one episode; its statistics are the environment's last episode statistics.
-
-        :param policy: The policy.
-        """
+        """Plays one episode; its statistics are the environment's last episode statistics."""
         play_episode(self, policy, self.max_steps, Episode.unperturbed())
 
     def generate_evaluation(self, policy: Any) -> ESRolloutResult:

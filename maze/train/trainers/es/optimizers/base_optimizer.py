@@ -27,10 +27,7 @@ class Optimizer(ABC):
         self.policy: TorchModel | None = None
 
     def setup(self, policy: TorchModel) -> None:
-        """Prepares for optimizing a policy, from the first step on.
-
-        :param policy: The policy.
-        """
+        """Prepares for optimizing a policy, from the first step on."""
         self.policy = policy
         self.dim = n_trained_parameters(policy)
         self.t = 0
