@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
-from maze.core.wrappers.log_stats_wrapper import stats_value
+from maze.train.parallelization.distributed_actors.episode_collector import EpisodeCollector
 from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 
 
-class BaseDistributedWorkersWithBuffer(ABC):
+class BaseDistributedWorkersWithBuffer(EpisodeCollector, ABC):
     """Base of actors that collect rollouts into a replay buffer, from which a learner draws batches.
 
     :param env_factory: Makes one environment.
@@ -60,8 +59,7 @@ class BaseDistributedWorkersWithBuffer(ABC):
         self.split_rollouts_into_transitions = split_rollouts_into_transitions
         self.env_instance_seeds = list(env_instance_seeds)
         self.replay_buffer = replay_buffer
-        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
-        """Statistics of the episodes that ended in this epoch."""
+        super().__init__()
         self.is_ahead = False
         """Whether the next rollouts were begun before they were asked for."""
 
@@ -117,27 +115,6 @@ class BaseDistributedWorkersWithBuffer(ABC):
         :param learner_device: Where its tensors shall be.
         """
         return self.replay_buffer.sample_transitions(self.batch_size, learner_device)
-
-    def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
-        """The statistics of all environments together."""
-        return self.epoch_stats
-
-    def get_stats_value(
-        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
-    ) -> LogStatsValue:
-        """One value of the last epoch's statistics.
-
-        :param event: Interface method of the event.
-        :param level: `LogStatsLevel.EPOCH`.
-        :param name: Output name of the statistic.
-        """
-        assert level is LogStatsLevel.EPOCH, "only statistics of epochs are kept"
-        value: LogStatsValue = stats_value(self.epoch_stats, event, name)
-        return value
-
-    def write_epoch_stats(self) -> None:
-        """Passes the statistics of the epoch on to the writers, and begins the next one."""
-        self.epoch_stats.reduce()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the environments are, the steps that are not in the buffer yet, and the policy's generators."""

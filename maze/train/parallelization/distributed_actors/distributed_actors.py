@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.errors import ConfigError, EnvironmentContractError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.wrappers.log_stats_wrapper import stats_value
+from maze.train.parallelization.distributed_actors.episode_collector import EpisodeCollector
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class CollectedBatch:
     """For each rollout, how many updates its policy had missed when the batch was made."""
 
 
-class DistributedActors(ABC):
+class DistributedActors(EpisodeCollector, ABC):
     """Actors that collect rollouts with a policy which a learner updates meanwhile.
 
     Between :meth:`start` and :meth:`stop` each actor steps its own environments, rollout after rollout.
@@ -74,7 +73,7 @@ class DistributedActors(ABC):
         self.n_actors = n_actors
         self.batch_size = batch_size
         self.envs_per_actor = envs_per_actor
-        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        super().__init__()
         self._batch: RolloutColumns | None = None
 
     @abstractmethod
@@ -107,25 +106,6 @@ class DistributedActors(ABC):
         record = copy.deepcopy(batch.columns.structured_record()).to_torch(learner_device)
         return record, batch.queue_size_before, batch.queue_size_after, batch.waiting_time
 
-    def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
-        """Statistics of the episodes of all actors."""
-        return self.epoch_stats
-
-    def get_stats_value(
-        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
-    ) -> LogStatsValue:
-        """One value of the last statistics of the actors' episodes.
-
-        :param event: Interface method of the event.
-        :param level: Level of the statistics: there are those of epochs only.
-        :param name: Output name of the statistic.
-        :raises ValueError: The level is not that of epochs.
-        """
-        if level is not LogStatsLevel.EPOCH:
-            raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
-        value: LogStatsValue = stats_value(self.epoch_stats, event, name)
-        return value
-
     # -- what a trainer wants of a vector environment ------------------------------------------------------------------
 
     @property
@@ -137,10 +117,6 @@ class DistributedActors(ABC):
     def n_envs(self) -> int:
         """Number of environments whose steps a batch holds."""
         return self.batch_size * self.envs_per_actor
-
-    def write_epoch_stats(self) -> None:
-        """Writes the statistics of the episodes finished since the last call."""
-        self.epoch_stats.reduce()
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
