@@ -22,7 +22,7 @@ class NoDictSpacesWrapper(NoDictActionWrapper[EnvType]):
     """
 
     def __init__(self, env: Any) -> None:
-        self._observations: Any = NoDictObservationWrapper.wrap(env)
+        self._observations: NoDictObservationWrapper[Any] = NoDictObservationWrapper(env)
         super().__init__(self._observations)
 
     @property
