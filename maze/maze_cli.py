@@ -257,10 +257,10 @@ def _main(command: list[str]) -> int:
 
 
 def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """`--info`, `--runs` or `--report` with what it is followed by, unless that is one of Hydra's own words."""
+    """`--info`, `--runs`, `--report` or `--export` with what it is followed by, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     arguments = [*([value] if equals else []), *command[1:]]
-    if flag == "--report":
+    if flag in ("--report", "--export"):
         return flag, arguments
     if flag == "--runs" and not arguments:
         return flag, ["outputs"]
@@ -277,6 +277,10 @@ def _show(flag: str, arguments: list[str]) -> int:
             if (episode := episode_wanted(arguments)) is not None and _main(episode):
                 print("The report has no episode: none could be played.", file=sys.stderr)
             return make_report(arguments)
+        if flag == "--export":
+            from maze.cli.export import export_run
+
+            return export_run(arguments)
         if flag == "--runs":
             from maze.cli.run_list import print_runs
 

@@ -234,11 +234,19 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     :raises NonFiniteError: One is NaN or infinite; minus infinity masks a choice.
     :raises EnvironmentContractError: All choices of a row are masked.
     """
-    # the maximum is NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
-    if not (logits.max() < np.inf and (sizes or logits.min() > -np.inf)):
-        broken = np.isnan(logits) | (logits == np.inf)
-        if not sizes:
-            broken |= np.isinf(logits)
+    # extremes are NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
+    if not sizes:
+        if np.minimum.reduce(logits, None) > -np.inf and np.maximum.reduce(logits, None) < np.inf:
+            return
+    elif len(sizes) == 1:
+        largest = np.maximum.reduce(logits, -1)
+        least = most = largest[0]
+        if len(largest) > 1:
+            least, most = largest.min(), largest.max()
+        if _MASKED < least and most < np.inf:
+            return
+    broken = np.isnan(logits) | (np.isinf(logits) if not sizes else logits == np.inf)
+    if broken.any():
         row = int(np.argwhere(broken)[0][0])
         error: MazeError = NonFiniteError(
             f"{where}: the logits of action head `{head}` are not finite in row {row} of {len(logits)}: {logits[row]}. "
@@ -248,10 +256,10 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         raise error
     start = 0
     for size in sizes:
-        largest = logits[..., start : start + size].max(-1)
+        masked = logits[..., start : start + size].max(-1) <= _MASKED
         start += size
-        if largest.min() <= _MASKED:
-            row = int(np.argwhere(largest <= _MASKED)[0][0])
+        if masked.any():
+            row = int(np.argwhere(masked)[0][0])
             error = EnvironmentContractError(
                 f"{where}: action head `{head}` has no valid action left in row {row} of {len(logits)}. The action "
                 "mask must allow at least one action; check the mask in this head's observation."

@@ -194,7 +194,12 @@ def _onnx(graph: nn.Module, batch: Sequence[torch.Tensor], inputs: Sequence[str]
             verbose=False,
         )
         assert program is not None, "the new exporter gives a program"
-        content: bytes = program.model_proto.SerializeToString()
+        model = program.model_proto
+    # paths of this machine and lines of code, which are nobody's business
+    for part in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    content: bytes = model.SerializeToString()
     return content
 
 
@@ -274,15 +279,21 @@ def _step(
         "key": step_key,
         "n_agents": env.agent_counts_dict[step_key],
         "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
-        "masks": _masks(entries, heads),
+        "masks": _masks(policy.network_for((step_key, 0)), entries, heads),
         "heads": descriptions,
         "networks": [[agent, number] for agent, number in numbers.items()],
     }
 
 
-def _masks(entries: Mapping[str, Any], heads: Sequence[str]) -> dict[str, str]:
-    """The observations that mask heads, by the names that they have everywhere."""
-    return {head: f"{head}_mask" for head in heads if f"{head}_mask" in entries}
+def _masks(network: nn.Module, entries: Mapping[str, Any], heads: Sequence[str]) -> dict[str, str]:
+    """The observations that mask heads: as blocks say, or by the names that they have everywhere."""
+    from maze.perception.blocks import ActionMaskingBlock
+
+    masks = {head: f"{head}_mask" for head in heads if f"{head}_mask" in entries}
+    for block in network.modules():
+        if isinstance(block, ActionMaskingBlock) and block.out_keys[0] in heads and block.in_keys[1] in entries:
+            masks[block.out_keys[0]] = block.in_keys[1]
+    return masks
 
 
 def _card(
@@ -295,9 +306,7 @@ def _card(
 ) -> dict[str, Any]:
     import onnxscript
 
-    from maze.core.wrappers.monitoring_wrapper import base_maze_env
-
-    base = base_maze_env(env)
+    base = operations.environment
     return {
         "name": "policy",
         "evaluation": {},

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,10 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
-from maze.core.wrappers.wrapper import ActionWrapper
+from maze.core.wrappers.wrapper import ActionWrapper, Wrapper
 from maze.serve.drift import components, entry_summaries
 from maze.serve.pipeline import StepKey
-from maze.serve.wrappers_as_data import Operations, wrappers_of
+from maze.serve.wrappers_as_data import Operations
 
 Array = np.ndarray[Any, Any]
 
@@ -95,9 +98,51 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
     :param n_steps: Number of decisions.
     :param seed: Of environment and policy.
     """
+    with tapped(env, operations) as (watched, tap):
+        return _recorded(policy, watched, tap, operations, n_steps, seed)
+
+
+class Tap(Wrapper[Any]):
+    """Stands around the raw environment and remembers what it has shown last."""
+
+    keeps_observations_and_actions = True
+    shown: Mapping[str, Any] = MappingProxyType({})
+
+    def reset(self) -> Any:
+        self.shown = self._env_reset()
+        return self.shown
+
+    def step(self, action: Any) -> Any:
+        result = self._env_step(action)
+        self.shown = result[0]
+        return result
+
+
+@contextmanager
+def tapped(env: Any, operations: Operations) -> Iterator[tuple[Any, Tap]]:
+    """The environment with a tap right above what counts as the raw one; afterwards it is as it was."""
+    tap = Tap(operations.environment)
+    if not operations.chain:
+        yield tap, tap
+        return
+
+    def rewire(innermost: Any) -> None:
+        operations.chain[0].env = innermost
+        for wrapper in operations.chain[1:]:
+            wrapper.env = wrapper.env  # binds its methods anew
+
+    rewire(tap)
+    try:
+        yield env, tap
+    finally:
+        rewire(operations.environment)
+
+
+def _recorded(policy: TorchPolicy, env: Any, tap: Tap, operations: Operations, n_steps: int, seed: int) -> Recording:
     recording = Recording()
-    chain, base = wrappers_of(env)
-    is_replayable = not operations.needs_code() and not any(type(each) is StepSkipWrapper for each in chain)
+    skips = any(type(each) is StepSkipWrapper for each in operations.chain)
+    is_replayable = not operations.needs_code() and not skips
+    every, n_acted = max(1, n_steps // MOST_CASES), Counter[ActorID]()
     env.seed(seed)
     policy.seed(seed)
     is_done, observation, n_bytes = True, {}, 0
@@ -107,17 +152,32 @@ def record(policy: TorchPolicy, env: MazeEnv[Any], operations: Operations, n_ste
             recording.actors.append([])
         actor = env.actor_id()
         recording.actors[-1].append(actor)
-        recording.inputs.setdefault(actor, []).append({name: np.array(value) for name, value in observation.items()})
-        state = base.get_maze_state()
-        entries = base.observation_conversion_dict[actor.step_key].maze_to_space(state)
-        _note(recording, actor.step_key, entries)
+        kept = recording.inputs.setdefault(actor, [])
+        if n_acted[actor] % every == 0 or len(kept) < 2:
+            kept.append({name: np.array(value) for name, value in observation.items()})
+        n_acted[actor] += 1
+        _note(recording, actor.step_key, tap.shown)
         if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
-            case = _episode_case(policy, base, chain, operations, actor, state, entries, observation)
+            case = _episode_case(policy, operations, actor, tap.shown, observation)
             n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
             recording.episode.append(case)
         action = policy.compute_action(observation, actor_id=actor)
         observation, _, is_done, _ = env.step(action)
     return recording
+
+
+def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
+    """A policy's action on its way to the raw environment, by the environment's own wrappers."""
+    for wrapper in reversed(operations.chain):
+        if issubclass(type(wrapper), ActionWrapper):
+            action = wrapper.action(action)
+    base = operations.environment
+    if not issubclass(type(base), MazeEnv):
+        return action
+    action = action if base._step_path.clip is None else base._step_path.clip(action)
+    if operations.actions[actor.step_key][-1]["kind"] == "converted":
+        return action
+    return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())
 
 
 def _note(recording: Recording, step_key: StepKey, entries: Mapping[str, Any]) -> None:
@@ -130,29 +190,20 @@ def _note(recording: Recording, step_key: StepKey, entries: Mapping[str, Any]) -
 
 def _episode_case(
     policy: TorchPolicy,
-    base: MazeEnv[Any],
-    chain: Sequence[Any],
     operations: Operations,
     actor: ActorID,
-    state: Any,
     entries: Mapping[str, Any],
     observation: Mapping[str, Any],
 ) -> dict[str, Any]:
     """An observation on its way to the network, and the most probable action on its way back, by the real wrappers."""
     kind = operations.observations[actor.step_key][0]["kind"]
+    state: Any = None if kind == "converted" else operations.environment.get_maze_state()
     shown: Mapping[str, Any] = entries
     if kind == "single":
         shown = dict.fromkeys(entries, state)
     elif kind in ("dict", "tuple"):
         shown = state if kind == "dict" else dict(zip(entries, state, strict=True))
-    action: Any = policy.compute_action(dict(observation), actor_id=actor, deterministic=True)
-    for wrapper in reversed(chain):
-        if issubclass(type(wrapper), ActionWrapper):
-            action = wrapper.action(action)
-    clip = base._step_path.clip
-    action = action if clip is None else clip(action)
-    if operations.actions[actor.step_key][-1]["kind"] != "converted":
-        action = base.action_conversion_dict[actor.step_key].space_to_maze(action, state)
+    action = raw_action(policy.compute_action(dict(observation), actor_id=actor, deterministic=True), operations, actor)
     parts: Mapping[str, Any] = action if isinstance(action, dict) else {"action": action}
     if isinstance(action, tuple):
         parts = {f"action_{index}": part for index, part in enumerate(action)}

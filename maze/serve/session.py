@@ -102,13 +102,14 @@ class PolicySession:
                 f"{list(self.bundle.steps)}."
             )
         step = self.bundle.step(actor[0])
-        entries: Any = observation
-        for index, stage in enumerate(self._observation_stages[actor[0]]):
-            entries = stage(entries, self._memory, actor)
-            if index == 0:
-                self.converted = dict(entries)
-            if entries is None:
-                break
+        first, *others = self._observation_stages[actor[0]]
+        entries = self.converted = first(observation, self._memory, actor)
+        if others:
+            entries = dict(entries)  # stages change it
+            for stage in others:
+                entries = stage(entries, self._memory, actor)
+                if entries is None:
+                    break
         self._actor = actor
         self._n_prepared += 1
         return None if entries is None else step.network_inputs_of(entries)

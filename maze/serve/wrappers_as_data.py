@@ -43,10 +43,15 @@ _HARMLESS_GYM_WRAPPERS = (
 class Operations:
     """What runs between the raw environment and the policy.
 
+    :param environment: What counts as the raw environment: the innermost one, or the outermost wrapper that only its
+        own code can stand for, such as one that makes sub-steps of a step.
+    :param chain: The wrappers around it, innermost first.
     :param observations: By sub-step, from the raw environment to the network.
     :param actions: By sub-step, from the network to the raw environment.
     """
 
+    environment: Any
+    chain: list[Wrapper[Any]]
     observations: dict[StepKey, list[Operation]]
     actions: dict[StepKey, list[Operation]]
     wrappers: list[dict[str, str]] = field(default_factory=list)
@@ -76,9 +81,7 @@ class Operations:
         """
         names = [piece["name"] for piece in self.code]
         unique = name if name not in names else f"{name}#{sum(each.split('#')[0] == name for each in names) + 1}"
-        kind = type(code)
-        path = f"{kind.__module__}.{kind.__qualname__}"
-        self.code.append({"name": unique, "class": path, "call": call, "is_required": is_required})
+        self.code.append({"name": unique, "class": _path(code), "call": call, "is_required": is_required})
         return unique
 
 
@@ -98,32 +101,64 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
     :param env: The environment, wrapped as in training.
     """
     chain, base = wrappers_of(env)
+    own = [index for index, wrapper in enumerate(chain) if _is_opaque(wrapper)]
+    if own:
+        return _around_own_code(chain[: own[-1] + 1], chain[own[-1] + 1 :])
     keys = list(base.observation_spaces_dict)
-    operations = Operations({key: [] for key in keys}, {key: [] for key in keys})
+    operations = Operations(base, chain, {key: [] for key in keys}, {key: [] for key in keys})
     for key in keys:
         operations.observations[key].append(_entries(base, key, operations))
         last: list[Operation] = [_pack(base, key, operations)]
         bounds = {name: list(limits) for name, limits in ActionBounds(base.action_spaces_dict[key])._by_head.items()}
         operations.actions[key] += [{"op": "clip", "bounds": bounds}, *last] if bounds else last
     _add_gym_wrappers(base, operations)
+    _add_all(chain, operations)
+    return operations
+
+
+def _is_opaque(wrapper: Wrapper[Any]) -> bool:
+    """Whether nobody can say what it does with observations and actions: it may even make other sub-steps."""
+    kind = type(wrapper)
+    is_one_way = issubclass(kind, (ObservationWrapper, ActionWrapper))
+    return kind not in _WRAPPERS and not is_one_way and not wrapper.keeps_observations_and_actions
+
+
+def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Operations:
+    """The operations around a wrapper of somebody's own, the last of the inner ones, which is the environment then."""
+    outermost: Any = inner[-1]
+    keys = list(outermost.observation_spaces_dict)
+    operations = Operations(outermost, chain, {key: [] for key in keys}, {key: [] for key in keys})
+    name = operations.add_code(type(outermost).__name__, outermost, None, is_required=False)
+    operations.wrappers += [{"class": _path(wrapper), "kept_as": "code of the caller"} for wrapper in inner]
+    for key, space in outermost.observation_spaces_dict.items():
+        entry = {"op": "entries", "kind": "converted", "entries": _entry_types(space), "code": name}
+        operations.observations[key].append(entry)
+        operations.actions[key].append({"op": "pack", "kind": "converted", "code": name})
+    _add_all(chain, operations)
+    return operations
+
+
+def _add_all(chain: list[Wrapper[Any]], operations: Operations) -> None:
     for wrapper in chain:
         n_before = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
         n_code = len(operations.code)
         _add(wrapper, operations)
         n_after = sum(map(len, (*operations.observations.values(), *operations.actions.values())))
         what = "code of the caller" if len(operations.code) > n_code else "data" if n_after > n_before else "left out"
-        operations.wrappers.append(
-            {"class": f"{type(wrapper).__module__}.{type(wrapper).__qualname__}", "kept_as": what}
-        )
-    return operations
+        operations.wrappers.append({"class": _path(wrapper), "kept_as": what})
+
+
+def _path(code: Any) -> str:
+    return f"{type(code).__module__}.{type(code).__qualname__}"
+
+
+def _entry_types(space: spaces.Dict) -> dict[str, Any]:
+    return {name: {"dtype": str(each.dtype), "shape": list(each.shape or ())} for name, each in space.spaces.items()}
 
 
 def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
     conversion = base.observation_conversion_dict[key]
-    entries = {
-        name: {"dtype": str(space.dtype), "shape": list(space.shape or ())}
-        for name, space in base.observation_spaces_dict[key].spaces.items()
-    }
+    entries = _entry_types(base.observation_spaces_dict[key])
     if type(conversion) is GymObservationConversion:
         return {"op": "entries", "kind": _KINDS[conversion._kind], "entries": entries}
     call = "function(state) -> entries of the observation space"
@@ -178,14 +213,14 @@ def _add(wrapper: Wrapper[Any], operations: Operations) -> None:
 
 
 def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
-    """Code of somebody's own, on one way or on both."""
-    kind, name = type(wrapper), type(wrapper).__name__
-    if not issubclass(kind, ActionWrapper):
+    """Code of somebody's own, on the one way or on the other."""
+    name = type(wrapper).__name__
+    if issubclass(type(wrapper), ObservationWrapper):
         call = "function(entries, actor_id) -> entries"
         code = operations.add_code(f"{name}.observation", wrapper, call, is_required=True)
         for stages in operations.observations.values():
             stages.append({"op": "code", "code": code})
-    if not issubclass(kind, ObservationWrapper):
+    else:
         call = "function(action, actor_id) -> action"
         code = operations.add_code(f"{name}.action", wrapper, call, is_required=True)
         for stages in operations.actions.values():

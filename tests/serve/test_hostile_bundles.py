@@ -1,0 +1,191 @@
+"""Files that are no bundles of ours: one error each, nothing read beyond them, nothing written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.serve import archive
+from maze.serve.archive import BundleError, packed, unpacked
+from maze.serve.bundle import PolicyBundle
+
+
+@pytest.fixture
+def members(cartpole_bundle: Path) -> dict[str, bytes]:
+    return unpacked(cartpole_bundle.read_bytes(), "it")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.rglob("*")) == []
+
+
+def sealed(content: bytes) -> bytes:
+    """An archive without a comment, with the sum that makes it look like a bundle."""
+    content = content[:-2] + struct.pack("<H", 12 + 64)
+    return content + b"maze-sha256:" + hashlib.sha256(content).hexdigest().encode()
+
+
+def zipped(entries: list[tuple[str, bytes]], compression: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as file:
+        for name, data in entries:
+            file.writestr(name, data)
+    return sealed(buffer.getvalue())
+
+
+def refused(content: bytes) -> str:
+    with pytest.raises(BundleError) as caught:
+        PolicyBundle(content)
+    return str(caught.value)
+
+
+def test_any_changed_byte_is_noticed(cartpole_bundle):
+    content = cartpole_bundle.read_bytes()
+    places = [*range(40), *range(40, len(content), 997), *range(len(content) - 120, len(content))]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] ^= 1
+        assert "SHA-256" in refused(bytes(changed)) or "no whole policy bundle" in refused(bytes(changed))
+
+
+def test_missing_bytes_are_noticed(cartpole_bundle):
+    content = cartpole_bundle.read_bytes()
+    for size in (0, 10, len(content) // 2, len(content) - 1):
+        assert "bundle" in refused(content[:size])
+
+
+def test_a_changed_member_with_a_new_seal_does_not_fit_the_manifest(members, cartpole_bundle):
+    with zipfile.ZipFile(cartpole_bundle) as file:
+        entries = [(name, file.read(name)) for name in file.namelist()]
+    changed = [(name, data.replace(b'"test"', b'"best"')) for name, data in entries]
+    assert "`bundle.json` is not what manifest.json lists" in refused(zipped(changed))
+
+
+def test_zip_bombs_are_refused_before_anything_is_unpacked(monkeypatch):
+    bomb = zipped([("manifest.json", b" " * 50_000_000)], zipfile.ZIP_DEFLATED)
+    assert len(bomb) < 100_000
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("unpacked"))
+    assert "compressed or encrypted" in refused(bomb)
+
+
+def test_members_that_overlap_cannot_claim_more_than_the_file_has(monkeypatch):
+    content = bytearray(zipped([("bundle.json", b" " * 1000), ("arrays.bin", b" " * 1000)]))
+    first = content.index(b"PK\x01\x02")
+    second = content.index(b"PK\x01\x02", first + 4)
+    for start in (first, second):
+        content[start + 20 : start + 28] = struct.pack("<II", 3000, 3000)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("unpacked"))
+    assert "claim more bytes" in refused(sealed(bytes(content)[: -(12 + 64)]))
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.json", "/etc/evil", "networks/../../evil.onnx", "networks\\0.onnx", "evil.pkl", "networks/"]
+)
+def test_names_that_lead_elsewhere_are_refused(name):
+    assert f"has a member {name!r}" in refused(zipped([("manifest.json", b"{}"), (name, b"x")]))
+
+
+def test_names_that_come_twice_are_refused():
+    with pytest.warns(UserWarning, match="Duplicate"):
+        content = zipped([("manifest.json", b"{}"), ("bundle.json", b"1"), ("bundle.json", b"2")])
+    assert "same name" in refused(content)
+
+
+def test_a_crowd_of_members_is_refused():
+    assert "at most" in refused(zipped([(f"networks/{index}.onnx", b"") for index in range(archive.MOST_MEMBERS + 1)]))
+
+
+def test_networks_that_refer_to_other_files_are_refused(members, tmp_path_factory):
+    onnx = pytest.importorskip("onnx")
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_bytes(bytes(4096))
+    original = members["networks/0.onnx"]
+
+    def model() -> Any:
+        return onnx.load_from_string(original)
+
+    def outside(tensor: Any) -> None:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=str(secret))
+
+    in_initializer, in_attribute, in_branch, in_function = model(), model(), model(), model()
+    outside(in_initializer.graph.initializer[0])
+    tensor = onnx.numpy_helper.from_array(np.zeros(4, np.float32))
+    outside(tensor)
+    constant = onnx.helper.make_node("Constant", [], ["unused"], value=tensor)
+    in_attribute.graph.node.append(constant)
+    branch = onnx.helper.make_graph([constant], "branch", [], [])
+    in_branch.graph.node.append(onnx.helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=branch))
+    in_function.functions.append(onnx.helper.make_function("own", "f", [], [], [constant], []))
+    for changed in (in_initializer, in_attribute, in_branch, in_function):
+        content = packed({**members, "networks/0.onnx": changed.SerializeToString()})
+        assert "external data" in refused(content)
+
+
+@pytest.mark.parametrize("graph", [b"", b"\xff" * 100, b"\x3a\xff\xff\xff\xff\x7f", b"no graph at all"])
+def test_networks_that_are_none_are_refused(members, graph):
+    message = refused(packed({**members, "networks/0.onnx": graph}))
+    assert "onnxruntime cannot read" in message or "no ONNX graph" in message
+
+
+def edited(members: dict[str, bytes], edit: Callable[[dict[str, Any]], None]) -> bytes:
+    description = json.loads(members["bundle.json"])
+    edit(description)
+    return packed({**members, "bundle.json": json.dumps(description).encode()})
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda each: each.clear(),
+        lambda each: each.pop("networks"),
+        lambda each: each["steps"].clear() or each["reference"].clear() or each["networks"].clear() or each.pop("card"),
+        lambda each: each["steps"][0]["heads"]["action"].update(distribution="own"),
+        lambda each: each["steps"][0].update(networks=[[None, 7]]),
+        lambda each: each["networks"][0].update(file="networks/9.onnx"),
+        lambda each: each["networks"][0].update(inputs={"observation": "elsewhere"}),
+        lambda each: each["reference"][0]["inputs"]["observation"].update(offset=10**12),
+        lambda each: each["reference"][0]["inputs"]["observation"].update(shape=[10**12]),
+        lambda each: each["reference"][0]["inputs"]["observation"].update(dtype="object"),
+        lambda each: each["reference"][0]["inputs"]["observation"].update(shape=[-1, 4]),
+    ],
+)
+def test_descriptions_that_make_no_sense_are_refused(members, edit):
+    assert refused(edited(members, edit))
+
+
+def test_a_policy_that_acts_otherwise_is_refused(members):
+    def other_actions(description: dict[str, Any]) -> None:
+        description["reference"][0]["actions"]["action"]["values"] = [0, 1] * 30
+
+    assert "does not act as the trained policy" in refused(edited(members, other_actions))
+
+
+def test_other_versions_are_named(members, monkeypatch):
+    monkeypatch.setattr(archive, "FORMAT_VERSION", 2)
+    content = packed(members)
+    monkeypatch.undo()
+    assert "version 2 of the format, this program reads 1" in refused(content)
+
+
+def test_large_files_are_not_read(tmp_path_factory, monkeypatch):
+    path = tmp_path_factory.mktemp("large") / "large.maze"
+    path.write_bytes(b"PK\x03\x04" * 10)
+    monkeypatch.setattr("maze.serve.bundle.LARGEST_FILE", 20)
+    with pytest.raises(BundleError, match="has 40 bytes"):
+        PolicyBundle.load(path)
+    with pytest.raises(BundleError, match="cannot be read: No such file"):
+        PolicyBundle.load(path.with_name("nothing"))
