@@ -19,7 +19,7 @@ help:  ## Say what there is.
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(PIP) install --quiet -c constraints.txt -e ".[train]"
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

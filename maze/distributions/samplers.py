@@ -243,7 +243,7 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
         least = most = largest[0]
         if len(largest) > 1:
             least, most = largest.min(), largest.max()
-        if _MASKED < least and most < np.inf:
+        if least > _MASKED and most < np.inf:
             return
     broken = np.isnan(logits) | (np.isinf(logits) if not sizes else logits == np.inf)
     if broken.any():

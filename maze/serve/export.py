@@ -132,14 +132,8 @@ def exported_network(
     observation_space = env.observation_spaces_dict[step_key]
     names = list(observation_space.spaces)
     batch = [_example(space) for space in observation_space.spaces.values()]
-    graph = _LogitsOnly(network, names, list(policy.distribution_mapper.action_heads))
-    with torch.inference_mode():
-        n_outputs = len(graph(*batch))
-    heads = graph.heads
-    if not n_outputs:
-        raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
     try:
-        content = _onnx(graph, batch, [f"observation/{name}" for name in names], [f"logits/{head}" for head in heads])
+        content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads)
     except ImportError as error:
         raise ConfigImportError(
             f'Exporting needs onnx, onnxscript and onnxruntime: pip install "maze-rl[onnx]" ({error}).'
@@ -149,10 +143,34 @@ def exported_network(
             f"The network of sub-step {step_key!r} ({type(network).__name__}) cannot be exported as an ONNX graph"
             f"{_guilty_block(network)}: {_first_line(error)}"
         ) from error
+    if not heads:
+        raise ExportError(f"The network of sub-step {step_key!r} has no action head among its outputs.")
+    used = _input_names(content)
     return content, {
-        "inputs": {name: f"observation/{name}" for name in names if f"observation/{name}" in _input_names(content)},
+        "inputs": {name: f"observation/{name}" for name in names if f"observation/{name}" in used},
         "outputs": {head: f"logits/{head}" for head in heads},
     }
+
+
+def as_graph(
+    network: nn.Module, batch: Sequence[torch.Tensor], names: Sequence[str], heads: Sequence[str]
+) -> tuple[bytes, list[str]]:
+    """A network as an ONNX graph for batches of any size, whose inputs are `observation/<name>`, its outputs
+    `logits/<head>`.
+
+    :param network: From observations by name to outputs by key.
+    :param batch: Observations to trace it with, `[n_rows, *shape]`.
+    :param names: Their names.
+    :param heads: Which outputs are wanted, if they are there.
+    :return: The graph, and the outputs that are there.
+    """
+    graph = _LogitsOnly(network, names, heads)
+    with torch.inference_mode():
+        graph(*batch)
+    if not graph.heads:
+        return b"", []
+    inputs = [f"observation/{name}" for name in names]
+    return _onnx(graph, batch, inputs, [f"logits/{head}" for head in graph.heads]), graph.heads
 
 
 class _LogitsOnly(nn.Module):
@@ -229,12 +247,10 @@ def _guilty_block(network: nn.Module) -> str:
     for name, module in network.named_modules():
         if not isinstance(module, PerceptionBlock) or isinstance(module, InferenceBlock):
             continue
-        batch = [torch.ones((3, *shape)) for shape in module.in_shapes]
-        graph = _LogitsOnly(module, module.in_keys, module.out_keys)
+        names = list(dict.fromkeys(module.in_keys))
+        shapes = dict(zip(module.in_keys, module.in_shapes, strict=True))
         try:
-            _onnx(
-                graph, batch, [f"in{index}" for index in range(len(batch))], [f"out/{key}" for key in module.out_keys]
-            )
+            as_graph(module, [torch.ones((3, *shapes[key])) for key in names], names, module.out_keys)
         except Exception:  # whatever it is, this block is the one
             return f", because of its block `{name}` ({type(module).__name__})"
     return ""
