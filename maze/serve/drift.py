@@ -17,7 +17,7 @@ FEATURES = ("mean", "std", "min", "max")
 """What is taken of entries with more than :data:`MOST_COMPONENTS` components."""
 MOST_COMPONENTS = 64
 MOST_CATEGORIES = 64
-_LEVELS = np.linspace(0.1, 0.9, 9)
+_LEVELS = np.arange(1, 10) / 10
 
 
 def components(array: Any) -> Array:

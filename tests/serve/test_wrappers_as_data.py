@@ -168,7 +168,7 @@ def test_code_of_ones_own_is_named_and_has_to_be_provided(exported):
         "Turned.action": lambda action, actor: {"action": 1 - action["action"]},
     }
     assert n_equal_steps(env, bundle, provided=provided) == 60
-    with pytest.raises(BundleError, match=r"'Twice': the bundle has no such code. Did you mean `Twice.observation`"):
+    with pytest.raises(BundleError, match=r"'Twice'\]: the bundle has no such code. Did you mean `Twice.observation`"):
         bundle.session(provided={**provided, "Twice": print})
     # what the network takes needs no code
     assert bundle.act_batch(0, {"observation": np.zeros((1, 4))}).actions["action"].shape == (1,)
