@@ -18,6 +18,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError
 from maze.serve.archive import ARRAYS, DESCRIPTION, packed
 from maze.serve.pipeline import StepKey
@@ -267,7 +268,7 @@ def _first_line(error: BaseException) -> str:
 def _agents(policy: TorchPolicy, env: MazeEnv[Any], step_key: Any) -> dict[int | None, nn.Module]:
     """The networks of a sub-step by agent; None: of all."""
     if step_key not in policy.substeps_with_separate_agent_nets:
-        return {None: policy.network_for((step_key, 0))}  # type: ignore[arg-type]
+        return {None: policy.network_for(ActorID(step_key, 0))}
     return {agent: network for (key, agent), network in policy.networks.items() if key == step_key}
 
 
@@ -295,7 +296,7 @@ def _step(
         "key": step_key,
         "n_agents": env.agent_counts_dict[step_key],
         "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
-        "masks": _masks(policy.network_for((step_key, 0)), entries, heads),
+        "masks": _masks(policy.network_for(ActorID(step_key, 0)), entries, heads),
         "heads": descriptions,
         "networks": [[agent, number] for agent, number in numbers.items()],
     }
