@@ -89,7 +89,7 @@ const share = (value, low, high) => (value / 2 - low / 2) / (high / 2 - low / 2)
 /** Round numbers with what they are called, in as many digits as tell them apart. */
 function ticks(low, high, count, kind = "", least = 0) {
   const raw = (high / 2 - low / 2) / count * 2, power = 10 ** Math.floor(Math.log10(raw));
-  const step = Math.max(least, [1, 2, 5, 10].map(factor => factor * power).find(each => each >= raw * 0.999));
+  const step = Math.max(least, [1, 2, 5, 10].map(factor => factor * power).find(each => each >= raw * 0.75));
   const first = Math.ceil(low / step - 1e-9), found = [];
   for (let index = 0; index <= 2 * count; index++)
     if (Number.isFinite((first + index) * step) && (first + index) * step <= high + step * 1e-9) found.push((first + index) * step);

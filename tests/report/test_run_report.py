@@ -159,6 +159,24 @@ def test_the_page_draws_and_is_read_with_the_keyboard(tmp_path: Path, open_page:
 
 
 @pytest.mark.slow
+def test_labels_of_an_axis_are_few_round_and_different(tmp_path: Path, open_page: OpenPage) -> None:
+    page = open_page(hostile_page(tmp_path))
+
+    def labels(low: float, high: float, count: int = 4, *more: Any) -> list[str]:
+        found: list[list[Any]] = page.evaluate("range => ticks(...range)", [low, high, count, *more])
+        return [label for _, label in found]
+
+    assert labels(0, 1) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert labels(11.312, 11.4) == ["11.32", "11.34", "11.36", "11.38", "11.4"]
+    assert labels(1, 5, 8, "step", 1) == ["1", "2", "3", "4", "5"], "there is no log step 1.5"
+    assert labels(-1.7e308, 1.7e308) == ["-1e308", "0", "1e308"]
+    ranges = [(0.69314, 0.693147), (-1e-9, 1e-9), (99990, 100010), (1e6, 1.0001e6), (-0.004, -0.001), (1e15, 3e15)]
+    for low, high in ranges:
+        found = labels(low, high)
+        assert 2 <= len(set(found)) == len(found) <= 9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_report_has_no_serious_accessibility_fault(tmp_path: Path, open_page: OpenPage, scheme: str) -> None:
     page = open_page(hostile_page(tmp_path), scheme=scheme)
