@@ -15,16 +15,26 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
+# pip compiles 280 MB of Python one file after the other, which takes a minute. Python compiles what it imports by
+# itself; for the tests most of what they import is compiled beforehand, on all cores.
+INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '[/\\](tests?|testing|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
+
 # torch goes first and alone: resolved together with the rest, pip may prefer a build with gigabytes of CUDA packages.
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.torch: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e ".[train]"
+	$(INSTALL) torch
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
-	$(PIP) install --quiet -c constraints.txt -e ".[dev,graph,rllib]"
+$(VENV)/.runtime: $(VENV)/.torch
+	$(INSTALL) -e ".[train]"
 	touch $@
+
+# Not after `.runtime`: everything is resolved and built once.
+$(VENV)/.dev: $(VENV)/.torch
+	$(INSTALL) -e ".[dev,graph,rllib]"
+	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	touch $(VENV)/.runtime $@
 
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
 	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)

@@ -293,10 +293,10 @@ def _show(flag: str, arguments: list[str]) -> int:
 
 
 def _run_hydra() -> None:
-    from maze.cli.hydra_setup import grid_by_default
+    from maze.cli.hydra_setup import composed_once, grid_by_default
     from maze.cli.wrapper_overrides import wrappers_by_name
 
-    with grid_by_default(), wrappers_by_name(), warnings.catch_warnings():
+    with grid_by_default(), wrappers_by_name(), composed_once(), warnings.catch_warnings():
         # Where a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, which
         # is what is meant: a remark on how Hydra does that, at each composition, is of no use to anybody.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")

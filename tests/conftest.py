@@ -1,13 +1,57 @@
 """Settings that hold for all tests, and what several modules look at."""
 
+import copy
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import settings
 
 # A first call may import half of torch; how long an example takes says nothing on a machine that does other things too.
 settings.register_profile("maze", deadline=None)
 settings.load_profile("maze")
+
+
+@pytest.hookimpl(trylast=True)  # what is deselected is gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of two workers, each gets half of the list: slow modules are dealt out and come first, to leave no long tail."""
+    if not hasattr(config, "workerinput"):
+        return
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    n_slow = {path: sum("slow" in item.keywords for item in module) for path, module in modules.items()}
+    slow = sorted((path for path in modules if n_slow[path]), key=lambda path: -n_slow[path])
+    halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    loads = [0, 0]
+    for path in slow:
+        half = loads.index(min(loads))
+        loads[half] += n_slow[path]
+        halves[half].extend(modules[path])
+    for path, module in modules.items():
+        if not n_slow[path]:
+            min(halves, key=len).extend(module)
+    items[:] = [*halves[0], *halves[1]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _configurations_parsed_once():
+    """Hydra parses some thirty files for each command, the same ones in hundreds of tests: here each text once."""
+    parsed = {}
+
+    def load(stream, Loader):
+        text = stream if isinstance(stream, str | bytes) else stream.read()
+        key = (text, Loader.__module__, Loader.__qualname__)
+        if key not in parsed:
+            if stream is not text:
+                stream.seek(0)  # and not the text: errors name the file
+            parsed[key] = parse(stream, Loader)
+        return copy.deepcopy(parsed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        parse = yaml.load
+        patch.setattr(yaml, "load", load)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -26,16 +26,10 @@ def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: P
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     # Worker processes import the main module: without the guard they would run the page again.
     body = "\n".join(blocks).replace("\n", "\n    ")
+    body = body.replace("n_steps=20_000", "n_steps=1_000")  # training to a return has tests of its own
     script.write_text(f'if __name__ == "__main__":\n    {body}\n', encoding="utf-8")
-    finished = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:maze", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "examples" / "own_algorithm")},  # one page is about it
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "own_algorithm")}  # one page is about it
+    finished = run_script(script, tmp_path, environment)
     assert finished.returncode == 0, f"{page.name}:\n{finished.stdout[-1500:]}\n{finished.stderr[-3000:]}"
 
 

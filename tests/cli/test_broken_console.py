@@ -28,10 +28,10 @@ COMMANDS = (
     (*ROLLOUT, "hydra.run.dir=rollout_in_processes", "runner=parallel", "runner.n_processes=2"),
     (*ROLLOUT, "hydra.sweep.dir=sweep", "runner=sequential", "-m", "runner.deterministic=true,false"),
 )
-ALL_COMMANDS = f"""
-import sys
+RUN = """
+import ast, sys
 from maze.maze_cli import main
-sys.exit(max([main(command) for command in {COMMANDS!r}]))
+sys.exit(max([main(command) for command in ast.literal_eval(sys.argv[1])]))
 """
 TALKATIVE = """
 import sys
@@ -58,12 +58,20 @@ REDIRECTIONS = {
     "head": "exec 1> >(head -n 1 > head.txt)",
     "closed": "exec >&- 2>&-",
 }
+SOME = {"full": [0, 3], "head": [2, 4], "closed": [1, 2]}
+"""Of each kind one; all of them with all are `long`."""
 
 
 def files(directory: Path) -> list[str]:
     """Names of the files that a command leaves, without numbers of times and processes."""
     names = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
     return sorted("events.out.tfevents" if "tfevents" in name else name for name in names if name != "head.txt")
+
+
+def of_command(directory: Path, command: int) -> Path:
+    """Where a command leaves its files."""
+    (place,) = (argument for argument in COMMANDS[command] if argument.startswith(("hydra.run.dir", "hydra.sweep.dir")))
+    return directory / place.partition("=")[2]
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +85,29 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("redirection", REDIRECTIONS.values(), ids=REDIRECTIONS)
-def test_runs_go_on_without_a_console(redirection: str, expected: Path, tmp_path: Path) -> None:
-    line = ["bash", "-c", f'{redirection}\nexec "$@"', "bash", sys.executable, "-c", ALL_COMMANDS]
+@pytest.mark.parametrize(("name", "chosen"), SOME.items(), ids=SOME)
+def test_runs_go_on_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
+    check_without_console(REDIRECTIONS[name], chosen, expected, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "chosen"), SOME.items(), ids=SOME)
+def test_all_other_runs_go_on_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
+    others = [command for command in range(len(COMMANDS)) if command not in chosen]
+    check_without_console(REDIRECTIONS[name], others, expected, tmp_path)
+
+
+def check_without_console(redirection: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
+    commands = repr([COMMANDS[command] for command in chosen])
+    line = ["bash", "-c", f'{redirection}\nexec "$@"', "bash", sys.executable, "-c", RUN, commands]
     found = subprocess.run(line, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=200)
     assert (found.returncode, found.stderr) == (0, "")
-    assert files(tmp_path) == files(expected)
-    checkpoints = [file.relative_to(expected) for file in expected.rglob("latest.pt")]
-    assert len(checkpoints) == 2
+    for command in chosen:
+        assert files(of_command(tmp_path, command)) == files(of_command(expected, command))
+    checkpoints = [
+        file.relative_to(expected) for command in chosen for file in of_command(expected, command).rglob("latest.pt")
+    ]
+    assert len(checkpoints) == len({0, 1} & set(chosen))
     for checkpoint in checkpoints:
         weights = load_state(expected / checkpoint)["model"]
         assert to_bytes(load_state(tmp_path / checkpoint)["model"]) == to_bytes(weights)

@@ -170,7 +170,9 @@ class TrainingRunner(PlacedRunner):
         """
         policy, _ = self.model_composer.parts_for(self.trainer_type.__name__, None)
         try:
-            policy.to(resolve_device(self.algorithm.device))
+            # Kept, since the trainer asks again, and would give the same notice again.
+            self.algorithm.device = resolve_device(self.algorithm.device)
+            policy.to(self.algorithm.device)
         except ConfigError as error:
             raise ConfigError(f"algorithm.{error}") from error
         policy.seed(self.agent_seed() if seed is None else seed)
