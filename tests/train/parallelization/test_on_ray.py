@@ -21,6 +21,7 @@ import pytest
 
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.config_utils import EnvFactory
 from maze.maze_cli import main
 from maze.train.parallelization.on_ray.crew import Crew, unpicklable
 from maze.train.parallelization.on_ray.ray_placement import OnRay
@@ -133,6 +134,10 @@ class TestSameResults:
         here = trained(tmp_path / "dev", *options, "runner=dev", "runner.env_groups=2")
         there = trained(tmp_path / "ray", *options, "runner=ray", "runner.env_groups=2", "runner.address=auto")
         assert len(here) > 10
+        if name == "ppo":  # what the actors did belongs to the statistics, and to nothing that is learned
+            told = (tmp_path / "ray" / "progress.csv").read_text()
+            assert "actor_restarts" in told
+            assert "actors_busy" in told
         assert not differing(here, there)
 
     def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
@@ -197,6 +202,15 @@ class TestFailures:
         with pytest.raises(WorkerError, match=r"environment 0, .*seeded with .*marbles.*2th time.*max_restarts=1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
 
+    def test_a_simulator_that_hangs_is_ended_and_named(self, placement: Callable[..., OnRay]) -> None:
+        there = placement(env_groups=1, max_restarts=0)
+        there.env_timeout = 0.5
+        env = there.vector_env(EnvFactory(partial(counting_env, fault=("hang", 2)), timeout=0.5), 1)
+        env.seed([7])
+        columns = RolloutGenerator(env).allocate(4)
+        with pytest.raises(WorkerError, match=r"Actor 0 failed.*environment 0.*0\.5 s"):
+            env.roll_out(make_policy(counting_env), columns, begins=True)
+
     def test_numbers_that_are_not_finite_are_raised_at_once(self, placement: Callable[..., OnRay]) -> None:
         there = placement(env_groups=1)
         env = there.vector_env(partial(counting_env, fault=("nan", 2)), 1)
@@ -207,7 +221,9 @@ class TestFailures:
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
         crew = Crew(start_timeout=1.0)
-        with pytest.raises(ConfigError, match=r"of 9 actors wait for 1 CPUs each; the Ray cluster has 4 CPUs"):
+        with pytest.raises(
+            ConfigError, match=r"of 9 actors are not there yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
+        ):
             crew.grow(9)
 
     def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -36,7 +36,6 @@ class Host:
 
         self._subjects: dict[str, Any] = {}
         self._broken: dict[str, Failure] = {}
-        self.n_calls, self.busy = 0, 0.0
         if "torch" in sys.modules:  # several processes with several threads each get in one another's way
             sys.modules["torch"].set_num_threads(1)
 
@@ -96,9 +95,18 @@ class _Actor:
     n_starts: int = 0
     n_failures: int = 0
     """Failures in a row."""
-    n_tasks: int = 0
+    n_calls: int = 0
     busy: float = 0.0
-    since: float = field(default_factory=time.monotonic)
+    """Seconds that the calls took."""
+
+
+class Work(NamedTuple):
+    """What actors have done in some time."""
+
+    n_restarts: int
+    busy_share: float
+    """Share of the time in which they worked, on average."""
+    calls_per_second: list[float]
 
 
 class Crew:
@@ -131,6 +139,7 @@ class Crew:
         self.n_restarts = 0
         """How often an actor was replaced."""
         self._actors: list[_Actor] = []
+        self._since, self._n_reported = time.monotonic(), 0
 
     def grow(self, n_actors: int) -> None:
         """Waits for more actors, where there are fewer than that; who hosts what does not change.
@@ -207,6 +216,17 @@ class Crew:
         self.finished(tasks, len(tasks))
         return [task.result for task in tasks]
 
+    def take_work(self) -> Work:
+        """What the actors have done since the last call."""
+        now = time.monotonic()
+        seconds, self._since = max(now - self._since, 1e-9), now
+        n_restarts, self._n_reported = self.n_restarts - self._n_reported, self.n_restarts
+        work = [(actor.busy / seconds, actor.n_calls / seconds) for actor in self._actors]
+        for actor in self._actors:
+            actor.busy, actor.n_calls = 0.0, 0
+        busy, calls = zip(*work, strict=True)
+        return Work(n_restarts, sum(busy) / len(busy), list(calls))
+
     def close(self) -> None:
         """Ends all actors; nothing happens the second time."""
         actors, self._actors = self._actors, []
@@ -250,8 +270,8 @@ class Crew:
         total = self._ray.cluster_resources().get("CPU", 0.0)
         free = self._ray.available_resources().get("CPU", 0.0)
         return (
-            f"{n_waiting} of {len(self._actors)} actors wait for {self._cpus_per_actor:g} CPUs each; the Ray cluster "
-            f"has {total:g} CPUs, of which {free:g} are free"
+            f"{n_waiting} of {len(self._actors)} actors are not there yet; each needs {self._cpus_per_actor:g} CPUs, and "
+            f"the Ray cluster has {total:g} CPUs, of which {free:g} are free"
         )
 
     def _tell_waiting(self, tasks: Sequence[Task], seconds: float) -> None:
@@ -299,7 +319,7 @@ class Crew:
         actor = self._actors[task.actor]
         task.result, seconds = answer
         actor.n_failures = 0
-        actor.n_tasks += 1
+        actor.n_calls += 1
         actor.busy += seconds
         return True
 

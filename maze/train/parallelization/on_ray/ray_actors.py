@@ -12,6 +12,7 @@ from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors, seed_of_start
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
+from maze.train.parallelization.on_ray.cluster_events import report_actors
 from maze.train.parallelization.on_ray.crew import Crew, Task
 from maze.train.parallelization.on_ray.ray_envs import Fragment, Generators, PolicyCopies, RemoteGroup, decoded
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
@@ -73,6 +74,11 @@ class RayDistributedActors(ActorsAhead):
         if self._is_running:  # those who start later take the policy itself
             self._tickets.updated()
             self._publish(self.policy)
+
+    @override(DistributedActors)
+    def write_epoch_stats(self) -> None:
+        report_actors(self._crew, self.epoch_stats)
+        super().write_epoch_stats()
 
     def _publish(self, policy: TorchPolicy) -> None:
         self._weights = self._copies.arguments(policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,7 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 )
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.shared_policy import packed_weights, unpack_weights
+from maze.train.parallelization.on_ray.cluster_events import report_actors
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.replay_log import states_for
@@ -35,6 +37,8 @@ from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVect
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
+
+logger = logging.getLogger(__name__)
 
 
 class Generators(NamedTuple):
@@ -216,7 +220,7 @@ class RayVectorEnv(GroupedVectorEnv):
         self._wrappers: dict[int, list[Any]] = {}
         self._copies = PolicyCopies(crew)
         self._sizes = list(sizes)
-        self._is_made = False
+        self._is_made = self._has_collected = False
         crew.place(name, [partial(self._maker, index) for index in range(len(sizes))])
         all_spaces: list[ActorSpaces] = crew.call(name, "spaces", [()] * len(sizes))
         super().__init__(sizes, all_spaces[0], logging_prefix)
@@ -244,8 +248,17 @@ class RayVectorEnv(GroupedVectorEnv):
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
+        self._has_collected, n_restarts = True, self._crew.n_restarts
         fragments = self._act(policy, "collect", [(plan,)] * len(self.groups))
+        if self._crew.n_restarts > n_restarts:
+            logger.warning("From this rollout on, results differ from those of a run in which nothing is lost.")
         return [fragment.packet for fragment in fragments if fragment.packet is not None]
+
+    @override(StructuredVectorEnv)
+    def write_epoch_stats(self) -> None:
+        if self._has_collected:  # evaluations are no work of an epoch
+            report_actors(self._crew, self.epoch_stats)
+        super().write_epoch_stats()
 
     @override(GroupedVectorEnv)
     def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:

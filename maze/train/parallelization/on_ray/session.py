@@ -61,6 +61,7 @@ class RaySession:
         if not ray.is_initialized():
             arguments = self._arguments()
             handlers = _signal_handlers()
+            set_log_levels(self._log_level)
             try:
                 self._check_address(arguments["address"])
                 ray.init(**arguments)
@@ -161,9 +162,9 @@ def set_log_levels(log_level: str) -> None:
 
     :param log_level: DEBUG, INFO, WARN or ERROR.
     """
-    logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)
+    logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)  # Python's name
     for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "ERROR") else logging.NOTSET)
+        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "WARNING", "ERROR") else logging.NOTSET)
 
 
 def _signal_handlers() -> dict[int, Any]:

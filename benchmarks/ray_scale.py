@@ -1,0 +1,216 @@
+"""What actors of Ray collect, as a share of what their environments could do alone, and beside worker processes.
+
+    python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor
+    python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
+    python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
+
+In `sleeping` there is no learner: what is measured is what remains when its time is taken off. One loop of one
+environment with the same policy is measured before and after, and multiplied by the number of environments. Medians of
+rounds; Ray is started for the benchmark, with as many CPUs as actors need (sleeping needs none).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from maze.api.run_context import RunContext
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.parallelization.on_ray.ray_placement import OnRay
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+
+
+class SleepingEnv(gym.Env[np.ndarray, int]):
+    """Steps that take time, and no CPU.
+
+    :param seconds: Mean time of a step.
+    :param sigma: Of its logarithm; 0: all take the same time.
+    """
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, seconds: float, sigma: float) -> None:
+        self._seconds, self._sigma = seconds, sigma
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode."""
+        super().reset(seed=seed)
+        self._n_steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Sleeps."""
+        time.sleep(self._seconds * self.np_random.lognormal(-(self._sigma**2) / 2, self._sigma))
+        self._n_steps += 1
+        return np.zeros(4, np.float32), 1.0, False, self._n_steps == 200, {}
+
+
+def make_env(seconds: float, sigma: float) -> GymMazeEnv:
+    """One environment."""
+    return GymMazeEnv(SleepingEnv(seconds, sigma))
+
+
+def make_policy(env: Any) -> TorchPolicy:
+    """A small network."""
+    mapper = DistributionMapper(env.action_space, {})
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            return {"action": self.layer(x["observation"])}
+
+    return TorchPolicy({0: Net()}, mapper, "cpu")
+
+
+def rate_alone(factory: Callable[[], Any], n_steps: int) -> float:
+    """Environment steps per second of one environment in this process."""
+    env = SequentialVectorEnv([factory])
+    env.seed([1])
+    policy = make_policy(env.envs[0])
+    generator = RolloutGenerator(env)
+    columns = generator.allocate(n_steps)
+    generator.collect(policy, columns)
+    start = time.perf_counter()
+    generator.collect(policy, columns)
+    env.close()
+    return n_steps / (time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def placed(n_actors: int) -> Iterator[OnRay]:
+    """Actors that are there already."""
+    placement = OnRay(start_timeout=600.0)
+    placement.env_groups = n_actors
+    try:
+        placement.crew(n_actors)
+        yield placement
+    finally:
+        placement.close()
+
+
+def sleeping(options: argparse.Namespace) -> dict[str, float]:
+    """PPO's fragments (all are waited for) and IMPALA's, in environment steps per second and as shares."""
+    factory = partial(make_env, options.step_ms / 1e3, options.sigma)
+    n_actors, n_steps = options.actors, options.fragment
+    alone = [rate_alone(factory, 200)]
+    with placed(n_actors) as placement:
+        env = placement.vector_env(factory, n_actors)
+        env.seed(list(range(n_actors)))
+        policy = make_policy(factory())
+        generator = RolloutGenerator(env, record_logits=True)
+        columns = generator.allocate(n_steps, policy)
+        generator.collect(policy, columns)
+        rounds = []
+        for _ in range(options.rounds):
+            start = time.perf_counter()
+            generator.collect(policy, columns)
+            rounds.append(n_steps * n_actors / (time.perf_counter() - start))
+        batch = max(1, n_actors // 4)
+        actors = placement.actors(
+            factory, policy, n_steps, n_actors, batch, 1.0, list(range(n_actors)), list(range(n_actors))
+        )
+        actors.start()
+        n_warm, n_batches = 8, 4 * options.rounds
+        for _ in range(n_warm):
+            actors.collect_batch()
+            actors.broadcast_updated_policy(policy.state_dict())
+        start = time.perf_counter()
+        for _ in range(n_batches):
+            actors.collect_batch()
+            actors.broadcast_updated_policy(policy.state_dict())
+        asynchronous = n_batches * batch * n_steps / (time.perf_counter() - start)
+        actors.stop()
+    alone.append(rate_alone(factory, 200))
+    possible = n_actors * median(alone)
+    return {
+        "one environment alone, steps per second": median(alone),
+        "PPO, steps per second": median(rounds),
+        "PPO, share": median(rounds) / possible,
+        "IMPALA, steps per second": asynchronous,
+        "IMPALA, share": asynchronous / possible,
+    }
+
+
+def beside_local(algorithm: str, overrides: dict[str, Any], runners: dict[str, dict[str, Any]], n_rounds: int) -> Any:
+    """Seconds of an epoch with each runner, rounds alternating, and the median ratio."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        seconds: dict[str, list[float]] = {name: [] for name in runners}
+        runs = {
+            name: stack.enter_context(
+                RunContext(
+                    env="CartPole-v1", algorithm=algorithm, runner=name, run_dir=f"{directory}/{name}", silent=True,
+                    overrides={"seeding.env_base_seed": 1, "seeding.agent_base_seed": 1, **overrides, **own},
+                )
+            )
+            for name, own in runners.items()
+        }  # fmt: skip
+        for _ in range(n_rounds + 1):  # the first one sets up
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run.train(n_epochs=1)
+                seconds[name].append(time.perf_counter() - start)
+    one, other = (values[1:] for values in seconds.values())
+    ratio = median(local / ray for local, ray in zip(one, other, strict=True))
+    return {**{f"{name}, s": median(values[1:]) for name, values in seconds.items()}, "ray, times local": ratio}
+
+
+def cartpole(options: argparse.Namespace) -> Any:
+    """PPO, fragments of 100 steps of 8 environments, 2 actors."""
+    values = {"n_rollout_steps": 100, "epoch_length": 10, "rollout_evaluator": None, "patience": 0}
+    overrides = {**{f"algorithm.{key}": value for key, value in values.items()}, "runner.concurrency": 16}
+    return beside_local("ppo", overrides, {"local": {}, "ray": {"runner.env_groups": 2}}, options.rounds)
+
+
+def es(options: argparse.Namespace) -> Any:
+    """Evolution strategies, a population of 256, 2 actors."""
+    overrides = {"algorithm.n_rollouts_per_update": 256, "runner.n_eval_rollouts": 0, "algorithm.max_steps": 200}
+    runners = {"local": {"runner.n_train_workers": 2}, "ray": {"runner.env_groups": 2}}
+    return beside_local("es", overrides, runners, options.rounds)
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {"sleeping": sleeping, "cartpole": cartpole, "es": es}
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="+", choices=list(SECTIONS))
+    parser.add_argument("--actors", type=int, default=32)
+    parser.add_argument("--fragment", type=int, default=100, help="steps of a fragment")
+    parser.add_argument("--step-ms", type=float, default=5.0)
+    parser.add_argument("--sigma", type=float, default=0.0, help="of lognormal step times")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="writes the results into a file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for section in options.sections:
+        results[section] = result = SECTIONS[section](options)
+        print(section, {name: round(value, 3) for name, value in result.items()}, flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Statistics of the actors of a cluster."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
+
+if TYPE_CHECKING:
+    from maze.core.log_stats.log_stats import LogStatsAggregator
+    from maze.train.parallelization.on_ray.crew import Crew
+
+
+class ClusterEvents(ABC):
+    """What the actors have done in an epoch."""
+
+    @define_epoch_stats(sum)
+    def actor_restarts(self, value: int) -> None:
+        """Number of actors that were replaced: they had vanished, or an environment of theirs had failed."""
+
+    @define_epoch_stats(np.mean)
+    def actors_busy(self, value: float) -> None:
+        """Share of the time in which actors worked; the rest is waiting for the learner, or for other actors."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("actor")
+    def calls_per_second(self, value: float, actor: int) -> None:
+        """Fragments, or slices of episodes, that an actor has completed per second."""
+
+
+def report_actors(crew: Crew, statistics: LogStatsAggregator) -> None:
+    """Adds what the actors have done since the last call.
+
+    :param crew: The actors.
+    :param statistics: Those of the epoch.
+    """
+    events = statistics.create_event_topic(ClusterEvents)
+    work = crew.take_work()
+    events.actor_restarts(value=work.n_restarts)
+    events.actors_busy(value=work.busy_share)
+    for actor, rate in enumerate(work.calls_per_second):
+        events.calls_per_second(value=rate, actor=actor)
