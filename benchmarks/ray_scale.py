@@ -4,9 +4,9 @@
     python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
     python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
 
-In `sleeping` there is no learner: what is measured is what remains when its time is taken off. One loop of one
-environment with the same policy is measured before and after, and multiplied by the number of environments. Medians of
-rounds; Ray is started for the benchmark, with as many CPUs as actors need (sleeping needs none).
+In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of the
+time in which actors stepped their environments, so that they compare with loops of their own on the same machine at the
+same time; one loop in this process is measured before and after. Medians of rounds; Ray is started for the benchmark, with as many CPUs as actors need (sleeping needs none).
 """
 
 from __future__ import annotations
@@ -121,11 +121,13 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         generator = RolloutGenerator(env, record_logits=True)
         columns = generator.allocate(n_steps, policy)
         generator.collect(policy, columns)
-        rounds = []
+        rounds, crew = [], placement.crew(n_actors)
+        crew.take_work()
         for _ in range(options.rounds):
             start = time.perf_counter()
             generator.collect(policy, columns)
             rounds.append(n_steps * n_actors / (time.perf_counter() - start))
+        synchronous_share = crew.take_work().busy_share
         batch = max(1, n_actors // 4)
         actors = placement.actors(
             factory, policy, n_steps, n_actors, batch, 1.0, list(range(n_actors)), list(range(n_actors))
@@ -135,20 +137,21 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         for _ in range(n_warm):
             actors.collect_batch()
             actors.broadcast_updated_policy(policy.state_dict())
+        crew.take_work()
         start = time.perf_counter()
         for _ in range(n_batches):
             actors.collect_batch()
             actors.broadcast_updated_policy(policy.state_dict())
         asynchronous = n_batches * batch * n_steps / (time.perf_counter() - start)
+        asynchronous_share = crew.take_work().busy_share
         actors.stop()
     alone.append(rate_alone(factory, 200))
-    possible = n_actors * median(alone)
     return {
         "one environment alone, steps per second": median(alone),
         "PPO, steps per second": median(rounds),
-        "PPO, share": median(rounds) / possible,
+        "PPO, share": synchronous_share,
         "IMPALA, steps per second": asynchronous,
-        "IMPALA, share": asynchronous / possible,
+        "IMPALA, share": asynchronous_share,
     }
 
 

@@ -221,9 +221,8 @@ class TestFailures:
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
         crew = Crew(start_timeout=1.0)
-        with pytest.raises(
-            ConfigError, match=r"of 9 actors are not there yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
-        ):
+        expected = r"of 9 actors are not there yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
+        with pytest.raises(ConfigError, match=expected):
             crew.grow(9)
 
     def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
