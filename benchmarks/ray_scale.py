@@ -4,9 +4,10 @@
     python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
     python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
 
-In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of the
-time in which actors stepped their environments, so that they compare with loops of their own on the same machine at the
-same time; one loop in this process is measured before and after. Medians of rounds; Ray is started for the benchmark, with as many CPUs as actors need (sleeping needs none).
+In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of
+the time in which actors stepped their environments, so that they compare with loops of their own on the same machine at
+the same time; one loop in this process is measured before and after. Medians of rounds. Ray is started for the
+benchmark, with as many CPUs as actors need (sleeping needs none).
 """
 
 from __future__ import annotations

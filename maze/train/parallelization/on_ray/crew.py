@@ -270,8 +270,8 @@ class Crew:
         total = self._ray.cluster_resources().get("CPU", 0.0)
         free = self._ray.available_resources().get("CPU", 0.0)
         return (
-            f"{n_waiting} of {len(self._actors)} actors are not there yet; each needs {self._cpus_per_actor:g} CPUs, and "
-            f"the Ray cluster has {total:g} CPUs, of which {free:g} are free"
+            f"{n_waiting} of {len(self._actors)} actors are not there yet; each needs {self._cpus_per_actor:g} CPUs, "
+            f"and the Ray cluster has {total:g} CPUs, of which {free:g} are free"
         )
 
     def _tell_waiting(self, tasks: Sequence[Task], seconds: float) -> None:
