@@ -257,10 +257,10 @@ def _main(command: list[str]) -> int:
 
 
 def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """`--info`, `--runs`, `--report` or `--export` with what follows, unless that is one of Hydra's own words."""
+    """`--info`, `--runs`, `--report`, `--export` or `--plan` with what follows, unless it is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     arguments = [*([value] if equals else []), *command[1:]]
-    if flag in ("--report", "--export"):
+    if flag in ("--report", "--export", "--plan"):
         return flag, arguments
     if flag == "--runs" and not arguments:
         return flag, ["outputs"]
@@ -281,6 +281,10 @@ def _show(flag: str, arguments: list[str]) -> int:
             from maze.cli.export import export_run
 
             return export_run(arguments)
+        if flag == "--plan":
+            from maze.cli.plan import print_plan
+
+            return print_plan(arguments)
         if flag == "--runs":
             from maze.cli.run_list import print_runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import json
@@ -9,6 +10,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maze.api.run_context import RunContext
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.train.parallelization.on_ray.crew import Crew, unpicklable
 from maze.train.parallelization.on_ray.ray_placement import OnRay
@@ -162,6 +167,23 @@ class TestSameResults:
         assert here == there
         assert killed.is_set() == is_interrupted
 
+    def test_run_context_takes_it_and_environments_of_a_script(self, cluster: Any, tmp_path: Path) -> None:
+        class OfAScript(GymMazeEnv):
+            pass
+
+        small = {"algorithm.epoch_length": 1, "algorithm.n_rollout_steps": 5, "algorithm.rollout_evaluator": None}
+        where = {"runner.env_groups": 2, "runner.address": "auto", "runner.concurrency": 2}
+        with RunContext(
+            env=lambda: OfAScript("CartPole-v1"),
+            algorithm="a2c",
+            runner="ray",
+            run_dir=str(tmp_path),
+            silent=True,
+            overrides={**small, **where},
+        ) as run:
+            run.train(n_epochs=1)
+        assert (tmp_path / "latest.pt").is_file()
+
 
 # -- what vanishes ------------------------------------------------------------------------------------
 
@@ -256,6 +278,37 @@ class TestSweeps:
             found = {row["runner.x"]: row["status"] for row in csv.DictReader(file)}
         assert found == {"1": "completed", "2": "failed", "3": "failed", "4": "completed"}
         assert "the reactor is hot" in (tmp_path / "sweep" / "2" / "console.log").read_text()
+
+
+# -- a Ray of its own ---------------------------------------------------------------------------------
+
+
+@has_ray
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_signal_saves_the_training_and_nothing_of_ray_is_left(tmp_path: Path) -> None:
+    import psutil
+
+    few = ["algorithm.n_epochs=1000", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=2"]
+    options = ["env.name=CartPole-v1", "algorithm=a2c", "runner=ray", "runner.env_groups=2", "runner.concurrency=2"]
+    command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", *options, *few]
+    log, ours = tmp_path / "log", {**os.environ, "MAZE_TEST_OF": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    with open(log, "wb") as file:
+        process = subprocess.Popen([*command, f"hydra.run.dir={tmp_path / 'run'}"], stdout=file, stderr=file, env=ours)
+    deadline = time.monotonic() + 200
+    while "Update epoch - 2" not in log.read_text() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143, log.read_text()
+    assert "Its state is saved" in log.read_text()
+    assert (tmp_path / "run" / "latest.pt").is_file()
+    time.sleep(2)
+    left = []
+    for other in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if other.environ().get("MAZE_TEST_OF") == str(tmp_path):
+                left.append(" ".join(other.cmdline()))
+    assert not left
 
 
 # -- without a cluster --------------------------------------------------------------------------------

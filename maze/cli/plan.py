@@ -1,0 +1,131 @@
+"""`maze-run --plan actors=64 step_ms=5`: how fast a cluster would collect, and what would limit it.
+
+A model, not a measurement: what a call and a megabyte cost was measured with Ray 2.60 on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from maze.cli.errors import UsageError
+from maze.core.errors import did_you_mean
+
+_UPDATES = 20
+"""Updates that are simulated where step times are uneven."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Actors, each of which steps its environments one after the other; times as the names say."""
+
+    actors: int
+    step_ms: float
+    """Mean time of an environment step."""
+    sigma: float = 0.0
+    """Of the logarithm of lognormal step times: at 1, one step in a hundred takes six times the mean."""
+    envs: int = 1
+    """Environments of an actor."""
+    fragment: int = 100
+    """Environment steps of a fragment, for each environment."""
+    learner_us: float = 20.0
+    """The learner's time for one environment step, all its epochs together."""
+    call_ms: float = 1.0
+    """The learner's time for one call."""
+    weights_mb: float = 1.0
+    gbps: float = 10.0
+    """Of the learner's network."""
+    actors_per_node: int = 16
+
+    @property
+    def n_samples(self) -> int:
+        """Environment steps of all fragments together."""
+        return self.actors * self.envs * self.fragment
+
+    @property
+    def broadcast(self) -> float:
+        """Seconds until every node has new weights, which are sent to one after the other."""
+        n_nodes = -(-self.actors // self.actors_per_node)
+        return self.weights_mb * (0.3 + n_nodes * 8 / self.gbps) / 1e3
+
+    @property
+    def alone(self) -> float:
+        """Environment steps per second of all actors, if nobody waited for anybody."""
+        return 1e3 * self.actors / self.step_ms
+
+    def fragment_seconds(self) -> np.ndarray:
+        """How long fragments take, `[n_updates, n_actors]`."""
+        rng, size = np.random.default_rng(0), (self.actors, self.envs * self.fragment)
+        mean = -(self.sigma**2) / 2
+        seconds = [rng.lognormal(mean, self.sigma, size).sum(1) for _ in range(_UPDATES if self.sigma else 1)]
+        return np.array(seconds) * self.step_ms / 1e3
+
+
+def synchronous(cluster: Cluster) -> tuple[float, str]:
+    """A2C and PPO: everybody collects a fragment, the learner learns, everybody gets the weights.
+
+    :return: Environment steps per second, and what takes most of the time.
+    """
+    seconds = cluster.fragment_seconds()
+    slowest, typical = float(seconds.max(1).mean()), float(np.median(seconds))
+    # calls of fragments that are there earlier cost nothing: the learner waits anyway
+    calls = cluster.actors * cluster.call_ms / 1e3
+    parts = {
+        "environments": typical,
+        "the slowest actor": slowest - typical,
+        "calls": max(calls - (slowest - typical), cluster.call_ms / 1e3),
+        "learner": cluster.n_samples * cluster.learner_us / 1e6,
+        "weights": cluster.broadcast,
+    }
+    return cluster.n_samples / sum(parts.values()), max(parts, key=lambda name: parts[name])
+
+
+def asynchronous(cluster: Cluster) -> tuple[float, str]:
+    """IMPALA: nobody waits, so that the slowest part limits all. An update takes a quarter of the actors' fragments.
+
+    :return: Environment steps per second, and what limits them.
+    """
+    limits = {
+        "environments": cluster.alone,
+        "learner": 1e6 / cluster.learner_us,
+        "calls": 1e3 * cluster.envs * cluster.fragment / cluster.call_ms,
+        "weights": cluster.n_samples / 4 / cluster.broadcast if cluster.broadcast else np.inf,
+    }
+    limit = min(limits, key=lambda name: limits[name])
+    return limits[limit], limit
+
+
+def print_plan(arguments: Sequence[str]) -> int:
+    """Prints what the model says of a cluster.
+
+    :param arguments: Fields of :class:`Cluster`, as `name=value`.
+    :raises UsageError: One is not known, or no number above zero; or `actors` or `step_ms` is missing.
+    """
+    cluster = _cluster_of(dict(argument.partition("=")[::2] for argument in arguments))
+    print(f"computed, not measured: {cluster.actors} actors could collect {cluster.alone:,.0f} steps/s by themselves")
+    for name, (rate, limit) in {"A2C, PPO": synchronous(cluster), "IMPALA": asynchronous(cluster)}.items():
+        print(f"{name:10s} {rate:12,.0f} steps/s  {rate / cluster.alone:5.0%}  limited by: {limit}")
+    return 0
+
+
+def _cluster_of(values: Mapping[str, str]) -> Cluster:
+    known = {field.name: int if field.type == "int" else float for field in fields(Cluster)}
+    numbers: dict[str, float] = {}
+    for name, text in values.items():
+        if name not in known:
+            raise UsageError(
+                f"--plan: {name} is not known.{did_you_mean(name, list(known))} Known: {', '.join(known)}."
+            )
+        try:
+            numbers[name] = known[name](text)
+        except ValueError as error:
+            raise UsageError(f"--plan: {name}: expected a number, found {text!r}.") from error
+        smallest = 0 if name in ("sigma", "weights_mb", "learner_us", "call_ms") else 1e-9
+        if not smallest <= numbers[name] < np.inf:
+            raise UsageError(f"--plan: {name}: expected a number above zero, found {text}.")
+    missing = [name for name in ("actors", "step_ms") if name not in numbers]
+    if missing:
+        raise UsageError(f"--plan: {missing[0]} is missing, as in: maze-run --plan actors=64 step_ms=5")
+    return Cluster(**numbers)  # type: ignore[arg-type]  # converted to the types of its fields

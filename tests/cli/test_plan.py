@@ -1,0 +1,44 @@
+"""`maze-run --plan`: figures worked out by hand, and laws."""
+
+from __future__ import annotations
+
+import pytest
+
+from maze.cli.plan import Cluster, asynchronous, synchronous
+from maze.maze_cli import main
+
+
+def test_even_steps_by_hand() -> None:
+    cluster = Cluster(actors=10, step_ms=5, learner_us=10, weights_mb=0)
+    # fragments of 100 steps take 0.5 s; 10 calls 0.01 s; 1000 samples 0.01 s
+    rate, limit = synchronous(cluster)
+    assert rate == pytest.approx(1000 / 0.52)
+    assert limit == "environments"
+    assert asynchronous(cluster) == (2000, "environments")
+
+
+def test_whoever_is_slowest_limits_all() -> None:
+    assert asynchronous(Cluster(actors=1024, step_ms=5)) == (50_000, "learner")
+    assert asynchronous(Cluster(actors=1024, step_ms=0.1, learner_us=1, fragment=50)) == (50_000, "calls")
+    assert asynchronous(Cluster(actors=64, step_ms=5, weights_mb=1000))[1] == "weights"
+    assert synchronous(Cluster(actors=1024, step_ms=5))[1] == "learner"
+
+
+def test_uneven_steps_cost_those_who_wait_and_nobody_else() -> None:
+    even, uneven = (Cluster(actors=64, step_ms=5, sigma=sigma) for sigma in (0.0, 1.0))
+    assert asynchronous(even) == asynchronous(uneven)
+    assert synchronous(uneven)[0] < 0.9 * synchronous(even)[0] < 0.9 * even.alone
+
+
+def test_the_command_prints_and_refuses(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--plan", "actors=10", "step_ms=5", "weights_mb=0", "learner_us=10"]) == 0
+    output = capfd.readouterr().out
+    assert "1,923 steps/s    96%  limited by: environments" in output
+    for wrong, said in (
+        (["actors=4"], "step_ms is missing"),
+        (["actors=4", "step_ms=0"], "above zero, found 0"),
+        (["actors=4", "stepms=1"], "Did you mean `step_ms`?"),
+        (["actors=many", "step_ms=1"], "expected a number, found 'many'"),
+    ):
+        assert main(["--plan", *wrong]) == 2
+        assert said in capfd.readouterr().err
