@@ -257,7 +257,7 @@ def _main(command: list[str]) -> int:
 
 
 def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """`--info`, `--runs`, `--report`, `--export` or `--plan` with what follows, unless it is one of Hydra's own words."""
+    """The flag that shows something and what follows it, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     arguments = [*([value] if equals else []), *command[1:]]
     if flag in ("--report", "--export", "--plan"):
