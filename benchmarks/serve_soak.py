@@ -275,8 +275,8 @@ def main() -> None:
         work, memory = soak(Path(directory), options.minutes * 60, options.sessions, options.swap_seconds)
     for what, count in work.counts.items():
         print(f"{what:14}{count:9}")
-    print(f"memory in MiB {memory[0]:.1f} at first, {max(memory):.1f} at most, {memory[-1]:.1f} at last; "
-          f"growth in the last third {growth(memory):.1f}")  # fmt: skip
+    print("memory in MiB  " + " ".join(f"{each:.0f}" for each in memory[:: max(1, len(memory) // 12)]))
+    print(f"growth        {growth(memory):9.1f}")
     print(f"problems      {len(work.problems):9}")
     for problem, count in Counter(work.problems).most_common(20):
         print(f"  {count} x {problem}")

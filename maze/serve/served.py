@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -129,7 +130,9 @@ class Served:
         self.weight, self.is_shadow = 0.0, False
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
         self.batch_sizes = Histogram(SIZES)
-        self.batcher = Batcher(self._decide, settings.max_batch, settings.batch_delay)
+        # No cycle of references: a bundle that was swapped frees its memory when its last session ends, not some day.
+        decide = _without_reference(self._decide)
+        self.batcher = Batcher(decide, settings.max_batch, settings.batch_delay)
         self._log = log
         named = {str(piece["name"]) for piece in bundle.card["code"]}
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
@@ -257,6 +260,18 @@ class Served:
     def _line(self, kind: str, step_key: str | int, **more: Any) -> bytes:
         line = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
         return as_json({**line, "step": str(step_key), **more})
+
+
+def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method of an object that it does not keep alive."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        found = weak()
+        assert found is not None, "whoever waits for an answer holds on to what gives it"
+        return found(*arguments)
+
+    return call
 
 
 def has_memory(bundle: PolicyBundle) -> bool:

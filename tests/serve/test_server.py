@@ -20,6 +20,8 @@ from tests.serve.serving import (
     always,
     cartpole,
     cartpole_observations,
+    cutting,
+    cutting_env,
     metrics_of,
     pendulum,
     served,
@@ -108,6 +110,33 @@ def test_continuous_actions_are_decided_and_cannot_be_ranked() -> None:
         with pytest.raises(ServerError, match="cannot be ranked") as refused:
             client.act(observation, ranked=2)
         assert refused.value.status == 422
+
+
+def test_sub_steps_have_endpoints_and_masks() -> None:
+    selection = cutting_env().reset()
+    mask_name = "inventory_mask"
+    mask = np.zeros_like(selection[mask_name])
+    with served({"cutting": cutting()}) as (url, _), PolicyClient(url) as client:
+        for allowed in (0, 1, 2):
+            only = mask.copy()
+            only[allowed] = 1
+            answer = client.act({**selection, mask_name: only}, step_key=0, deterministic=False, ranked=3)
+            assert answer.action["piece_idx"] == allowed
+            assert answer.ranked[0]["probability"] == pytest.approx(1.0)
+        with pytest.raises(ServerError, match="`piece_idx` has no valid action left") as refused:
+            client.act({**selection, mask_name: mask}, step_key=0)
+        assert refused.value.status == 422
+        with pytest.raises(ServerError, match="has sub-steps; ask act/<step key>, of \\['0', '1'\\]"):
+            client.act({**selection, mask_name: mask})
+        with pytest.raises(ServerError, match="no sub-step '7'"):
+            client.act({**selection, mask_name: mask}, step_key=7)
+        mask[1] = 1
+        with client.session() as session:  # their order is fixed, and need not be said
+            assert set(session.act({**selection, mask_name: mask}).action) == {"piece_idx"}
+            with pytest.raises(ServerError, match="Sub-step 1: an observation is a mapping"):
+                session.act({"nonsense": 1})
+        paths = client.request("GET", "/openapi.json")["paths"]
+        assert {"/act/0", "/act/1", "/sessions/{session}/act/0"} <= set(paths)
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""What the guide page "Into production" shows with curl runs as written; the page of the server, in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+from maze.serve.app import Tokens
+from maze.serve.client import PolicyClient
+from maze.serve.server import _parser
+from tests.report.browser import NARROW, WIDE, accessibility_faults, cut_off, opened, running_browser
+from tests.serve.serving import cartpole, cutting, pendulum, served, stacked
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "guide" / "production.md").read_text(encoding="utf-8")
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_the_commands_with_curl_run_as_written() -> None:
+    (block,) = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    with served({"policy": cartpole()}) as (url, _):
+        finished = subprocess.run(
+            [
+                "bash",
+                "-e",
+                "-o",
+                "pipefail",
+                "-c",
+                block.replace("curl ", "curl --silent --show-error --write-out '\\n' "),
+            ],
+            env={**os.environ, "URL": url, "no_proxy": "*"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert finished.returncode == 0, finished.stderr
+    answers = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+    assert [sorted(answer) for answer in answers] == [
+        ["action", "bundle", "decision", "policy"],
+        ["action", "bundle", "decision", "policy", "ranked"],
+        ["bundle", "decisions", "policy"],
+        ["action", "bundle", "decision", "policy"],
+        ["ended"],
+    ]
+    assert "maze_decisions_total" in finished.stdout
+
+
+def test_options_and_paths_that_the_page_names_are_there() -> None:
+    known = {option for action in _parser()._actions for option in action.option_strings}
+    named = set(re.findall(r"--[a-z][a-z-]+", " ".join(re.findall(r"maze-serve [^\n]*|`--[^`]*`", PAGE))))
+    assert len(named) > 10
+    assert named <= known | {"--export"}
+    with served({"policy": cartpole()}) as (url, _):
+        paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    for path in ("/act", "/sessions", "/policies", "/health", "/ready"):
+        assert path in paths
+
+
+# -- the page of the server -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served({"cartpole": cartpole(), "stacked": stacked(), "pendulum": pendulum(), HOSTILE: cartpole()}) as (
+        address,
+        _,
+    ):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+
+
+def decided(page: Page) -> str:
+    """What the page says after its button was pressed."""
+    page.locator("#answer").evaluate("each => each.replaceChildren()")
+    page.get_by_role("button", name="Decide").click()
+    page.wait_for_selector("#answer *")
+    return page.locator("#answer").inner_text()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_a_person_reads_the_card_and_tries_the_policy(
+    url: str, browser: Browser, width: int, scheme: str, tmp_path: Path
+) -> None:
+    errors: list[str] = []
+    page = opened(browser, url, errors, width, scheme)
+    page.wait_for_selector("#cards table")
+    with PolicyClient(url) as client:
+        action = client.act([0.0] * 4).action
+    said = decided(page)
+    assert f"action {action}" in said
+    assert "most probable actions" in said
+    shown = page.locator("#cards").inner_text()
+    for text in ("CartPole-v1", "Box, 4, float32", "2 choices", "Not enough observations yet"):
+        assert text in shown
+    assert accessibility_faults(page) == []
+    assert cut_off(page) == []
+    page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2")
+    assert "The observation is no JSON" in decided(page)
+    page.get_by_label("Observation, as the environment gives it (JSON)").fill("[1, 2, 3, 4]")
+    assert "action" in decided(page)
+    page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert errors == []
+    page.context.close()
+
+
+@pytest.mark.parametrize("name", ["stacked", "pendulum"])
+def test_policies_that_look_back_or_act_continuously_can_be_tried(url: str, browser: Browser, name: str) -> None:
+    errors: list[str] = []
+    page = opened(browser, url, errors, refused=("422",))  # continuous actions cannot be ranked, as the page finds out
+    page.wait_for_selector("#cards table")
+    page.get_by_label("Policy").select_option(name)
+    assert decided(page).startswith("action ")
+    assert decided(page).startswith("action ")
+    assert errors == []
+    page.context.close()
+
+
+def test_it_can_be_used_by_keyboard(url: str, browser: Browser) -> None:
+    errors: list[str] = []
+    page = opened(browser, url, errors)
+    page.wait_for_selector("#cards table")
+    visited = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        focused = "[document.activeElement.id, getComputedStyle(document.activeElement).outlineStyle]"
+        name, outline = page.evaluate(focused)
+        assert outline == "solid"
+        visited.append(name)
+        if name == "sampled":
+            page.keyboard.press("Space")
+    assert visited[:7] == ["policy", "token", "agent", "observation", "sampled", "seed", "ranked"]
+    page.keyboard.press("Shift+Tab")
+    page.get_by_label("Observation, as the environment gives it (JSON)").press("Control+Enter")
+    page.wait_for_selector("#answer *")
+    assert page.locator("#answer").inner_text().startswith("action ")
+    assert page.get_by_label("sampled").is_checked()
+    assert errors == []
+    page.context.close()
+
+
+def test_texts_of_strangers_stay_texts(url: str, browser: Browser) -> None:
+    errors: list[str] = []
+    page = opened(browser, url, errors)
+    page.wait_for_selector("#cards table")
+    page.get_by_label("Policy").select_option(HOSTILE)
+    assert page.locator("h1").inner_text() == HOSTILE
+    assert page.title() == f"Policy {HOSTILE}"
+    assert page.locator("img").count() == 0
+    assert errors == []
+    page.context.close()
+    headers = httpx.get(url).headers
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_sub_steps_are_chosen_and_a_token_is_asked_for(browser: Browser) -> None:
+    errors: list[str] = []
+    with served({"cutting": cutting()}, tokens=Tokens(["secret"])) as (url, _):
+        page = opened(browser, url, errors, refused=("401", "422"))
+        page.wait_for_selector("#problem p")
+        assert "This needs a token" in page.locator("#problem").inner_text()
+        page.get_by_label("Token").fill("secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#cards table")
+        for step in ("0", "1"):
+            page.get_by_label("Sub-step").select_option(step)
+            assert "action" in decided(page) or "mask" in decided(page)
+        page.context.close()
+    assert errors == []
