@@ -12,12 +12,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from maze.cli.wrapper_overrides import SECTION
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import read_hydra_config
 
 _DIRECTORY_FLAGS = ("-cd", "--config-dir")
 _PLAIN_VALUE = re.compile(r"^[\w./:+-]+$")
 _ADDRESSABLE = re.compile(r"^[\w-]+$")
+_CLASS_PATH = re.compile(r"^([a-z_]\w*\.)*[A-Z]\w*$")
+"""What an override of wrappers takes for one key, dots and all."""
 
 
 def resume_command(
@@ -103,7 +106,7 @@ def _overrides(prefix: str, value: Any, default: Any) -> Iterator[str | None]:
                 continue
             if key == "_target_" and default is None:
                 continue  # comes with the choice of the group
-            if not _ADDRESSABLE.match(str(key)):
+            if not _is_addressable(prefix, str(key)):
                 yield None
                 continue
             sign = "" if key in known or default is None else "+"
@@ -111,9 +114,15 @@ def _overrides(prefix: str, value: Any, default: Any) -> Iterator[str | None]:
                 yield from _overrides(f"{prefix}.{key}", value[key], known[key])
             else:
                 yield f"{sign}{prefix}.{key}={_literal(value[key])}"
-        yield from (f"~{prefix}.{key}" if _ADDRESSABLE.match(str(key)) else None for key in known if key not in value)
+        yield from (
+            f"~{prefix}.{key}" if _is_addressable(prefix, str(key)) else None for key in known if key not in value
+        )
     else:
         yield None
+
+
+def _is_addressable(prefix: str, key: str) -> bool:
+    return bool(_ADDRESSABLE.match(key) or (prefix == SECTION and _CLASS_PATH.match(key)))
 
 
 def _literal(value: Any) -> str:

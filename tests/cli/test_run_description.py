@@ -9,7 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from hydra import compose
 
+from maze.api.process_state import hydra_session
 from maze.cli.run_commands import _literal, _overrides
 from maze.maze_cli import _what_to_show, main
 
@@ -212,5 +214,17 @@ def test_differences_between_configurations_become_overrides() -> None:
         "+env.new=null",
         "~env.gone",
     ]
-    assert list(_overrides("wrappers", {"a.b.Wrapper": {"x": 1}}, {})) == [None]
+    assert list(_overrides("wrappers", {"a.b:wrapper": {"x": 1}}, {})) == [None]
     assert _literal({"a": True, "b": ["c d"]}) == '{a:true,b:["c d"]}'
+
+
+def test_wrappers_are_configured_by_their_class_paths() -> None:
+    limit, skip, clip = "a.b.TimeLimitWrapper", "a.b.StepSkipWrapper", "a.RewardClippingWrapper"
+    default = {limit: {"max_episode_steps": 5}, clip: {"min_val": 0}}
+    value = {limit: {"max_episode_steps": 7}, skip: {"n_steps": 2}}
+    changes = list(_overrides("wrappers", value, default))
+    assert changes == [f"wrappers.{limit}.max_episode_steps=7", f"+wrappers.{skip}={{n_steps:2}}", f"~wrappers.{clip}"]
+    before = [f"+wrappers.{key}={_literal(arguments)}" for key, arguments in default.items()]
+    with hydra_session():
+        composed = compose("conf_rollout", overrides=[*before, *changes])
+    assert composed.wrappers == value
