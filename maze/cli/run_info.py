@@ -127,7 +127,8 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
 def read_plain_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as plain containers, references in it unresolved; empty: it holds no mapping, or cannot be read.
 
-    Only what YAML itself knows is built, with libyaml where it is there: ten times as fast as OmegaConf.
+    Only what YAML itself knows is built, with libyaml where it is there: ten times as fast as OmegaConf. Files of runs
+    name nothing twice (`&name`, `*name`): one that does may be a few lines that unfold to more than memory holds.
     """
     import yaml
 
@@ -136,7 +137,21 @@ def read_plain_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_bytes(), loader)
     except (OSError, yaml.YAMLError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if isinstance(content, dict) and _is_tree(content) else {}
+
+
+def _is_tree(content: Any) -> bool:
+    """Whether no container in it is in it twice."""
+    seen: set[int] = set()
+    waiting = [content]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (dict, list)):
+            if id(each) in seen:
+                return False
+            seen.add(id(each))
+            waiting += each.values() if isinstance(each, dict) else each
+    return True
 
 
 def chosen_options(directory: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def make_run(directory: Path, level: float, lr: float = 0.1, seed: int = 1, **al
 
 def row_of(page: str, label: str) -> list[str]:
     """The texts in the row of a table that begins with a label."""
-    found = re.search(rf"<tr><td>{re.escape(label)}</td>(.*?)</tr>", page.replace("<wbr>", ""), re.DOTALL)
+    found = re.search(rf"<tr><td[^>]*>{re.escape(label)}</td>(.*?)</tr>", page.replace("<wbr>", ""), re.DOTALL)
     assert found is not None
     return re.findall(r"<td[^>]*>(.*?)</td>", found[1])
 
@@ -110,6 +110,23 @@ def test_a_sweep_has_its_trials_ranked_and_its_parameters_weighed(tmp_path: Path
     shares = dict(re.findall(r'scope="row">algorithm\.(\w+)</th><td class="number">(\d+)%', page))
     assert shares == {"lr": "100", "note": "0"}
     assert page.count("<polyline") == 12
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "env: &x {name: *x}\nalgorithm: &y [*y]\n",
+        "a: &a [x,x]\nb: &b [*a,*a]\nalgorithm: {lr: [*b,*b]}\n",
+        "- 1\n",
+        "\x00",
+    ],
+)
+def test_configurations_that_unfold_without_end_are_left_out(tmp_path: Path, config: str) -> None:
+    runs = [make_run(tmp_path / str(seed), 1.0, seed=seed) for seed in (1, 2)]
+    (runs[0] / "hydra_config.yaml").write_text(config, encoding="utf-8")
+    assert main(["--report", str(runs[0])]) == 0
+    assert main(["--report", *map(str, runs), f"--output={tmp_path / 'page.html'}"]) == 0
+    assert "2 runs, 2 settings" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
