@@ -228,9 +228,6 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
 
         :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
         """
-        self._train_epochs(n_epochs)
-
-    def _train_epochs(self, n_epochs: int | None) -> None:
         n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(n_epochs)
         if self.config.kl_to_initial_coef and self._initial_policy is None:

@@ -145,7 +145,7 @@ class ESTrainer(EpochTrainer):
                     raise ConfigError("distributed_rollouts: none are given that could evaluate perturbed policies.")
                 distributed_rollouts = stack.enter_context(closing(self._make_rollouts()))
             self._rollouts = distributed_rollouts
-            self._train_epochs(n_epochs)
+            super().train(n_epochs)
 
     @override(EpochTrainer)
     def _n_updates_per_epoch(self) -> int:

@@ -151,7 +151,7 @@ class BCTrainer(EpochTrainer):
         self.evaluator = MultiEvaluator(self.run_evaluators) if evaluator is None and self.run_evaluators else evaluator
         every_k = eval_every_k_iterations
         self._every_k = self.config.eval_every_k_iterations if every_k is None else every_k
-        self._train_epochs(n_epochs)
+        super().train(n_epochs)
 
     @property
     def total_iterations(self) -> int:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
-LR_SCHEDULES = ("constant", "linear", "cosine")
+LR_SCHEDULES: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+"""Which part of the initial learning rate is left after a share of all updates."""
 
 
 @dataclass
@@ -85,14 +91,5 @@ def scheduled_lr(schedule: str, initial_lr: float, progress: float) -> float:
 
     >>> scheduled_lr("linear", 0.1, 0.75)
     0.025
-
-    :raises ValueError: There is no such schedule.
     """
-    progress = min(max(progress, 0.0), 1.0)
-    if schedule == "constant":
-        return initial_lr
-    if schedule == "linear":
-        return initial_lr * (1.0 - progress)
-    if schedule == "cosine":
-        return initial_lr * 0.5 * (1.0 + math.cos(math.pi * progress))
-    raise ValueError(f"Unknown learning rate schedule `{schedule}`; there are {', '.join(LR_SCHEDULES)}.")
+    return initial_lr * LR_SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
