@@ -289,14 +289,14 @@ class TestSweeps:
 def test_a_signal_saves_the_training_and_nothing_of_ray_is_left(tmp_path: Path) -> None:
     import psutil
 
-    few = ["algorithm.n_epochs=1000", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=2"]
+    few = ["algorithm.n_epochs=1000", "algorithm.patience=0", "algorithm.rollout_evaluator.n_episodes=2"]
     options = ["env.name=CartPole-v1", "algorithm=a2c", "runner=ray", "runner.env_groups=2", "runner.concurrency=2"]
     command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", *options, *few]
     log, ours = tmp_path / "log", {**os.environ, "MAZE_TEST_OF": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
     with open(log, "wb") as file:
         process = subprocess.Popen([*command, f"hydra.run.dir={tmp_path / 'run'}"], stdout=file, stderr=file, env=ours)
     deadline = time.monotonic() + 200
-    while "Update epoch - 2" not in log.read_text() and time.monotonic() < deadline and process.poll() is None:
+    while "epoch 1/1000" not in log.read_text() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143, log.read_text()
