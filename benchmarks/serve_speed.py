@@ -141,7 +141,8 @@ def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
     for number, (connection, asked) in connections.items():
         began[number] = time.perf_counter()
         connection.send(asked)
-    while time.perf_counter() < end:
+    is_open = set(connections)
+    while is_open:
         for number, _ in poll.poll(1.0):
             connection, asked = connections[number]
             data = pending[number] + connection.recv(1 << 16)
@@ -154,7 +155,10 @@ def load(port: int, requests: list[bytes], seconds: float) -> list[float]:
             now = time.perf_counter()
             taken.append(now - began[number])
             began[number] = now
-            connection.send(asked)
+            if now < end:
+                connection.send(asked)
+            else:
+                is_open.discard(number)
     for connection, _ in connections.values():
         connection.close()
     return taken

@@ -292,6 +292,8 @@ class Policies:
         :param options: How.
         :param step: Number of the decision, from 0. The latest one may be asked for again, after a broken connection.
         """
+        while session.is_busy and step == session.n_steps:
+            await asyncio.sleep(0.001)  # asked again before the answer to the first time, which nobody received
         if session.is_busy:
             raise _busy()
         if step is not None and step != session.n_steps:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from maze.serve.client import PolicyClient
+from tests.serve.serving import command
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ROOT / "examples" / "own_project"
 TRAIN = (
@@ -31,6 +34,7 @@ for command in (
     ("-cn", "conf_train_own", *train, "hydra.run.dir=trained"),
     ("-cn", "conf_train", "+experiment=battery_ppo", *train, "hydra.run.dir=experiment"),
     (*battery, "runner=sequential", "policy=torch_policy", "input_dir=trained", "hydra.run.dir=rollout"),
+    ("--export", "trained", "--out", "battery.maze", "--trust", "home_battery", "--steps", "200"),
     (*battery, "runner=parallel", "runner.n_processes=2", "policy=threshold", "hydra.run.dir=heuristic"),
     ("-cn", "conf_compare", "env=home_battery", "env.n_days=2", "wrappers=price_level", "runner.n_episodes=5",
      "policies=[random,threshold,{{trained: trained}}]", "runner.minimize=[cost_per_day]", *seeds,
@@ -110,6 +114,21 @@ def test_its_policies_are_compared_on_the_same_days(played: Path) -> None:
         cost = {row["policy"]: row for row in csv.DictReader(file) if row["measure"] == "cost_per_day"}
     assert float(cost["threshold"]["difference_high"]) < 0
     assert cost["threshold"]["improvement"] == "1.0"
+
+
+@pytest.mark.slow
+def test_its_policy_ends_in_a_service(played: Path, installed: Path) -> None:
+    provide = "PriceLevelWrapper.observation=home_battery.serving:price_level"
+    drift = ("--on-drift", "fallback", "--fallback", "home_battery.serving:threshold")
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, (installed, ROOT)))}
+    bundle = played / "battery.maze"
+    with command(str(bundle), "--provide", provide, *drift, environment=paths) as (url, _), PolicyClient(url) as client:
+        usual = {"charge": [0.5], "hour": [0.0, 1.0], "market": [0.3, 0.1, 0.4]}
+        answer = client.act(usual)
+        assert answer.policy == "battery"
+        assert answer.action["battery"] in (0, 1, 2)
+        answer = client.act({**usual, "market": [9.0, 0.0, 0.4]})
+        assert (answer.policy, answer.action) == ("fallback", {"battery": 0})
 
 
 @pytest.mark.slow
