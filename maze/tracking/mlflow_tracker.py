@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 500
 """Of one request; letters of a parameter."""
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 """Unless the environment says otherwise: MLflow's own would hold a training up for minutes when its server is gone."""
+_LOCK_TIMEOUT = 120.0
 _INTERVAL = 10.0
 """Seconds between two requests: each takes a database as long as dozens of numbers."""
 
@@ -72,12 +74,14 @@ class MlflowTracker(Tracker):
         if uri is None:
             uri = f"sqlite:///{run.place.project.absolute() / DATABASE}"
             artifacts = (run.place.project.absolute() / ARTIFACTS).as_uri()
-        self._client = self._new_client(tracking_uri=uri)
+        with _alone(uri):  # MLflow creates a database when it is asked for the first time
+            self._client = self._new_client(tracking_uri=uri)
+            experiment = self._experiment_id(artifacts)
         if identity is None:
             tags = {"mlflow.source.name": str(run.place.directory)}
             if run.place.group:
                 tags["sweep"] = run.place.group
-            created = self._client.create_run(self._experiment_id(artifacts), run_name=run.name, tags=tags)
+            created = self._client.create_run(experiment, run_name=run.name, tags=tags)
             self._run_id = created.info.run_id
         else:
             self._run_id = identity
@@ -139,6 +143,14 @@ class MlflowTracker(Tracker):
         ]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
+
+
+def _alone(uri: str) -> AbstractContextManager[object]:
+    """Context in which no other process here creates the same SQLite database, as trials of a sweep would."""
+    from filelock import FileLock
+
+    scheme, _, file = uri.partition(":///")
+    return FileLock(f"{file}.lock", timeout=_LOCK_TIMEOUT) if scheme == "sqlite" else nullcontext()
 
 
 def _permitted(name: str) -> str:

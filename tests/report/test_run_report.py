@@ -20,6 +20,8 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey, StatsContext
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+from maze.core.log_stats.run_console import Progressed, RunConsole
+from maze.core.log_stats.stats_format import significant
 from maze.report.page import RunData
 from maze.report.progress import PROGRESS_FILE, Progress, read_progress
 from maze.report.report_writer import ReportWriter
@@ -294,7 +296,7 @@ def test_the_first_and_the_last_row_of_a_long_history_are_shown() -> None:
 
 
 def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """To the last digit that each of them has: all, all, those of 32 bits, three behind the point."""
+    """To the last digit that each has: all, all, those of 32 bits, three behind the point, and four digits."""
     values = [0.1 + 0.2, 1e-12, -123456.789, 2.0**40 + 1, 1 / 3, 98064, float(np.nextafter(1.0, 2.0))]
     keys = [LogStatsKey(BaseEnvEvents.kpi, "mean", (f"k{index}",)) for index in range(len(values))]
     with StatsContext() as stats:
@@ -302,11 +304,14 @@ def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys:
             LogStatsWriterConsole(),
             LogStatsWriterTensorboard(tmp_path, tensorboard_render_figure=False),
             ReportWriter(tmp_path, FACTS),
+            short := RunConsole(rows=[f"k{index}" for index in range(len(values))]),
         ):
             stats.register_writer(writer)
         stats.write(dict(zip(keys, values, strict=True)), "train")
         stats.finish_step()
     names = [f"BaseEnvEvents/kpi/mean/k{index}" for index in range(len(values))]
+    shown = short.text(Progressed(1), 80, is_table=True).splitlines()[1:]
+    assert [line.split()[1] for line in shown] == [significant(value) for value in values]
     (row,) = list(read_progress(tmp_path).rows())
     assert [row[4][name] for name in names] == values
     page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")

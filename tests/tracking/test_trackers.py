@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +306,14 @@ def test_a_resumed_training_goes_on_in_the_same_runs(project: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::Warning")  # theirs are not ours
 def test_table_tensorboard_wandb_and_mlflow_say_the_same(project: Path) -> None:
-    """To the last digit that each of them has: all, those of 32 bits, all, all."""
+    """To the last digit that each of them has: all, those of 32 bits, all, all; the log three behind the point."""
+    log = (project / "first" / "maze_cli.log").read_text(encoding="utf-8")
+    means = re.findall(r" +(\d+)\|(train|eval) +BaseEnvEvents +reward +mean +\| +(\S+)$", log, re.MULTILINE)
+    table = [
+        (str(int(step)), path, f"{values['BaseEnvEvents/reward/mean']:.3f}")
+        for path, step, _, _, values in read_progress(project / "first").rows()
+    ]
+    assert sorted(means) == sorted(table)
     tensorboard = tensorboard_to_pandas(project / "first")["value"]
     rows = wandb_content(project / "first")["rows"]
     client, run = mlflow_run(project)
@@ -317,3 +329,31 @@ def test_table_tensorboard_wandb_and_mlflow_say_the_same(project: Path) -> None:
                 history = client.get_metric_history(run.info.run_id, f"{path}/{name}")
                 assert value in [metric.value for metric in history if metric.step == env_steps]
     assert n_compared > 50
+
+
+BEGIN_AND_END = """
+import sys
+from pathlib import Path
+from maze.core.log_stats.log_stats import RunPlace
+from maze.tracking.mlflow_tracker import MlflowTracker
+from maze.tracking.tracker import TrackedRun
+
+directory = Path(sys.argv[1])
+directory.mkdir()
+tracker = MlflowTracker()
+tracker.begin(TrackedRun(RunPlace(directory, directory.parent, "sweep"), {"lr": 0.1}))
+tracker.close()
+"""
+
+
+@pytest.mark.slow
+def test_trials_that_begin_at_once_create_one_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    commands = [[sys.executable, "-c", BEGIN_AND_END, str(tmp_path / name)] for name in "ab"]
+    trials = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    errors = [trial.communicate(timeout=200)[1] for trial in trials]
+    assert [trial.returncode for trial in trials] == [0, 0], errors
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        assert database.execute("select status from runs").fetchall() == [("FINISHED",)] * 2
+        assert database.execute("select value from tags where key = 'sweep'").fetchall() == [("sweep",)] * 2
