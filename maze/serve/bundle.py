@@ -73,6 +73,8 @@ class StepSpec:
     action_operations: Sequence[Mapping[str, Any]]
     networks: Mapping[int | None, BundledNetwork]
     """By agent; None: of all agents."""
+    where: str
+    """Its name in messages."""
 
     def network(self, agent_id: int = 0) -> BundledNetwork:
         """The network that acts for an agent.
@@ -302,7 +304,7 @@ class PolicyBundle:
     def _logits(step: StepSpec, agent_id: int, batch: Mapping[str, Array]) -> dict[str, Array]:
         logits = step.network(agent_id)(batch)
         for head, values in logits.items():
-            check_logits(values, step.heads[head].sizes, head, f"Sub-step {step.step_key!r}")
+            check_logits(values, step.heads[head].sizes, head, step.where)
         return logits
 
 
@@ -411,4 +413,5 @@ def _step(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Ma
         observation_operations=step["observation_operations"],
         action_operations=step["action_operations"],
         networks={agent: networks[index] for agent, index in step["networks"]},
+        where=f"Sub-step {step['key']!r}",
     )

@@ -40,9 +40,8 @@ class PolicySession:
         """Draws sampled actions; a server passes it to `act_batch`."""
         self.converted: Mapping[str, Any] = {}
         """The latest observation's entries as they left the environment, before any wrapper."""
-        self._observation_stages = {
-            key: observation_stages(step.observation_operations, provided) for key, step in bundle.steps.items()
-        }
+        stages = {key: observation_stages(step.observation_operations, provided) for key, step in bundle.steps.items()}
+        self._observation_stages = {key: (first, others) for key, (first, *others) in stages.items()}
         self._action_stages = {
             key: action_stages(step.action_operations, provided) for key, step in bundle.steps.items()
         }
@@ -102,7 +101,7 @@ class PolicySession:
                 f"{list(self.bundle.steps)}."
             )
         step = self.bundle.step(actor[0])
-        first, *others = self._observation_stages[actor[0]]
+        first, others = self._observation_stages[actor[0]]
         entries = self.converted = first(observation, self._memory, actor)
         if others:
             entries = dict(entries)  # stages change it
