@@ -131,9 +131,10 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         synchronous_share = crew.take_work().busy_share
         batch = max(1, n_actors // 4)
         actors = placement.actors(
-            factory, policy, n_steps, n_actors, batch, 1.0, list(range(n_actors)), list(range(n_actors))
+            factory, policy, n_steps, n_actors, batch, n_actors / batch, list(range(n_actors)), list(range(n_actors))
         )
         actors.start()
+        # two tickets for each actor, as in IMPALA's defaults: one is collected while the other one waits
         n_warm, n_batches = 8, 4 * options.rounds
         for _ in range(n_warm):
             actors.collect_batch()
