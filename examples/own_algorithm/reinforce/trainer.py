@@ -79,7 +79,7 @@ class Reinforce(EpochTrainer):
         losses = ReinforceLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
             policy, critic = self.model.compute_actor_critic_output(part.record)
-            log_probs = policy.joint_log_probs_for_actions(part.actions)
+            log_probs = policy.joint_log_probs_for_actions(part.record.actions)
             for index, output in enumerate(policy.substep_outputs):
                 advantage = part.advantages[index]  # return minus baseline
                 loss, entropy = -(log_probs[index] * advantage).mean(), output.entropy.mean()
