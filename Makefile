@@ -18,7 +18,7 @@ help:  ## Say what there is.
 # pip compiles 280 MB of Python one file after the other, which takes a minute. Python compiles what it imports by
 # itself; for the tests most of what they import is compiled beforehand, on all cores.
 INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '[/\\](tests?|testing|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 -x '[/\\](tests?|testing|examples|_inductor|mypyc?|plotly|ray|sklearn)[/\\]'
 
 # torch goes first and alone: resolved together with the rest, pip may prefer a build with gigabytes of CUDA packages.
 $(VENV)/.torch: pyproject.toml constraints.txt
