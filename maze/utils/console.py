@@ -107,3 +107,16 @@ def let_console_last() -> dict[str, LastingStream]:
             setattr(sys, name, stream)
             replaced[name] = stream
     return replaced
+
+
+def progress_bar(**arguments: Any) -> Any:
+    """A bar of tqdm without the thread that watches over bars: it would outlive them, and every fork after it.
+
+    :param arguments: Those of `tqdm.tqdm`.
+    """
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+        monitor_interval = 0
+
+    return Bar(**arguments)

@@ -44,6 +44,7 @@ from maze.core.wrappers.running_statistics import freeze_statistics
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.runner import Runner
+from maze.utils.console import progress_bar
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -316,9 +317,7 @@ class Progress:
         self._start = time.monotonic()
         self._bar: Any = None
         if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, desc=description, unit=f" {unit}", leave=False)
+            self._bar = progress_bar(total=total, desc=description, unit=f" {unit}", leave=False)
 
     def update(self) -> None:
         """One more unit is done."""

@@ -11,6 +11,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.log_stats.run_console import KPI, QUIET, RETURN, Progressed, active_console
 from maze.core.log_stats.stats_format import column_name, significant
+from maze.utils.console import progress_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -46,9 +47,7 @@ class TrainingProgress:
         self._refreshed = 0.0
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty() and (self._console is None or self._console.verbose != QUIET):
-            from tqdm import tqdm
-
-            self._bar = tqdm(
+            self._bar = progress_bar(
                 total=self._n_of_bar(),
                 bar_format=_BAR,
                 dynamic_ncols=True,

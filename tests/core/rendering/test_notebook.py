@@ -121,9 +121,8 @@ def test_without_the_extra_the_error_names_it():
         "import sys; sys.modules['ipywidgets'] = None\n"
         "from maze.core.rendering.notebook_trajectory_viewer import NotebookTrajectoryViewer\n"
         "from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord\n"
-        "record = StateTrajectoryRecord('a'); record.append(None)\n"
-        "record.step_records[0] = type('S', (), dict(maze_state=1, maze_action=None, reward=None, done=None, "
-        "info=None, env_time=0, step_event_log=None))()\n"
+        "from maze.core.trajectory_recording.records.state_record import StateRecord\n"
+        "record = StateTrajectoryRecord('a'); record.append(StateRecord(1, None, None, None, None, None, {}))\n"
         "try: NotebookTrajectoryViewer(record)\n"
         "except ImportError as error: print(error)\n"
     )
