@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -188,3 +189,8 @@ def merged(action_spaces: Any) -> Any:
     from gymnasium import spaces
 
     return spaces.Dict({head: entry for space in action_spaces.values() for head, entry in space.spaces.items()})
+
+
+def deployment_threads() -> list[threading.Thread]:
+    """The threads of deployments; libraries that other tests use keep threads of their own."""
+    return [thread for thread in threading.enumerate() if thread.name == "maze-agent-deployment"]

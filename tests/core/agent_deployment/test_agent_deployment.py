@@ -37,16 +37,16 @@ from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.test.shared_test_utils.dummy_env.agents.dummy_policy import DummyGreedyPolicy
 from maze.test.shared_test_utils.helper_functions import build_dummy_maze_env
-from tests.core.agent_deployment.recorded import RepeatActionWrapper, named, torch_policy_for
+from tests.core.agent_deployment.recorded import RepeatActionWrapper, deployment_threads, named, torch_policy_for
 
 STATE = np.zeros(4, np.float32)
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
+    before = set(deployment_threads())
     yield
-    assert not set(threading.enumerate()) - before
+    assert not set(deployment_threads()) - before
 
 
 def cartpole(policy: Any = None, **arguments: Any) -> AgentDeployment:
@@ -325,7 +325,7 @@ def test_a_wrong_state_is_named(state: Any, error: type[Exception], message: str
             deployment.act(STATE, 1.0, False, {})
         with pytest.raises(error, match=rf"GymMazeEnv, sub-step 0: .*{message}"):
             deployment.act(state, 1.0, False, {})
-        assert threading.active_count() == 1
+        assert not deployment_threads()
         with pytest.raises(DeploymentError, match=r"the episode failed before .* Call finish_episode\(\)"):
             deployment.act(STATE, 1.0, False, {})
         deployment.finish_episode()
@@ -386,7 +386,7 @@ def test_an_exception_inside_reaches_the_caller_with_its_traceback(error: BaseEx
         deployment.act(STATE, 1.0, False, {})
     assert caught.value is error
     assert "in compute_action" in "".join(traceback.format_exception(caught.value))
-    assert threading.active_count() == 1
+    assert not deployment_threads()
     assert env.core_env is simulation
     deployment.close()
 
@@ -406,7 +406,7 @@ def test_an_exception_of_a_wrapper_while_the_episode_is_finished_reaches_the_cal
         deployment.act(STATE, 0, False, {})
         with pytest.raises(RuntimeError, match="cannot write"):
             getattr(deployment, way)(STATE, 1.0, True, {})
-        assert threading.active_count() == 1
+        assert not deployment_threads()
         deployment.close()
 
 
@@ -429,19 +429,19 @@ def test_a_deployment_that_nobody_holds_on_to_ends() -> None:
     simulation = env.core_env
     deployment = AgentDeployment(DummyCartPolePolicy(), env)
     deployment.act(STATE, 0, False, {})
-    assert threading.active_count() == 2
+    assert len(deployment_threads()) == 1
     del deployment
     gc.collect()
-    assert threading.active_count() == 1
+    assert not deployment_threads()
     assert env.core_env is simulation
     assert env.context.event_service.on_clear == []
 
 
 def test_the_thread_begins_with_the_first_state() -> None:
     with cartpole() as deployment:
-        assert threading.active_count() == 1
+        assert not deployment_threads()
         deployment.act(STATE, 0, False, {})
-        assert [thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()] == [True]
+        assert [thread.daemon for thread in deployment_threads()] == [True]
 
 
 class Slow(DummyCartPolePolicy):
@@ -554,12 +554,12 @@ def test_a_thousand_episodes_and_deployments_leave_nothing_behind() -> None:
                 with AgentDeployment(DummyCartPolePolicy(), env) as other:
                     run_episode(other, 2)
             gc.collect()
-            sizes.append((tracemalloc.get_traced_memory()[0], files(), threading.active_count()))
+            sizes.append((tracemalloc.get_traced_memory()[0], files(), len(deployment_threads())))
     finally:
         tracemalloc.stop()
     deployment.close()
     assert sizes[1][0] - sizes[0][0] < 100_000
-    assert sizes[1][1:] == sizes[0][1:] == (sizes[0][1], 2)
+    assert sizes[1][1:] == sizes[0][1:] == (sizes[0][1], 1)
 
 
 # -- trained agents --------------------------------------------------------------------------------------------------

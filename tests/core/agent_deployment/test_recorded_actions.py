@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingW
 from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from tests.core.agent_deployment.recorded import (
     RepeatActionWrapper,
+    deployment_threads,
     named,
     normalized_and_stacked,
     record,
@@ -80,7 +80,7 @@ def test_actions_and_statistics_are_those_of_the_rollout(name: str, policy_of: C
         assert replay(deployment, episodes) == sum(len(episode) - 1 for episode in episodes) > 10
         assert deployment.n_episodes == 3
         np.testing.assert_equal(named(deployment.stats), named(expected))
-    assert threading.active_count() == 1
+    assert not deployment_threads()
 
 
 def test_trajectories_are_recorded_as_in_the_rollout() -> None:
