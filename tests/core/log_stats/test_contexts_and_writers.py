@@ -466,6 +466,8 @@ def test_figures_stay_out_of_pyplots_registry():
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # of tests before
+
     for function, value in (
         (figures.create_categorical_plot, [(0, 3), (2, 3)]),
         (figures.create_categorical_plot, [0.5, 1.5]),
