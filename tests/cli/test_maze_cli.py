@@ -112,7 +112,7 @@ USAGE_ERRORS = [
     (["-cn", "conf_train", "algorithm.lr=1,2"], "--multirun"),
     (["-cn", "conf_train", "model=~"], "model: cannot be left empty"),
     (["-cn", "conf_train", "~model"], "model: cannot be left empty"),
-    (["runner=dev"], "rollouts take runner=parallel or runner=sequential"),
+    (["runner=dev"], "rollouts take runner=parallel, runner=sequential or runner=ray"),
     (["input_dir=nowhere", "policy=torch_policy"], "nowhere is not a directory. Train first: maze-run -cn conf_train"),
     (["policy=torch_policy"], "input_dir: maze.core.agent.serialized_torch_policy.SerializedTorchPolicy needs"),
     (["input_dir=.", "policy=torch_policy"], "there is no state_dict.pt in it"),
