@@ -149,7 +149,7 @@ def test_a_run_is_played_without_a_display_as_a_page(
     said = capfd.readouterr().out
     assert "Rolling out with the most probable actions" in said
     (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
-    assert said.splitlines()[-1].endswith(f"to look at in a browser: {page}")
+    assert f"An episode to look at in a browser: {page}\n" in said
     text = page.read_text(encoding="utf-8")
     assert "Acrobot-v1, episode 1" in text
     assert '"picture": 4' in text  # drawn while it ran: gymnasium environments draw no earlier states

@@ -90,6 +90,7 @@ class DrawingRenderer:
 def test_frames_come_from_the_maze_renderer_without_opening_a_window(monkeypatch):
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # figures of other tests
     maze_env = counting_env(((5, "truncated"),))
     monkeypatch.setattr(type(maze_env.core_env), "get_renderer", lambda self: DrawingRenderer())
     env = to_gymnasium(maze_env, render_mode="rgb_array")

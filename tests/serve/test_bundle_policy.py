@@ -40,13 +40,15 @@ def test_it_acts_as_a_session_does(bundle: Path) -> None:
     assert sum(probabilities) == pytest.approx(1.0)
 
 
-def test_it_is_rolled_out_as_any_policy(bundle: Path) -> None:
+def test_it_is_rolled_out_as_any_policy(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     runner = SequentialRolloutRunner(
-        n_episodes=2, max_episode_steps=5, record_trajectory=False, record_event_logs=False, render=False
+        n_episodes=2, max_episode_steps=5, record_trajectory=True, record_event_logs=False, render=False
     )
     runner.run_with(
         GymMazeEnv("CartPole-v1"), {}, {"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(bundle)}
     )
+    assert len(list((tmp_path / "trajectory_data").iterdir())) == 2
 
 
 def test_a_deployment_of_a_bundle_acts_as_the_bundle_and_warns_of_drift(

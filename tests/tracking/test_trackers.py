@@ -33,6 +33,7 @@ ACTIONS = LogStatsKey(ActionEvents.discrete_action, None, (0, 0, "action"))
 TRAINING = (
     *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=2"),
     *("algorithm.epoch_length=2", "algorithm.n_rollout_steps=20", "algorithm.rollout_evaluator.n_episodes=1"),
+    *("seeding.env_base_seed=1", "seeding.agent_base_seed=1"),  # with episodes that end in each epoch
 )
 
 

@@ -25,6 +25,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env import faults
 from maze.core.errors import ConfigError, EnvironmentContractError, MazeError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import StatsContext
+from maze.core.rollout import batched_acting
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.utils.checkpoint import load_state
@@ -338,7 +339,7 @@ def test_a_failure_says_where_the_training_is_safe(monkeypatch: Any, tmp_path: P
 
 
 def test_an_episode_without_end_is_named_before_anybody_waits_for_ever(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr(rollout_evaluator, "LONG_EPISODE", 50)
+    monkeypatch.setattr(batched_acting, "LONG_EPISODE", 50)
     monkeypatch.setattr(faults, "LONG_EPISODE", 50)
     monkeypatch.setattr(faults, "ENDLESS_EPISODE", 200)
     env = SequentialVectorEnv([functools.partial(FaultyEnv, fault) for fault in ("", "never done")])

@@ -124,8 +124,11 @@ class Choose(ActionConversionInterface):
 
 
 class TwoHeads(Choose):
+    def space_to_maze(self, action: Any, maze_state: Any) -> Any:
+        return int(action["chosen"])
+
     def space(self) -> spaces.Dict:
-        return spaces.Dict({"drawer": spaces.Discrete(N_DRAWERS), "other": spaces.Discrete(N_DRAWERS)})
+        return spaces.Dict({"chosen": spaces.Discrete(N_DRAWERS), "other": spaces.Discrete(N_DRAWERS)})
 
     def maze_to_space(self, maze_action: Any) -> Any:
         raise NotImplementedError
@@ -275,5 +278,5 @@ def test_masks_whose_action_is_not_clear_are_named():
     report = check_env(make_env, n_steps=40)
     assert any("`drawer_mask`" in note for note in report.skipped)
     assert "mask-legal" not in {finding.check for finding in report.findings}
-    named = check_env(make_env, n_steps=40, masks={"drawer_mask": "drawer"})
+    named = check_env(make_env, n_steps=40, masks={"drawer_mask": "chosen"})
     assert [finding.check for finding in named.findings] == ["mask-legal"]
