@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -95,7 +96,6 @@ class DualSourcing(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
         """Begins with the mean demand in stock and under way."""
-        self.stock[rows] = self.outstanding[rows] = 0
         self.stock[rows] = self.outstanding[rows] = (len(self.probabilities) - 1) // 2
         self.express[rows] = 0
         self.counted_cost[rows] = 0.0
@@ -138,37 +138,8 @@ class DualSourcing(BatchedCoreEnv):
 class DualSourcingEnv(BatchedMazeEnv):
     """One store with two suppliers; see :class:`DualSourcing` for the arguments."""
 
-    def __init__(
-        self,
-        lead_time: int = 2,
-        regular_cost: float = 100.0,
-        express_cost: float = 105.0,
-        holding_cost: float = 5.0,
-        backlog_cost: float = 495.0,
-        largest_demand: int = 4,
-        max_express: int = 6,
-        max_regular: int = 5,
-        reward_scale: float = 10.0,
-        reference_cost: float = 0.0,
-        warm_up: int = 0,
-        max_episode_steps: int = 200,
-    ) -> None:
-        make = functools.partial(
-            DualSourcing,
-            lead_time=lead_time,
-            regular_cost=regular_cost,
-            express_cost=express_cost,
-            holding_cost=holding_cost,
-            backlog_cost=backlog_cost,
-            largest_demand=largest_demand,
-            max_express=max_express,
-            max_regular=max_regular,
-            reward_scale=reward_scale,
-            reference_cost=reference_cost,
-            warm_up=warm_up,
-            max_episode_steps=max_episode_steps,
-        )
-        super().__init__(make, InventoryRenderer())
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(functools.partial(DualSourcing, **arguments), InventoryRenderer())
 
 
 class DualIndexPolicy(ArrayPolicy):

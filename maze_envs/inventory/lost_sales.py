@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -110,31 +111,8 @@ class LostSales(BatchedCoreEnv):
 class LostSalesEnv(BatchedMazeEnv):
     """One store with lost sales; see :class:`LostSales` for the arguments."""
 
-    def __init__(
-        self,
-        demand: str = "poisson",
-        mean_demand: float = 5.0,
-        lead_time: int = 4,
-        holding_cost: float = 1.0,
-        penalty: float = 4.0,
-        max_order: int = 20,
-        reference_cost: float = 0.0,
-        warm_up: int = 0,
-        max_episode_steps: int = 200,
-    ) -> None:
-        make = functools.partial(
-            LostSales,
-            demand=demand,
-            mean_demand=mean_demand,
-            lead_time=lead_time,
-            holding_cost=holding_cost,
-            penalty=penalty,
-            max_order=max_order,
-            reference_cost=reference_cost,
-            warm_up=warm_up,
-            max_episode_steps=max_episode_steps,
-        )
-        super().__init__(make, InventoryRenderer())
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(functools.partial(LostSales, **arguments), InventoryRenderer())
 
 
 class BaseStockPolicy(ArrayPolicy):

@@ -228,22 +228,8 @@ class Queues(BatchedCoreEnv):
 class QueueingEnv(BatchedMazeEnv):
     """One queueing network; see :class:`Queues` for the arguments."""
 
-    def __init__(
-        self,
-        network: str = "I.M.",
-        buffer: int = 1000,
-        reference_jobs: float = 0.0,
-        warm_up: int = 0,
-        max_episode_steps: int = 1000,
-    ) -> None:
-        make = functools.partial(
-            Queues,
-            network=network,
-            buffer=buffer,
-            reference_jobs=reference_jobs,
-            warm_up=warm_up,
-            max_episode_steps=max_episode_steps,
-        )
+    def __init__(self, network: str = "I.M.", **arguments: Any) -> None:
+        make = functools.partial(Queues, network=network, **arguments)
         super().__init__(make, QueueRenderer(network_of(network).servers))
 
 
