@@ -2,6 +2,7 @@
 
     python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor
     python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
+    python benchmarks/ray_scale.py first --sigma 1           # PPO that waits for all, and for the first 90 %
     python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
 
 In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of
@@ -157,6 +158,38 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def first(options: argparse.Namespace) -> dict[str, float]:
+    """Fragments of PPO that waits for all and of PPO that waits for the first 90 %, rounds alternating."""
+    factory = partial(make_env, options.step_ms / 1e3, options.sigma)
+    n_actors, n_steps, n_updates = options.actors, options.fragment, 10
+    rates: dict[float, list[float]] = {1.0: [], 0.9: []}
+    with placed(n_actors) as placement:
+        collecting = {}
+        for share in rates:
+            placement.wait_for = share
+            env = placement.vector_env(factory, n_actors, "train")
+            env.seed(list(range(n_actors)))
+            policy = make_policy(factory())
+            generator = RolloutGenerator(env, record_logits=True)
+            collecting[share] = env, policy, generator, generator.allocate(n_steps, policy)
+        for _ in range(options.rounds + 1):  # the first one sets up
+            for share, (env, policy, generator, columns) in collecting.items():
+                start = time.perf_counter()
+                for _ in range(n_updates):
+                    generator.collect(policy, columns)
+                rates[share].append(n_updates * n_steps * columns.n_envs / (time.perf_counter() - start))
+                env.state_dict()  # waits for those that are late
+        ages = collecting[0.9][0]._ages
+    ratio = median(one / every for every, one in zip(rates[1.0][1:], rates[0.9][1:], strict=True))
+    return {
+        "all, steps per second": median(rates[1.0][1:]),
+        "first 90 %, steps per second": median(rates[0.9][1:]),
+        "first 90 %, times all": ratio,
+        "mean age of fragments": float(np.mean(ages)),
+        "share of fragments dropped": float(np.mean(np.array(ages) > 1)),
+    }
+
+
 def beside_local(algorithm: str, overrides: dict[str, Any], runners: dict[str, dict[str, Any]], n_rounds: int) -> Any:
     """Seconds of an epoch with each runner, rounds alternating, and the median ratio."""
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
@@ -194,7 +227,12 @@ def es(options: argparse.Namespace) -> Any:
     return beside_local("es", overrides, runners, options.rounds)
 
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {"sleeping": sleeping, "cartpole": cartpole, "es": es}
+SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
+    "sleeping": sleeping,
+    "first": first,
+    "cartpole": cartpole,
+    "es": es,
+}
 
 
 def main() -> None:

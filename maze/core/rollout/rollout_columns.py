@@ -123,10 +123,8 @@ class RolloutColumns:
         :param n_steps: Number of environment steps.
         :param logits_shapes: Shapes of the logits; None: logits are not recorded.
         """
-        n_ticks = n_steps * substeps_per_step(env.agent_counts_dict)
-        return cls(
-            env.observation_spaces_dict, env.action_spaces_dict, env.n_envs, n_ticks, logits_shapes, n_steps=n_steps
-        )
+        n_ticks, n_envs = n_steps * substeps_per_step(env.agent_counts_dict), env.n_rollout_envs
+        return cls(env.observation_spaces_dict, env.action_spaces_dict, n_envs, n_ticks, logits_shapes, n_steps=n_steps)
 
     @property
     def capacity(self) -> int:

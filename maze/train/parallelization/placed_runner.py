@@ -103,7 +103,9 @@ class PlacedRunner(Runner):
 
     def rollouts(self) -> RolloutGenerator:
         """What rolls a policy out in the training environments, as many as `concurrency` says."""
-        return RolloutGenerator(self._seeded_env(self.env_factory, self.concurrency or default_concurrency(), "train"))
+        env = self._seeded_env(self.env_factory, self.concurrency or default_concurrency(), "train")
+        may_be_late = env.n_rollout_envs < env.n_envs  # then by a policy that is not the newest: its logits are needed
+        return RolloutGenerator(env, record_logits=may_be_late)
 
     def actors(self, **arguments: Any) -> DistributedActors:
         """Actors that collect rollouts while the trainer learns.

@@ -34,7 +34,7 @@ from maze.train.parallelization.on_ray.session import RaySession, require_ray
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
 from tests.train.parallelization.placements import differing, told_by, trained
-from tests.train.parallelization.toy_envs import counting_env, random_walk_env
+from tests.train.parallelization.toy_envs import counting_env, random_walk_env, slow_third_env
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -183,6 +183,53 @@ class TestSameResults:
         ) as run:
             run.train(n_epochs=1)
         assert (tmp_path / "latest.pt").is_file()
+
+
+# -- not waiting for all ------------------------------------------------------------------------------
+
+
+class TestFirstFragments:
+    pytestmark = on_cluster
+
+    @pytest.mark.parametrize("max_age", [0, 100])
+    def test_a_slow_group_is_not_waited_for_and_loses_no_step(
+        self, placement: Callable[..., OnRay], max_age: int
+    ) -> None:
+        there = placement(env_groups=4, wait_for=0.75, max_fragment_age=max_age)
+        env: Any = there.vector_env(slow_third_env, 4, "train")
+        env.seed([0, 1, 2, 3])
+        policy = make_policy(slow_third_env)
+        generator = RolloutGenerator(env, record_logits=True)
+        columns = generator.allocate(5, policy)
+        assert columns.n_envs == 3
+        seen: dict[int, list[int]] = {number: [] for number in range(4)}
+        for _ in range(60):
+            generator.collect(policy, columns)
+            numbers, times = columns.substeps[0].observations["count"][:5].astype(int).transpose(2, 1, 0)
+            for number, of_env in zip(numbers[:, 0].tolist(), times.tolist(), strict=True):
+                seen[number] += of_env
+        late = [age for age in env._ages if age]
+        assert late
+        if max_age:  # each fragment goes on where the one before ended, and comes once
+            for times_of_env in seen.values():
+                assert times_of_env == list(range(len(times_of_env)))
+            assert len(seen[3]) >= 5
+        env.write_epoch_stats()
+        told = {str(key.event.__name__): value for key, value in env.epoch_stats.last_stats.items()}
+        assert told["fragments_dropped"] == (len(late) if max_age == 0 else 0)
+
+    def test_ppo_learns_from_them(self, cluster: Any, tmp_path: Path) -> None:
+        where = ["runner=ray", "runner.env_groups=3", "runner.address=auto", "runner.placement.wait_for=0.6"]
+        trained(tmp_path, "algorithm=ppo", *SMALL["ppo"], *where)
+        with open(tmp_path / "progress.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["env_steps"] for row in rows if row["env_steps"]} >= {"80", "160"}  # 2 of 3 environments, 20 steps
+        assert any("fragment_age" in key for key in rows[0])
+
+    def test_fragments_of_different_sizes_cannot_take_one_anothers_place(self, placement: Callable[..., OnRay]) -> None:
+        there = placement(env_groups=2, wait_for=0.5)
+        with pytest.raises(ConfigError, match=r"wait_for.*3 environments in 2 groups.*runner\.concurrency"):
+            there.vector_env(random_walk_env, 3, "train")
 
 
 # -- what vanishes ------------------------------------------------------------------------------------

@@ -136,6 +136,30 @@ def counting_env(endings: tuple[tuple[int, str], ...] = ((3, "terminated"),), fa
     return MazeEnv(CountingCoreEnv(endings, fault), {0: PassOn(action)}, {0: Observe(observation)})
 
 
+class SlowThirdCoreEnv(CountingCoreEnv):
+    """Observes its seed and the step number; with the seed 3, a step takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(((100_000, "terminated"),))
+
+    def seed(self, seed: int) -> None:
+        self.number = seed
+
+    def step(self, maze_action: Any) -> Any:
+        time.sleep(0.02 if self.number == 3 else 0)
+        return super().step(maze_action)
+
+    def get_maze_state(self) -> Any:
+        return {"count": [self.number, self.time]}
+
+
+def slow_third_env() -> MazeEnv[Any]:
+    observation = spaces.Dict({"count": spaces.Box(0, 100_000, (2,), np.float32)})
+    return MazeEnv(
+        SlowThirdCoreEnv(), {0: PassOn(spaces.Dict({"move": spaces.Discrete(5)}))}, {0: Observe(observation)}
+    )
+
+
 class RandomWalkCoreEnv(ToyCoreEnv):
     """Continuous observations and actions; the noise comes from the seeded generator."""
 

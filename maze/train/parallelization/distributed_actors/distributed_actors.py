@@ -118,6 +118,11 @@ class DistributedActors(EpisodeCollector, ABC):
         """Number of environments whose steps a batch holds."""
         return self.batch_size * self.envs_per_actor
 
+    @property
+    def n_rollout_envs(self) -> int:
+        """The same, as vector environments call it."""
+        return self.n_envs
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Where the actors' environments are, as far as that is known, and what their wrappers have learned."""

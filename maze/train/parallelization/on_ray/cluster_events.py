@@ -30,12 +30,22 @@ class ClusterEvents(ABC):
     def calls_per_second(self, value: float, actor: int) -> None:
         """Fragments, or slices of episodes, that an actor has completed per second."""
 
+    @define_epoch_stats(np.mean, output_name="mean")
+    @define_epoch_stats(max, output_name="max")
+    def fragment_age(self, value: float) -> None:
+        """Updates that the policy of a fragment had missed when it arrived, where updates do not wait for all."""
 
-def report_actors(crew: Crew, statistics: LogStatsAggregator) -> None:
+    @define_epoch_stats(sum)
+    def fragments_dropped(self, value: int) -> None:
+        """Number of fragments that were too old to be learned from."""
+
+
+def report_actors(crew: Crew, statistics: LogStatsAggregator) -> ClusterEvents:
     """Adds what the actors have done since the last call.
 
     :param crew: The actors.
     :param statistics: Those of the epoch.
+    :return: Takes what else there is to say.
     """
     events = statistics.create_event_topic(ClusterEvents)
     work = crew.take_work()
@@ -43,3 +53,4 @@ def report_actors(crew: Crew, statistics: LogStatsAggregator) -> None:
     events.actors_busy(value=work.busy_share)
     for actor, rate in enumerate(work.calls_per_second):
         events.calls_per_second(value=rate, actor=actor)
+    return events

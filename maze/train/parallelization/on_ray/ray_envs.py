@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.rollout.batched_acting import play_episodes
 from maze.core.wrappers.running_statistics import statistics_states
@@ -27,7 +29,7 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.shared_policy import packed_weights, unpack_weights
 from maze.train.parallelization.on_ray.cluster_events import report_actors
-from maze.train.parallelization.on_ray.crew import Crew
+from maze.train.parallelization.on_ray.crew import Crew, Task
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -203,6 +205,10 @@ class RayVectorEnv(GroupedVectorEnv):
     :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
     :param n_workers: Number of worker processes in each actor; 0: environments are stepped in the actor itself.
     :param timeout: Seconds that a call of a worker process may take; `None`: any time.
+    :param wait_for: Share of the groups that a rollout holds. Below 1, the fragments that come first are taken; groups
+        that are late go on, and deliver to a later rollout.
+    :param max_age: Rollouts that a fragment may be late; one that is older is dropped.
+    :raises ConfigError: Groups differ in size, but a rollout does not wait for all.
     """
 
     def __init__(
@@ -214,8 +220,20 @@ class RayVectorEnv(GroupedVectorEnv):
         logging_prefix: str | None,
         n_workers: int = 0,
         timeout: float | None = None,
+        wait_for: float = 1.0,
+        max_age: int = 1,
     ) -> None:
         self._crew, self._name = crew, name
+        self._n_wanted, self._max_age = math.ceil(wait_for * len(sizes) - 1e-9), max_age
+        if self._n_wanted < len(sizes) and len(set(sizes)) > 1:
+            raise ConfigError(
+                f"runner.placement.wait_for: fragments that take one another's place have to be of the same size, but "
+                f"{sum(sizes)} environments in {len(sizes)} groups are not; set runner.concurrency to a multiple."
+            )
+        self._under_way: dict[Task, int] = {}
+        """Fragments that were begun, and for which rollout."""
+        self._n_rollouts = 0
+        self._ages: list[int] = []
         self._env_factory, self._n_workers, self._timeout = env_factory, n_workers, timeout
         self._wrappers: dict[int, list[Any]] = {}
         self._copies = PolicyCopies(crew)
@@ -249,15 +267,53 @@ class RayVectorEnv(GroupedVectorEnv):
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
         self._has_collected, n_restarts = True, self._crew.n_restarts
+        if self.n_rollout_envs < self.n_envs:
+            return self._collect_first(policy, plan)
         fragments = self._act(policy, "collect", [(plan,)] * len(self.groups))
         if self._crew.n_restarts > n_restarts:
             logger.warning("From this rollout on, results differ from those of a run in which nothing is lost.")
         return [fragment.packet for fragment in fragments if fragment.packet is not None]
 
+    def _collect_first(self, policy: Policy, plan: RolloutPlan) -> list[RolloutPacket]:
+        """The fragments that come first, those that are late from before included."""
+        assert isinstance(policy, TorchPolicy), "the logits of policies that acted are needed"
+        if plan.begins:
+            self._under_way.clear()
+        self._n_rollouts += 1
+        state, copies = policy.rng_state(), self._copies.arguments(policy)
+        policy.seed(seed_beside(state, len(self.groups)))
+
+        def begin(index: int) -> None:
+            drawn = Generators(seed=seed_beside(state, index))
+            task = self._crew.submit(index, self._name, "collect", *copies, drawn, plan)
+            self._under_way[task] = self._n_rollouts
+
+        for index in set(range(len(self.groups))) - {task.actor for task in self._under_way}:
+            begin(index)
+        taken: list[RolloutPacket] = []
+        while len(taken) < self._n_wanted:
+            for task in self._crew.finished(list(self._under_way), self._n_wanted - len(taken)):
+                self._ages.append(self._n_rollouts - self._under_way.pop(task))
+                packet = self._received(task.actor, task.result)
+                if self._ages[-1] <= self._max_age and packet is not None:
+                    taken.append(packet)
+                if self._ages[-1]:  # it was late, and need not wait for the next rollout
+                    begin(task.actor)
+        return taken
+
+    @property
+    @override(StructuredVectorEnv)
+    def n_rollout_envs(self) -> int:
+        return sum(self._sizes[: self._n_wanted])
+
     @override(StructuredVectorEnv)
     def write_epoch_stats(self) -> None:
         if self._has_collected:  # evaluations are no work of an epoch
-            report_actors(self._crew, self.epoch_stats)
+            events = report_actors(self._crew, self.epoch_stats)
+            for age in self._ages:
+                events.fragment_age(value=age)
+                events.fragments_dropped(value=int(age > self._max_age))
+            self._ages.clear()
         super().write_epoch_stats()
 
     @override(GroupedVectorEnv)
@@ -278,11 +334,16 @@ class RayVectorEnv(GroupedVectorEnv):
         if isinstance(policy, TorchPolicy):
             policy.set_rng_state(fragments[0].generators)
         for index, fragment in enumerate(fragments):
-            for episode in decoded(fragment.episodes):
-                self.epoch_stats.receive(episode)
-            if fragment.wrappers:
-                self._wrappers[index] = fragment.wrappers
+            self._received(index, fragment)
         return fragments
+
+    def _received(self, index: int, fragment: Fragment) -> RolloutPacket | None:
+        """Takes in what a group says besides its rollout."""
+        for episode in decoded(fragment.episodes):
+            self.epoch_stats.receive(episode)
+        if fragment.wrappers:
+            self._wrappers[index] = fragment.wrappers
+        return fragment.packet
 
     def _generators(self, before: Mapping[str, Any] | None, index: int) -> Generators:
         if before is None:  # a policy of somebody's own, whose copies go on by themselves

@@ -38,6 +38,9 @@ class OnRay(Placement):
         run ends.
     :param restart_pause: Seconds before the second replacement in a row; before each further one, twice as many.
     :param start_timeout: Seconds that actors may wait for a place.
+    :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, and results do not depend on
+        speed. The others go on, and their fragments belong to a later update.
+    :param max_fragment_age: Updates that such a fragment may be late; an older one is dropped.
     :param ray_config: Further arguments of `ray.init`.
     """
 
@@ -46,6 +49,8 @@ class OnRay(Placement):
     max_restarts: int = 3
     restart_pause: float = 1.0
     start_timeout: float = 120.0
+    wait_for: float = 1.0
+    max_fragment_age: int = 1
     ray_config: Mapping[str, Any] = field(default_factory=dict)
 
     env_groups = 0
@@ -53,6 +58,9 @@ class OnRay(Placement):
     def __post_init__(self) -> None:
         whole_number("runner.placement.cpus_per_actor", self.cpus_per_actor, at_least=1)
         whole_number("runner.placement.max_restarts", self.max_restarts, at_least=0)
+        whole_number("runner.placement.max_fragment_age", self.max_fragment_age, at_least=0)
+        if not 0 < self.wait_for <= 1:
+            raise ConfigError(f"runner.placement.wait_for: expected a share in (0, 1], found {self.wait_for!r}.")
         for name in ("restart_pause", "start_timeout"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"runner.placement.{name}: expected seconds, found {getattr(self, name)!r}.")
@@ -72,6 +80,8 @@ class OnRay(Placement):
             group_sizes(n_envs, self.env_groups or crew.n_actors),
             logging_prefix,
             *self._worker_processes(n_envs),
+            self.wait_for if logging_prefix == "train" else 1.0,
+            self.max_fragment_age,
         )
 
     @override(Placement)

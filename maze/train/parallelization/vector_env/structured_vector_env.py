@@ -140,6 +140,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         :return: Observations, as :meth:`step` gives them.
         """
 
+    @property
+    def n_rollout_envs(self) -> int:
+        """Number of environments whose steps a rollout holds: fewer than there are, where it does not wait for all."""
+        return self.n_envs
+
     @abstractmethod
     def actor_ids(self) -> list[ActorID]:
         """Who acts next, by environment."""

@@ -141,7 +141,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _steps_per_update(self) -> int:
-        return self.config.n_rollout_steps * int(self.rollout_generator.env.n_envs)
+        return self.config.n_rollout_steps * int(self.rollout_generator.env.n_rollout_envs)
 
     @override(EpochTrainer)
     def _episode_source(self) -> EpisodeSource:

@@ -202,10 +202,11 @@ def _asked(
     with torch.no_grad():
         log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
         log_rhos: list[Tensor] = []
-        if returns.is_off_policy:
+        if all(one.logits is not None for one in record.substep_records):
             distribution = model.policy.distribution_mapper.logits_dict_to_distribution
             behaviour = [(distribution(one.logits, 1.0), one.action) for one in record.substep_records]  # type: ignore[arg-type]  # tensors
             old_log_probs = [policy.joint_log_prob(action) for policy, action in behaviour]  # type: ignore[arg-type]  # tensors
+        if returns.is_off_policy:
             log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
     values = critic_output.detached_values
     part = AlignedSubsteps(record, [], old_log_probs, [], values, outputs if keeps_outputs else None)
