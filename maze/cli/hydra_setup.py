@@ -28,8 +28,11 @@ _IS_RUN = "hydra.mode=RUN"
 _KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 ENVIRONMENT_CONFIGS = (
+    "maze_envs.inventory.conf",
     "maze_envs.logistics.cutting_2d.conf",
     "maze_envs.logistics.dispatching.conf",
+    "maze_envs.packing.conf",
+    "maze_envs.queueing.conf",
     "maze_envs.robotics.pick_and_place.conf",
     "tutorial_maze_env.part03_maze_env.conf",
     "tutorial_maze_env.part04_events.conf",

@@ -35,8 +35,10 @@ class DualSourcing(BatchedCoreEnv):
 
     Sub-steps `express` and `regular`, each with an action of its own name: a number of units. Both observe `stock`
     `[lead_time]`: the net stock (negative: backlog), after the express order where it is placed, and the outstanding
-    regular orders, the next one first, divided by 5. Of what a period costs, `regular_cost` for each unit of mean
-    demand cannot be influenced: rewards leave it out, KPIs do not.
+    regular orders, the next one first, divided by 5. Every unit of demand is bought once, whatever is done: in the long
+    run only the surcharge for express orders, holding and backlog costs depend on the policy. Rewards are minus these.
+    On average that is the full costs without `unavoidable`, the price of the mean demand, with less noise and delay.
+    The event `cost` and KPIs are about the full costs.
 
     :param n_envs: Number of stores.
     :param lead_time: Periods until a regular order arrives, at least 2.
@@ -48,7 +50,7 @@ class DualSourcing(BatchedCoreEnv):
     :param max_express: The largest express order.
     :param max_regular: The largest regular order.
     :param reward_scale: Rewards are divided by it.
-    :param reference_cost: Subtracted from costs in rewards, besides what cannot be influenced.
+    :param reference_cost: Subtracted from costs in rewards.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
     """
@@ -110,12 +112,9 @@ class DualSourcing(BatchedCoreEnv):
         demand = np.minimum(np.searchsorted(self._cumulative, self.random.uniform()), len(self.probabilities) - 1)
         stock = self.stock - demand
         left_over, owed = np.maximum(stock, 0), np.maximum(-stock, 0)
-        cost = (
-            self.express_cost * self.express
-            + self.regular_cost * actions[REGULAR]
-            + self.holding_cost * left_over
-            + self.backlog_cost * owed
-        )
+        surcharge = (self.express_cost - self.regular_cost) * self.express
+        influenced = surcharge + self.holding_cost * left_over + self.backlog_cost * owed
+        cost = influenced + self.regular_cost * (self.express + actions[REGULAR])
         self.counted_cost += np.where(self.elapsed >= self.warm_up, cost, 0.0)
         pipeline = np.concatenate([self.outstanding, actions[REGULAR][:, None]], axis=1)
         self.stock = stock + pipeline[:, 0]
@@ -123,7 +122,7 @@ class DualSourcing(BatchedCoreEnv):
         self.fire(InventoryEvents.cost, value=cost)
         self.fire(InventoryEvents.short, units=owed)
         self.fire(InventoryEvents.left_over, units=left_over)
-        return (self.unavoidable + self.reference_cost - cost) / self.reward_scale, nobody
+        return (self.reference_cost - influenced) / self.reward_scale, nobody
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:

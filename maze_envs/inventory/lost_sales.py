@@ -32,8 +32,7 @@ class LostSales(BatchedCoreEnv):
 
     Observed is `stock` `[lead_time]`: the stock after today's delivery and the outstanding orders, the next one first,
     divided by 10. The action `order` is a number of units. The reward of a period is its negative cost, above
-    `reference_cost` where one is given: with a reference near the average cost, rewards stay near zero and values need
-    not learn a large constant.
+    `reference_cost` where one is given, divided by `reward_scale`.
 
     :param n_envs: Number of stores.
     :param demand: `poisson` or `geometric`.
@@ -42,6 +41,7 @@ class LostSales(BatchedCoreEnv):
     :param holding_cost: Cost of a unit that is left over.
     :param penalty: Cost of a unit that is lost.
     :param max_order: The largest order.
+    :param reward_scale: Rewards are divided by it.
     :param reference_cost: Subtracted from costs in rewards.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
@@ -59,6 +59,7 @@ class LostSales(BatchedCoreEnv):
         holding_cost: float = 1.0,
         penalty: float = 4.0,
         max_order: int = 20,
+        reward_scale: float = 1.0,
         reference_cost: float = 0.0,
         warm_up: int = 0,
         max_episode_steps: int = 200,
@@ -69,7 +70,7 @@ class LostSales(BatchedCoreEnv):
         self._cumulative = np.cumsum(self.probabilities)
         self.lead_time, self.max_order = lead_time, max_order
         self.holding_cost, self.penalty = holding_cost, penalty
-        self.reference_cost, self.warm_up = reference_cost, warm_up
+        self.reward_scale, self.reference_cost, self.warm_up = reward_scale, reference_cost, warm_up
         self.mean_demand = mean_demand
         self.stock = np.zeros(n_envs, np.int64)
         self.outstanding = np.zeros((n_envs, lead_time - 1), np.int64)
@@ -96,7 +97,7 @@ class LostSales(BatchedCoreEnv):
         self.fire(InventoryEvents.cost, value=cost)
         self.fire(InventoryEvents.short, units=lost)
         self.fire(InventoryEvents.left_over, units=left_over)
-        return self.reference_cost - cost, np.zeros(self.n_envs, np.bool_)
+        return (self.reference_cost - cost) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:

@@ -13,6 +13,7 @@ from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding
 from maze.perception.models.space_config import SpacesConfig
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.common.warm_start import start_warm
 from maze.train.utils.plain_state import STATE_FORMAT
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def seeding_of(cfg: Mapping[str, Any], resumed: StoredTraining | None) -> MazeSe
 def begin_where_configured(trainer: Trainer, run: TrainingRunner, resumed: StoredTraining | None) -> None:
     """Starts a training from an earlier one, if that is configured: where it stopped, or from its best model.
 
+    A training that starts from none begins with the cloning of another policy, where `warm_start` names one.
+
     :param trainer: The trainer, as it was built.
     :param run: Its runner; `input_dir` of its configuration is the directory of the earlier run.
     :param resumed: The training to go on with; `None`: at most its weights are taken over.
@@ -115,6 +118,7 @@ def begin_where_configured(trainer: Trainer, run: TrainingRunner, resumed: Store
         }
     input_dir = run.cfg.get("input_dir")
     if not input_dir:
+        start_warm(trainer, run)
         return
     directory = Path(input_dir)
     trained_for = directory / Path(run.spaces_config_dump_file).name

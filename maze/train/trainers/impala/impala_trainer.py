@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
-from maze.train.trainers.common.actor_critic.valuation import RolloutBatch, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch, value_rollout
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
@@ -65,12 +65,6 @@ class IMPALA(ActorCritic):
         self.rollout_generator: DistributedActors = rollout_generator
         self._has_modes = depends_on_mode([*model.policy.networks.values(), *model.critic.networks.values()])
         self._impala_events = self.train_stats.create_event_topic(ImpalaEvents)
-        self._returns = VTrace(
-            self.config.gamma,
-            self.config.vtrace_clip_rho_threshold,
-            self.config.vtrace_clip_pg_rho_threshold,
-            self.config.gae_lambda,
-        )
 
     @classmethod
     @override(ActorCritic)
@@ -85,6 +79,12 @@ class IMPALA(ActorCritic):
             env_instance_seeds=run.env_seeds(config.num_actors * config.envs_per_actor),
             agent_instance_seeds=[run.agent_seed() for _ in range(config.num_actors)],
         )
+
+    @override(ActorCritic)
+    def _return_function(self) -> ReturnFunction:
+        config = self.config
+        clips = config.vtrace_clip_rho_threshold, config.vtrace_clip_pg_rho_threshold
+        return VTrace(config.gamma, *clips, config.gae_lambda)
 
     @override(Trainer)
     def train(self, n_epochs: int | None = None, **kwargs: Any) -> None:
@@ -105,6 +105,7 @@ class IMPALA(ActorCritic):
         self._columns = batch.columns
         collected = time.perf_counter()
         valued = self._valued(batch.columns)
+        self._report_average_reward()
         asked = time.perf_counter()
         losses = self._losses(valued)
         computed = time.perf_counter()

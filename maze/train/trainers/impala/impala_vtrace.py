@@ -7,8 +7,8 @@ the learning (target) policy and the policy that acted (behaviour) give to an ac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class VTrace(ReturnFunction):
     clip_pg_rho_threshold: float | None = 1.0
     trace_lambda: float = 1.0
 
-    is_off_policy: ClassVar[bool] = True
+    is_off_policy: bool = field(default=True, init=False)
 
     @override(ReturnFunction)
     def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:

@@ -17,7 +17,8 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.core.rollout.rollout_streams import actor_streams
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, CentredReturns, value_rollout
+from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
 GAMMA, LAMBDA = 0.9, 0.8
@@ -273,3 +274,50 @@ def test_minibatches_hold_every_row_once_and_keep_rows_together():
         index = minibatch.parts[0].record.observations[0]["v0"][:, 0].long()
         assert torch.equal(minibatch.parts[0].advantages[0], part.advantages[0][index])
         assert torch.equal(minibatch.parts[0].targets[0], part.targets[0][index])
+
+
+FLAT_TICKS = [(FLAT, 0.0)] * 4
+
+
+def test_differential_returns_are_of_what_rewards_are_above_their_average():
+    columns = build_columns(FLAT_TICKS, (FLAT, 0.0), rewards=[1, 2, 3, 4])
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5)
+    (part,) = value_rollout(build_model([0]), columns, returns).parts
+    assert returns.averages == [2.5]  # the first rollout's mean; then half of what they differ
+    assert part.advantages[0].tolist() == [0.0, 1.5, 2.0, 1.5]
+    assert part.targets[0].tolist() == [-1.25, 0.25, 0.75, 0.25]  # their constant is chosen so that the mean is 0
+    columns.rewards += 2.0
+    value_rollout(build_model([0]), columns, returns)
+    assert returns.averages == [3.5]
+
+
+@pytest.mark.parametrize("returns", [GAE(GAMMA, LAMBDA), VTrace(GAMMA)])
+def test_a_constant_added_to_all_rewards_changes_nothing_where_they_are_centred(returns):
+    found = []
+    for constant in (0.0, 100.0):
+        columns = build_columns([(FLAT, v) for v in (1, 2, 3, 4)], (FLAT, 5.0), rewards=[1, 5, 2, 3])
+        columns.rewards += constant
+        columns.substeps[0].logits = {"action": np.zeros((4, 1, 2), np.float32)}
+        (part,) = value_rollout(build_model([0]), columns, CentredReturns(returns, rate=1.0)).parts
+        found.append(part.advantages[0])
+    assert torch.allclose(*found, atol=1e-4)
+
+
+def test_the_average_is_that_of_environment_steps_and_of_each_reward_that_is_predicted():
+    ticks = {"rewards": [0, 1, 2, 3], "complete": [False, True, False, True], "n_keys": 2}
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=1.0)
+    zero = [(actor, 0.0) for actor, _ in TWO_SUBSTEPS]
+    (part,) = value_rollout(build_model([0, 1]), build_columns(zero, (FIRST, 0.0), **ticks), returns).parts
+    assert returns.averages == [3.0]
+    assert [advantage.tolist() for advantage in part.advantages] == [[0.0, 2.0]] * 2
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=1.0)
+    columns = build_columns(zero, (FIRST, 0.0), **ticks, actor_rewards=[1, 2, 3, 8])
+    (part,) = value_rollout(build_model([0, 1], TorchStepStateCritic), columns, returns).parts
+    assert returns.averages == [2.0, 5.0]
+    assert [advantage.tolist() for advantage in part.advantages] == [[0.0, 1.0], [0.0, 3.0]]
+
+
+def test_rewards_of_episodes_that_end_are_not_centred():
+    columns = build_columns(FLAT_TICKS, (FLAT, 0.0), terminated=(2,))
+    with pytest.raises(ConfigError, match=r"algorithm.reward_centering: .* but an episode ended by itself"):
+        value_rollout(build_model([0]), columns, CentredReturns(GAE(GAMMA, LAMBDA), rate=0.1))

@@ -73,12 +73,16 @@ class ActorCriticConfig(AlgorithmConfig):
     kl_to_initial_decay: float = field(default=1.0, kw_only=True)
     """Factor of that weight after each epoch in which the policy learns; 1 leaves it as it is."""
 
+    reward_centering: float = field(default=0.0, kw_only=True)
+    """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from
+    the rewards, and `gamma` may be 1. For problems without an end that are judged by averages; 0: off."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("n_rollout_steps", minimum=1)
         self.require_number("lr", 0.0)  # 0 shows how good the initial policy is
         self.require_number("optimizer_eps", 0.0, above=True)
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "reward_centering"):
             self.require_number(name, 0.0, 1.0)
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)

@@ -27,6 +27,10 @@ class ActorCriticEvents(ABC):
         """Learning rate of the optimizer."""
 
     @define_epoch_stats(np.mean)
+    def average_reward(self, value: float) -> None:
+        """Estimate of what an environment step earns on average, where rewards are centred (`reward_centering`)."""
+
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_loss(self, substep_key: SubstepKey, value: float) -> None:
         """Loss of the policy of a sub-step."""

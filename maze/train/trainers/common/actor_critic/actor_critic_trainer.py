@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +27,14 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
-from maze.train.trainers.common.actor_critic.valuation import GAE, AlignedSubsteps, RolloutBatch, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import (
+    GAE,
+    AlignedSubsteps,
+    CentredReturns,
+    ReturnFunction,
+    RolloutBatch,
+    value_rollout,
+)
 from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
@@ -105,6 +113,9 @@ class ActorCritic(EpochTrainer, ABC):
         networks = _networks(model.policy, model.critic)
         self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self.generator = seeded_generator(seed)
+        self._returns = self._return_function()
+        if self.config.reward_centering:
+            self._returns = CentredReturns(self._returns, self.config.reward_centering)
         self._columns: RolloutColumns | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
 
@@ -150,13 +161,28 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        return {"optimizer": self.optimizer, "generator": self.generator, "rollouts": self.rollout_generator}
+        parts: dict[str, Part] = {"optimizer": self.optimizer, "generator": self.generator}
+        if isinstance(self._returns, CentredReturns):
+            parts["average_reward"] = self._returns
+        return {**parts, "rollouts": self.rollout_generator}
+
+    @override(EpochTrainer)
+    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        if isinstance(self._returns, CentredReturns) and "average_reward" not in state["parts"]:
+            raise ConfigError(
+                f"algorithm.reward_centering: the training in `{origin}` learned without it. Leave it at 0 to go on, "
+                "or start a new training with the weights alone."
+            )
 
     @override(EpochTrainer)
     def _latest_data(self) -> dict[str, Any]:
         return {} if self._columns is None else {"rollout": columns_as_tensors(self._columns)}
 
     # -- one update ------------------------------------------------------------------------------------
+
+    def _return_function(self) -> ReturnFunction:
+        """Estimates advantages and targets."""
+        return GAE(self.config.gamma, self.config.gae_lambda)
 
     @override(EpochTrainer)
     def _update(self) -> None:
@@ -165,12 +191,17 @@ class ActorCritic(EpochTrainer, ABC):
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
-        batch = value_rollout(self.model, columns, GAE(self.config.gamma, self.config.gae_lambda))
+        batch = value_rollout(self.model, columns, self._returns)
+        self._report_average_reward()
         self.model.train()
         self._optimize(batch)
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
+
+    def _report_average_reward(self) -> None:
+        if isinstance(self._returns, CentredReturns):
+            self.stats.add_value("average_reward", self._returns.averages[0])
 
     def _schedule_lr(self) -> None:
         self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)

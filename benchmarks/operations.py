@@ -1,0 +1,367 @@
+"""The operations problems beside their exact values, rules and published figures: one training per setting and seed.
+
+Trainings are the shipped experiments through the command line, inventory problems with a warm start from their best
+rule. The long-run average cost of what they learned is computed exactly where the states can be listed (inventory,
+criss-cross network in light and medium load), and otherwise simulated, with 95 % intervals.
+
+    python benchmarks/operations.py lost_sales --settings poisson,4,4     # demand, penalty, lead time
+    python benchmarks/operations.py dual_sourcing --settings 2,105        # lead time, price of express orders
+    python benchmarks/operations.py criss_cross --settings B.M.
+    python benchmarks/operations.py extended_network --seeds 1
+    python benchmarks/operations.py bin_packing --seeds 1 --overrides algorithm.n_epochs=40
+
+Without `--settings` all of the published table are taken (hours).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+"""Quantiles of the t distribution for 95 % intervals of so many seeds."""
+
+DUAL_PUBLISHED = {"2,105": 0.52, "2,110": 0.80, "3,105": 0.82, "3,110": 0.51, "4,105": 1.85, "4,110": 1.33}
+"""Gaps of A3C in percent (Gijsbrechts et al. 2022, figure 9)."""
+NETWORK_PUBLISHED = {
+    "I.L.": 0.671,
+    "B.L.": 0.843,
+    "I.M.": 2.084,
+    "B.M.": 2.829,
+    "I.H.": 9.970,
+    "B.H.": 15.228,
+    "extended_6": 14.130,
+    "extended_9": 23.269,
+}
+"""Average numbers of jobs: optimum of the criss-cross network, PPO on the extended ones (Dai and Gluzman 2022)."""
+BUFFERS = {"I.L.": 18, "B.L.": 18, "I.M.": 36, "B.M.": 36}
+"""Jobs of a class at most, where the average is computed exactly."""
+
+
+@dataclass
+class Row:
+    """One setting."""
+
+    setting: str
+    reference: float
+    """The exact optimum, or what the published best policy reaches."""
+    rules: dict[str, float]
+    learned: list[float] = field(default_factory=list)
+    """By seed."""
+    seconds: list[float] = field(default_factory=list)
+    """Training time by seed."""
+    published: str = ""
+
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        spread = "" if len(self.learned) < 2 else f" ± {interval(self.learned):.3f}"
+        gap = 100 * (mean(self.learned) / self.reference - 1) if self.reference else float("nan")
+        rules = ", ".join(f"{name} {value:.3f}" for name, value in self.rules.items())
+        figures = f"{mean(self.learned):.3f}{spread}", f"{gap:+.2f} %", f"{mean(self.seconds):.0f}"
+        return [self.setting, f"{self.reference:.3f}", rules, self.published, *figures]
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean."""
+    return T_95.get(len(values), 2.0) * stdev(values) / len(values) ** 0.5
+
+
+def train(experiment: str, directory: Path, seed: int, *overrides: str) -> float:
+    """One training in a process of its own; its seconds."""
+    command = [
+        *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={experiment}", *overrides),
+        *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed}", f"hydra.run.dir={directory}"),
+    ]
+    start = time.perf_counter()
+    finished = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with status {finished.returncode}:\n{finished.stderr[-3000:]}")
+    return time.perf_counter() - start
+
+
+def trained(directory: Path) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]]:
+    """The simulation that a run was trained in (of one environment), and its policy's most probable actions."""
+    from omegaconf import OmegaConf
+
+    from maze.core.env.structured_env import ActorID
+    from maze.core.rollout.rollout_runner import RolloutRunner
+
+    config: Any = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    agent = {
+        "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
+        "model": OmegaConf.to_container(config.model, resolve=False),
+        "state_dict_file": "state_dict.pt",
+        "spaces_dict_file": "spaces_config.pkl",
+        "device": "cpu",
+    }
+    env, policy = RolloutRunner.init_env_and_agent(config.env, config.wrappers, 0, agent, str(directory))
+
+    def act(step_key: Any, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        n_rows = len(next(iter(observation.values())))
+        chunks = [
+            policy.compute_actions(  # type: ignore[attr-defined]  # a torch policy
+                {key: np.asarray(value[start : start + 20_000], np.float32) for key, value in observation.items()},
+                ActorID(step_key, 0),
+                deterministic=True,
+            )
+            for start in range(0, n_rows, 20_000)
+        ]
+        return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+
+    return env, act
+
+
+# -- inventory ---------------------------------------------------------------------------------------
+
+
+def searched(cost: Callable[..., float], start: Sequence[int], lowest: Sequence[int]) -> tuple[float, list[int]]:
+    """Coordinate descent over integers: the cost and the parameters of the best rule it finds."""
+    best, at = cost(*start), list(start)
+    improved = True
+    while improved:
+        improved = False
+        for position in range(len(at)):
+            for step in (1, -1):
+                while at[position] + step >= lowest[position]:
+                    other = [value + step * (index == position) for index, value in enumerate(at)]
+                    found = cost(*other)
+                    if found >= best:
+                        break
+                    best, at, improved = found, other, True
+    return best, at
+
+
+def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+    """Zipkin's test bed."""
+    from maze_envs.inventory.exact import lost_sales_cost
+    from maze_envs.inventory.lost_sales import SCALE, LostSales
+
+    demand, penalty, lead_time = setting.split(",")
+    largest = 12 if demand == "poisson" else 20
+    problem = LostSales(1, demand, lead_time=int(lead_time), penalty=float(penalty), max_order=largest)
+    best = lost_sales_cost(problem, tolerance=1e-3).cost
+
+    def cost_of(level: int, cap: int) -> float:
+        policy = lambda states: np.clip(level - states.sum(axis=1), 0, cap)  # noqa: E731
+        return lost_sales_cost(problem, policy, tolerance=5e-3).cost
+
+    start = round(problem.mean_demand * (problem.lead_time + 1))
+    base_stock, (level,) = searched(lambda level: cost_of(level, largest), [start], [1])
+    capped, (level, cap) = searched(cost_of, [level + 2, round(problem.mean_demand) + 1], [1, 1])
+    row = Row(setting, best, {"base-stock": base_stock, f"capped ({level}, {cap})": capped})
+    env = (f"env.demand={demand}", f"env.penalty={penalty}", f"env.lead_time={lead_time}", f"env.max_order={largest}")
+    warm = (
+        *("policy@warm_start.policy=base_stock", f"warm_start.policy.level={level}", f"warm_start.policy.cap={cap}"),
+        "algorithm.critic_burn_in_epochs=1",
+    )
+    for seed in seeds:
+        run = directory / f"lost_sales-{setting}-{seed}"
+        row.seconds.append(train("lost_sales_ppo", run, seed, *env, *warm, *overrides))
+        _, act = trained(run)
+        found = lost_sales_cost(
+            problem, lambda states, act=act: act(0, {"stock": states / SCALE})["order"], tolerance=1e-3
+        )
+        row.learned.append(found.cost)
+    return row
+
+
+def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+    """The settings of Gijsbrechts et al. (2022); costs include 200 that nobody can influence."""
+    from maze_envs.inventory.dual_sourcing import EXPRESS, REGULAR, SCALE, DualSourcing
+    from maze_envs.inventory.exact import dual_sourcing_cost
+
+    lead_time, express_cost = setting.split(",")
+    problem = DualSourcing(1, lead_time=int(lead_time), express_cost=float(express_cost))
+    best = dual_sourcing_cost(problem).cost
+
+    def cost_of(express_level: int, regular_level: int, cap: int) -> float:
+        def orders(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            express = np.clip(express_level - states[:, 0], 0, problem.max_express)
+            return express, np.clip(regular_level - states.sum(axis=1) - express, 0, cap)
+
+        return dual_sourcing_cost(problem, orders, tolerance=5e-3).cost
+
+    start = [4, 3 + 2 * problem.lead_time]
+    dual, at = searched(lambda *levels: cost_of(*levels, problem.max_regular), start, [0, 0])
+    capped, at = searched(cost_of, [*at, 2], [0, 0, 1])
+    row = Row(setting, best, {"dual index": dual, f"capped {tuple(at)}": capped})
+    row.published = f"A3C {best * (1 + DUAL_PUBLISHED[setting] / 100):.2f}" if setting in DUAL_PUBLISHED else ""
+    env = (f"env.lead_time={lead_time}", f"env.express_cost={express_cost}")
+    levels = zip(("express_level", "regular_level", "cap"), at, strict=True)
+    warm = ("policy@warm_start.policy=dual_index", *(f"warm_start.policy.{name}={value}" for name, value in levels))
+    for seed in seeds:
+        run = directory / f"dual_sourcing-{setting}-{seed}"
+        row.seconds.append(
+            train("dual_sourcing_ppo", run, seed, *env, *warm, "algorithm.critic_burn_in_epochs=1", *overrides)
+        )
+        _, act = trained(run)
+
+        def learned(states: np.ndarray, act: Any = act) -> tuple[np.ndarray, np.ndarray]:
+            express = act(EXPRESS, {"stock": states / SCALE})[EXPRESS]
+            raised = states + express[:, None] * (np.arange(states.shape[1]) == 0)
+            return express, act(REGULAR, {"stock": raised / SCALE})[REGULAR]
+
+        row.learned.append(dual_sourcing_cost(problem, learned, tolerance=5e-3).cost)
+    return row
+
+
+# -- queueing networks -------------------------------------------------------------------------------
+
+
+def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+    """Average numbers of jobs."""
+    from maze_envs.queueing.exact import criss_cross_optimum
+    from maze_envs.queueing.network import CRISS_CROSS, SCALE, PriorityPolicy
+
+    rules = {rule: PriorityPolicy(setting, rule) for rule in ("longest_queue", "c_mu", "last_buffer_first")}
+    buffer = BUFFERS.get(setting)
+    published = NETWORK_PUBLISHED.get(setting, float("nan"))
+
+    def average(choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> float:
+        if buffer is None:
+            return simulated(setting, choose)
+
+        def of_states(jobs: np.ndarray) -> np.ndarray:
+            waits = jobs[:, :2] > 0
+            mask = waits | ~waits.any(axis=1, keepdims=True)
+            return choose({"jobs": jobs / SCALE, "server_0_mask": mask})["server_0"]
+
+        return mean(criss_cross_optimum(setting, buffer, of_states, tolerance=2e-3))
+
+    reference = published if buffer is None else mean(criss_cross_optimum(setting, buffer, tolerance=2e-3))
+    found = {name: average(lambda seen, rule=rule: rule.choose(seen, 0)) for name, rule in rules.items()}
+    row = Row(setting, reference, found, published=f"{published}")
+    experiment = "criss_cross_ppo" if setting in CRISS_CROSS else "extended_network_ppo"
+    for seed in seeds:
+        run = directory / f"{setting}-{seed}"
+        row.seconds.append(train(experiment, run, seed, f"env.network={setting}", *overrides))
+        _, act = trained(run)
+        row.learned.append(average(lambda seen, act=act: act(0, seen)))
+    return row
+
+
+def simulated(
+    network: str, choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], n_envs: int = 512
+) -> float:
+    """Average number of jobs in the second half of long simulations; prints its interval."""
+    from maze_envs.queueing.network import Queues
+
+    n_ticks = 40_000
+    queues = Queues(n_envs, network, buffer=10_000, max_episode_steps=None, warm_up=n_ticks // 2)
+    for row in range(n_envs):
+        queues.random.seed(row, row)
+    rows = np.arange(n_envs)
+    queues.begin(rows)
+    seen = {key: np.zeros((n_envs, *space.shape), np.float32) for key, space in queues.observation_spaces[0].items()}
+    for _ in range(n_ticks):
+        queues.observe(seen)
+        queues.advance(choose(seen))
+    averages = queues.kpis(rows)["average_jobs"]
+    print(f"  simulated: {averages.mean():.3f} ± {1.96 * averages.std() / n_envs**0.5:.3f}", flush=True)
+    return float(averages.mean())
+
+
+# -- packing -----------------------------------------------------------------------------------------
+
+
+def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+    """Excess over the lower bound in percent, on 200 instances that no training has seen."""
+    from maze_envs.packing.bin_packing import BinPacking, PackingRule
+
+    family, n_items = setting.split(",")
+    n_instances = 200
+
+    def excess(choose: Callable[[BinPacking], np.ndarray]) -> float:
+        bins = BinPacking(n_instances, family, int(n_items))
+        for row in range(n_instances):
+            bins.random.seed(row, 10_000_000 + row)
+        rows = np.arange(n_instances)
+        bins.begin(rows)
+        for _ in range(int(n_items)):
+            bins.advance({"level": choose(bins)})
+        found = bins.kpis(rows)["excess_percent"]
+        print(f"  {found.mean():.3f} ± {1.96 * found.std() / n_instances**0.5:.3f} %", flush=True)
+        return float(found.mean())
+
+    def by_rule(name: str) -> float:
+        rule = PackingRule(name)
+        return excess(lambda bins: rule.levels(bins.room[:, : bins.n_bins.max() + 1], bins.item, bins.capacity))
+
+    formula = "or_library_score" if family == "uniform" else "weibull_score"
+    row = Row(setting, 0.0, {rule: by_rule(rule) for rule in ("first_fit", "best_fit", formula)})
+    for seed in seeds:
+        run = directory / f"bin_packing-{setting}-{seed}"
+        row.seconds.append(
+            train("bin_packing_ppo", run, seed, f"env.family={family}", f"env.n_items={n_items}", *overrides)
+        )
+        env, act = trained(run)
+        spaces = env.observation_space.spaces.items()
+        seen = {key: np.zeros((n_instances, *space.shape), np.float32) for key, space in spaces}
+
+        def learned(bins: BinPacking, act: Any = act, seen: dict[str, np.ndarray] = seen) -> np.ndarray:
+            bins.observe(seen)
+            return act(0, seen)["level"]
+
+        row.learned.append(excess(learned))
+    return row
+
+
+PROBLEMS: dict[str, tuple[Callable[..., Row], list[str]]] = {
+    "lost_sales": (
+        lost_sales,
+        [
+            f"{demand},{p},{time}"
+            for demand in ("poisson", "geometric")
+            for p in (4, 9, 19, 39)
+            for time in (1, 2, 3, 4)
+        ],
+    ),
+    "dual_sourcing": (dual_sourcing, list(DUAL_PUBLISHED)),
+    "criss_cross": (queueing, ["I.L.", "B.L.", "I.M.", "B.M.", "I.H.", "B.H."]),
+    "extended_network": (queueing, ["extended_6"]),
+    "bin_packing": (bin_packing, ["uniform,500"]),
+}
+
+
+def main() -> None:
+    """Trains, evaluates and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problem", choices=PROBLEMS)
+    parser.add_argument("--settings", nargs="*", help="of the table; all by default")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=3")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
+    arguments = parser.parse_args()
+    function, settings = PROBLEMS[arguments.problem]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="operations_") as temporary:
+        directory = (arguments.keep or Path(temporary)).absolute()
+        for setting in arguments.settings or settings:
+            rows.append(function(setting, range(arguments.seeds), directory, arguments.overrides))
+            print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
+    print(
+        "\n| setting | reference | rules | published | learned | gap | seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for row in rows:
+        print(f"| {' | '.join(row.cells())} |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A training that begins with what a rule does: its actions are cloned before anything else is learned."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze.core.agent.policy import Policy
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.rollout.rollout_tensors import records_by_policy
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.factory import Factory
+from maze.core.utils.seeding import seeded_generator
+
+if TYPE_CHECKING:
+    from maze.core.agent.torch_policy import TorchPolicy
+    from maze.train.trainers.common.trainer import Trainer
+    from maze.train.trainers.common.training_runner import TrainingRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WarmStart(CheckedConfig):
+    """What a new training begins with: behavioural cloning of another policy."""
+
+    section = "warm_start"
+
+    policy: Any = None
+    """Configuration of the policy that is cloned, an option of the group `policy`; `null`: none is."""
+
+    n_steps: int = 20_000
+    """Number of environment steps that it is watched for, over all environments."""
+
+    n_epochs: int = 10
+    """How often they are learned from."""
+
+    batch_size: int = 500
+    """Number of environment steps in a minibatch."""
+
+    lr: float = 0.001
+    """Learning rate of the Adam optimizer, which is used for the cloning alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "n_epochs", "batch_size"):
+            self.require_integer(name, minimum=1)
+        self.require_number("lr", 0.0, above=True)
+
+
+def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
+    """Clones the policy that `warm_start` names, if there is one, in the environments of the training's kind.
+
+    :param trainer: The trainer, as it was built.
+    :param run: Its runner.
+    :raises ConfigError: The algorithm has no policy whose actions have probabilities.
+    """
+    config = WarmStart.from_config(run.cfg.get("warm_start") or {})
+    if not config.policy:
+        return
+    learner: Any = getattr(trainer, "policy", None)
+    if not hasattr(learner, "compute_policy_output") or run.algorithm.name == "dqn":
+        raise ConfigError(
+            f"warm_start.policy: {type(trainer).__name__} learns no probabilities of actions that could be cloned. Use "
+            "A2C, PPO, IMPALA, SAC or ES, or leave it empty."
+        )
+    demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
+    demonstrator.seed(run.agent_seed())
+    share = clone_policy(learner, demonstrator, run.rollouts(), config, seed=run.agent_seed())
+    name = type(demonstrator).__name__
+    logger.info("Warm start: the policy gives the actions of %s a probability of %.3f.", name, share)
+
+
+def clone_policy(
+    learner: TorchPolicy, demonstrator: Policy, rollouts: RolloutGenerator, config: WarmStart, seed: int
+) -> float:
+    """Trains a policy to act as another one does, by maximum likelihood.
+
+    :param learner: The policy that learns.
+    :param demonstrator: The policy that acts.
+    :param rollouts: Where it acts.
+    :param config: How long, and how it is learned from.
+    :param seed: Seed of the order of minibatches.
+    :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.
+    """
+    columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))
+    rollouts.collect(demonstrator, columns)
+    parts = [part for part, _ in records_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)]
+    optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
+    generator = seeded_generator(seed)
+    learner.train()
+    log_probs: list[float] = []
+    for _ in range(config.n_epochs):
+        log_probs.clear()
+        for part in parts:
+            order = torch.randperm(_n_rows(part), generator=generator)
+            for rows in torch.split(order, config.batch_size):
+                record = _selected(part, rows)
+                output = learner.compute_policy_output(record)
+                log_prob = torch.stack(output.joint_log_probs_for_actions(record.actions)).mean()
+                optimizer.zero_grad()
+                (-log_prob).backward()  # type: ignore[no-untyped-call]  # torch's
+                optimizer.step()
+                log_probs.append(float(log_prob.detach()))
+    optimizer.zero_grad()
+    return float(torch.tensor(log_probs).mean().exp())
+
+
+def _n_rows(record: StructuredSpacesRecord) -> int:
+    return len(next(iter(record.actions[0].values())))
+
+
+def _selected(record: StructuredSpacesRecord, rows: torch.Tensor) -> StructuredSpacesRecord:
+    return StructuredSpacesRecord(
+        [
+            SpacesRecord(
+                one.actor_id,
+                {key: value[rows] for key, value in (one.observation or {}).items()},
+                {key: value[rows] for key, value in (one.action or {}).items()},
+            )
+            for one in record.substep_records
+        ]
+    )

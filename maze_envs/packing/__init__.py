@@ -1,0 +1,1 @@
+"""Online bin packing with published heuristics."""

@@ -1,0 +1,146 @@
+"""Online bin packing against published figures, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from maze.core.errors import ConfigError
+from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.utils.check_env import check_env
+from maze_envs.packing.bin_packing import BinPacking, BinPackingEnv, PackingRule, item_sizes
+from maze_envs.packing.bounds import martello_toth_bound, volume_bound
+
+PUBLISHED = {  # Romera-Paredes et al. (2024), table 1: excess over the lower bound in percent
+    ("uniform", 500): {"first_fit": 5.74, "best_fit": 5.37, "or_library_score": 3.11},
+    ("weibull", 1000): {"first_fit": 5.32, "best_fit": 4.87, "weibull_score": 3.78},
+}
+
+
+def packed(family, n_items, n_instances, rule):
+    """A simulation after all items were packed by a rule, and all their sizes."""
+    simulation, policy = BinPacking(n_instances, family, n_items), PackingRule(rule)
+    for row in range(n_instances):
+        simulation.random.seed(row, row)
+    simulation.begin(np.arange(n_instances))
+    items, is_over = [], np.zeros(n_instances, bool)
+    while not is_over.any():
+        items.append(simulation.item)
+        room = simulation.room[:, : int(simulation.n_bins.max()) + 1]
+        _, is_over, _ = simulation.advance({"level": policy.levels(room, simulation.item, simulation.capacity)})
+    assert is_over.all()
+    return simulation, np.stack(items, axis=1)
+
+
+@pytest.mark.parametrize(("family", "rules"), PUBLISHED.items())
+def test_rules_pack_as_well_as_published(family, rules):
+    excess = {}
+    for rule in rules:
+        simulation, items = packed(*family, 24, rule)
+        used = (simulation.room < simulation.capacity).sum(axis=1)
+        assert (used == simulation.n_bins).all()
+        assert ((simulation.capacity - simulation.room).sum(axis=1) == items.sum(axis=1)).all()
+        bounds = [volume_bound(each, simulation.capacity) for each in items]
+        assert (simulation.n_bins >= [martello_toth_bound(each, simulation.capacity) for each in items]).all()
+        excess[rule] = 100 * (simulation.n_bins / bounds - 1).mean()
+        assert excess[rule] == pytest.approx(simulation.kpis(np.arange(24))["excess_percent"].mean())
+    # the published instances are others of the same distributions: few, and one in a hundred bins more or less
+    assert excess == pytest.approx(rules, abs=0.4)
+
+
+def test_bounds_by_hand():
+    items = np.array([60, 60, 60, 50, 30])
+    assert volume_bound(items, 100) == 3
+    assert martello_toth_bound(items, 100) == 4  # three are alone with 40 each; 30 fits there, 50 does not
+    assert martello_toth_bound(np.array([40, 60]), 100) == 1
+
+
+def test_sizes_have_the_published_distributions():
+    numbers = (np.arange(100_000) + 0.5) / 100_000
+    uniform, weibull = item_sizes("uniform", numbers), item_sizes("weibull", numbers)
+    assert (uniform.min(), uniform.max(), uniform.mean()) == (20, 100, pytest.approx(60.0, abs=0.01))
+    assert weibull.mean() == pytest.approx(45 * 0.892980, abs=0.1)  # Gamma(4 / 3)
+    with pytest.raises(ConfigError, match=r"env.family: expected one of uniform, weibull, found 'normal'"):
+        BinPackingEnv(family="normal")
+    with pytest.raises(ConfigError, match="expected one of first_fit, best_fit"):
+        PackingRule("worst_fit")
+
+
+def test_rules_by_hand():
+    room, item = np.array([[70, 40, 45, 150]]), np.array([40])
+    levels = {rule: PackingRule(rule).levels(room, item, 150)[0] for rule in ("first_fit", "best_fit")}
+    assert levels == {"first_fit": 70, "best_fit": 40}
+    # what would be left: 30, 5 and 110; of scores 0.99, 2 and 0.99 the tight fit wins, else the oldest bin
+    assert PackingRule("or_library_score").levels(np.array([[70, 45, 150]]), item, 150)[0] == 45
+    assert PackingRule("or_library_score").levels(np.array([[70, 50, 150]]), item, 150)[0] == 70
+
+
+def test_three_items_by_hand():
+    bins = BinPacking(1, n_items=3)
+    bins.begin(np.zeros(1, int))
+    bins.item[:] = bins.total[:] = 90
+    draws = iter([40, 60, 0])
+    bins.random.uniform = lambda: (np.array([next(draws)]) - 20 + 0.5) / 81
+    seen = {key: np.zeros((1, *space.shape), np.float32) for key, space in bins.observation_spaces[0].items()}
+    bins.observe(seen)
+    assert np.flatnonzero(seen["level_mask"][0]).tolist() == [150]
+    rewards = [bins.advance({"level": np.array([150])})[0][0]]
+    bins.observe(seen)
+    assert np.flatnonzero(seen["level_mask"][0]).tolist() == [60, 150]
+    rewards.append(bins.advance({"level": np.array([60])})[0][0])
+    bins.observe(seen)
+    assert np.flatnonzero(seen["levels_mask"][0]).tolist() == [20, 150]
+    assert np.flatnonzero(seen["level_mask"][0]).tolist() == [150]
+    reward, is_over, _ = bins.advance({"level": np.array([20])})  # it does not fit there
+    assert (bins.n_bins[0], bins.room[0].tolist(), is_over[0]) == (2, [20, 90, 150], True)
+    assert [*rewards, reward[0]] == pytest.approx([90 / 150 - 1, 40 / 150, 60 / 150 - 1])
+    assert bins.kpis(np.zeros(1, int))["excess_percent"] == [0.0]
+
+
+def test_the_environment_is_sound_and_batches_take_its_course():
+    report = check_env(lambda: BinPackingEnv(n_items=30), n_steps=60)
+    assert {finding.check for finding in report.findings} <= {"mask-legal"}  # what does not fit goes into a new bin
+    assert report.skipped == []
+    single = SequentialVectorEnv([lambda: BinPackingEnv(n_items=20)] * 2)
+    many = BatchedVectorEnv(BinPacking(2, n_items=20))
+    seen = []
+    for env in (single, many):
+        env.seed([1, 2])
+        observations = env.reset()
+        seen.append([])
+        for _ in range(45):
+            best_fit = {"level": observations["level_mask"].argmax(axis=1)}
+            observations, rewards, dones, _ = env.step(best_fit)
+            seen[-1].append((observations["levels"].sum(), rewards.tolist(), dones.tolist()))
+            seen[-1].append(dict(env.finished_episodes))
+    assert seen[0] == seen[1]
+
+
+def test_a_rule_packs_alone_as_in_batches():
+    env, rule, done = BinPackingEnv(n_items=60), PackingRule("first_fit"), False
+    env.seed(3)
+    observation = env.reset()
+    while not done:
+        observation, _, done, _ = env.step(rule.compute_action(observation, env.get_maze_state()))
+    state = env.get_maze_state()
+    simulation = BinPacking(1, n_items=60)
+    simulation.random.seed(0, 3)
+    simulation.begin(np.zeros(1, int))
+    for _ in range(60):
+        simulation.advance({"level": rule.levels(simulation.room, simulation.item, 150)})
+    assert state["room"].tolist() == simulation.room[0].tolist()
+
+
+def test_bins_are_drawn():
+    import matplotlib.pyplot as plt
+
+    env = BinPackingEnv(n_items=40)
+    env.seed(1)
+    env.reset()
+    state = {**env.get_maze_state(), "n_bins": np.array(2), "item": np.array(60)}
+    state["room"] = np.array([20, 90, *[150] * 38])
+    env.get_renderer().render(state, {"level": np.array(90)}, None)
+    bars = [(patch.get_x() + 0.45, patch.get_y(), patch.get_height()) for patch in plt.gca().patches]
+    assert bars == [(0.0, 0.0, 130.0), (1.0, 0.0, 60.0), (3.0, 0.0, 60.0), (1.0, 60.0, 60.0)]
+    plt.close()
