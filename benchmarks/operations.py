@@ -354,9 +354,8 @@ def main() -> None:
         for setting in arguments.settings or settings:
             rows.append(function(setting, range(arguments.seeds), directory, arguments.overrides))
             print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-    print(
-        "\n| setting | reference | rules | published | learned | gap | seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
+    print("\n| setting | reference | rules | published | learned | gap | seconds |")
+    print("| --- " * 7 + "|")
     for row in rows:
         print(f"| {' | '.join(row.cells())} |")
     if arguments.json:
