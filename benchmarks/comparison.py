@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from maze.core.agent.policy import Policy
 from maze.core.env.base_env import BaseEnv
 from maze.core.env.maze_env import ActionType
 from maze.core.env.maze_state import MazeStateType
@@ -64,16 +66,16 @@ class SlipperyGreedyPolicy(GreedyPolicy):
         return super().compute_action(observation, maze_state, env, actor_id, deterministic)
 
 
-def pool(n_episodes: int) -> list[np.ndarray[Any, Any]]:
-    """The KPI of both policies in the same episodes.
+def pool(n_episodes: int, policies: Mapping[str, Policy]) -> list[PlayedEpisodes]:
+    """What policies reach in the same episodes.
 
     :param n_episodes: How many.
+    :param policies: By name.
     """
     from maze.core.utils.config_utils import read_hydra_config
     from maze.report.comparison_runner import ComparisonRunner
 
-    policies = {"greedy": GreedyPolicy(), "slippery": SlipperyGreedyPolicy(SHARE_OF_SLIPS)}
-    runner = ComparisonRunner(policies, n_episodes, max_episode_steps=N_STEPS)
+    runner = ComparisonRunner(dict(policies), n_episodes, max_episode_steps=N_STEPS)
     cfg = read_hydra_config("maze.conf", "conf_compare", env="cutting_2d")
     cfg.env.core_env.demand_generator = DEMAND
     cfg.seeding.env_base_seed, cfg.seeding.agent_base_seed = 1234, 4321
@@ -86,7 +88,7 @@ def pool(n_episodes: int) -> list[np.ndarray[Any, Any]]:
         finally:
             os.chdir(previous)
     assert runner.comparison is not None
-    return [played.measures[KPI][0] for played in runner.comparison.played]
+    return list(runner.comparison.played)
 
 
 def is_told_apart(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
@@ -100,7 +102,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    greedy, slippery = pool(100 if options.quick else 400)
+    policies = {"greedy": GreedyPolicy(), "slippery": SlipperyGreedyPolicy(SHARE_OF_SLIPS)}
+    played = pool(100 if options.quick else 400, policies)
+    greedy, slippery = (each.measures[KPI][0] for each in played)
     rng = np.random.default_rng(0)
     common = separate = 0
     for _ in range(N_CHOICES):

@@ -26,7 +26,7 @@ from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, translated
 from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories
-from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
+from maze.core.errors import ConfigError, EnvironmentFailedError, GateNotPassedError, MazeError
 from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsWriter
     from maze.runner import Runner
 
-EXIT_ERROR, EXIT_USAGE = 1, 2
+EXIT_ERROR = 1
+EXIT_NO_VERDICT = 2
+"""Of a gate that is asked in a wrong way, or breaks down; 1 says that the candidate does not pass."""
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn `~` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
@@ -169,6 +171,8 @@ def _run_once(cfg: DictConfig) -> float | None:
             score = maze_run(cfg)
     except BaseException as error:
         _log_to_file(logging.ERROR, "The run has ended before its time.", error)
+        if "baseline" in cfg and isinstance(error, Exception) and not isinstance(error, GateNotPassedError):
+            vars(error)["exit_status"] = EXIT_NO_VERDICT
         if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
             raise RunFailedError from error
         raise
@@ -325,9 +329,9 @@ def _report(error: BaseException | None, full: bool) -> int:
     elif isinstance(error, EnvironmentFailedError):  # the user's own code
         traceback.print_exception(error.__cause__)
     if message is None:
-        return EXIT_ERROR
+        return getattr(error, "exit_status", EXIT_ERROR)
     print(f"{_kind(message)}: {message}", file=sys.stderr)
-    return EXIT_USAGE if isinstance(message, UsageError) else EXIT_ERROR
+    return message.exit_status
 
 
 def _kind(error: MazeError) -> str:

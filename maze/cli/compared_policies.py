@@ -1,4 +1,4 @@
-"""What `policies=[random, <run>, ...]` of a comparison stands for."""
+"""What `policies=[random, <run>, ...]` of a comparison stands for, and `candidate` and `baseline` of a gate."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from maze.cli.errors import UsageError
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
 from maze.cli.run_list import algorithm_name
 from maze.cli.stored_model import packages_with_configurations, stored_sections
-from maze.core.errors import did_you_mean
+from maze.core.errors import ConfigError, did_you_mean
+from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
 
 _GROUP = "policy"
 _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
+_BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
+_GATE = ("baseline", "candidate")
 
 
 def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
-    """Puts, in place, the configurations of policies where a comparison names options and directories of trainings.
+    """Puts, in place, the configurations of policies where a comparison names options, directories and bundles.
 
-    A training brings its model and, unless the command names them, its wrappers; the first one its environment.
+    A training brings its model and, unless the command names them, its wrappers; the first one its environment. What
+    wrappers of the first one do to rewards and episodes holds for policies without wrappers of their own as well.
 
     :param cfg: The configuration of the comparison.
     :param project: Directory that relative paths refer to.
@@ -33,6 +37,9 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = _Reader(cfg, project, named)
+    if all(name in cfg for name in _GATE):
+        _complete_gate(cfg, project)
+        reader.where = " or ".join(_GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
     if not isinstance(policies, (list, dict)):
         raise UsageError(f"policies: expected a list or names with policies, found {policies!r}.")
@@ -42,9 +49,25 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
         name, policy = reader.entry(entry)
         completed[name if name not in completed else f"{name} ({len(completed) + 1})"] = policy
     with open_dict(cfg):
-        cfg.policies = completed
+        cfg.policies = {name: reader.surrounded(policy) for name, policy in completed.items()}
         if reader.env is not None:
             cfg.env = reader.env
+
+
+def _complete_gate(cfg: DictConfig, project: Path) -> None:
+    """Checks that both are named, and puts the content of a file with thresholds in its place."""
+    for name in _GATE:
+        if cfg[name] is None:
+            raise UsageError(
+                f"{name}: name a training, a bundle or an option of {_GROUP}, {name}=outputs/<name>/<time>."
+            )
+    if isinstance(cfg.get("thresholds"), str):
+        try:
+            thresholds = read_config(project / cfg.thresholds)
+        except (ConfigError, OSError) as error:
+            raise UsageError(f"thresholds: {error}") from error
+        with open_dict(cfg):
+            cfg.thresholds = thresholds
 
 
 class _Reader:
@@ -58,6 +81,10 @@ class _Reader:
     def __init__(self, cfg: DictConfig, project: Path, named: set[str]) -> None:
         self.env: Any = None
         """The environment of the first training, where the command names none."""
+        self.wrappers: Any = None
+        """Its wrappers, likewise."""
+        self.where = "policies"
+        """What messages begin with."""
         self._cfg = cfg
         self._project = project
         self._named = named
@@ -75,12 +102,29 @@ class _Reader:
             return found[0][0], {"trainings": [policy for _, policy in found]}
         if not isinstance(entry, str):
             raise UsageError(
-                f"policies: {entry!r} is neither an option of {_GROUP}, nor a training, nor a configuration."
+                f"{self.where}: {entry!r} is neither an option of {_GROUP}, nor a training, nor a configuration."
             )
-        directory = self._project / entry
-        if directory.is_dir():
-            return self._trainings(directory)
+        path = self._project / entry
+        if path.is_dir():
+            return self._trainings(path)
+        if path.suffix == _BUNDLE:
+            if not path.is_file():
+                raise UsageError(f"{self.where}: there is no bundle {path}.")
+            return path.stem, {"policy": {TARGET_KEY: _WHOLE_BUNDLE, "bundle": str(path)}}
         return entry, {"policy": self._option(entry)}
+
+    def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration with wrappers, where it has none: what the first training has around its environment."""
+        if "trainings" in entry:
+            return {"trainings": [self.surrounded(each) for each in entry["trainings"]]}
+        entry = dict(entry) if _GROUP in entry else {_GROUP: dict(entry)}
+        if self.wrappers and entry.get("wrappers") is None:
+            from maze.serve.wrappers_as_data import wrappers_of_environment
+
+            policy = entry[_GROUP]
+            is_bundle = isinstance(policy, Mapping) and policy.get(TARGET_KEY) == _WHOLE_BUNDLE
+            entry["wrappers"] = wrappers_of_environment(self.wrappers, with_own=is_bundle)
+        return entry
 
     def _trainings(self, directory: Path) -> tuple[str, Any]:
         if (directory / _WEIGHTS).is_file():
@@ -88,7 +132,7 @@ class _Reader:
         runs = sorted(path.parent for path in directory.glob(f"*/{_WEIGHTS}"))
         if not runs:
             raise UsageError(
-                f"policies: {directory} is not the directory of a training, nor does it hold any: there is no "
+                f"{self.where}: {directory} is not the directory of a training, nor does it hold any: there is no "
                 f"{_WEIGHTS} in it."
             )
         found = [self._training(run) for run in runs]
@@ -100,6 +144,8 @@ class _Reader:
         stored = stored_sections(run, wanted, trusted)
         if self.env is None:
             self.env = stored.get("env")
+        if self.wrappers is None:
+            self.wrappers = stored.get("wrappers")
         policy = {**self._option(_TRAINED), "model": stored.get("model")}
         algorithm = read_plain_yaml(run / CONFIG_FILE).get("algorithm")
         gamma = algorithm.get("gamma") if isinstance(algorithm, dict) else None
@@ -115,7 +161,7 @@ class _Reader:
         if chosen is None:
             short = [option.removesuffix("_policy") for option in options]
             raise UsageError(
-                f"policies: {name} is neither an option of {_GROUP} nor a directory.{did_you_mean(name, short)} "
+                f"{self.where}: {name} is neither an option of {_GROUP} nor a directory.{did_you_mean(name, short)} "
                 f"Options: {', '.join(short)}."
             )
         found: Any = OmegaConf.to_container(repository.load_config(f"{_GROUP}/{chosen}").config)

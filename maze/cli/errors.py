@@ -22,6 +22,8 @@ _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
 class UsageError(ConfigError):
     """The command itself is wrong; nothing was started."""
 
+    exit_status = 2
+
 
 class RunFailedError(BaseException):
     """Carries an error, its cause, past Hydra, which would announce it in its own words, or go on."""

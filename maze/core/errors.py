@@ -13,6 +13,8 @@ from difflib import get_close_matches
 class MazeError(Exception):
     """Common base: the command line prints it as one message, without a traceback."""
 
+    exit_status: int = 1
+    """What a command that it ends gives back."""
     row: int | None = None
     """Where one row of a batch is to blame: which."""
 
@@ -58,6 +60,10 @@ class WorkerError(MazeError):
 
 class CheckpointError(MazeError):
     """A checkpoint or another artefact is missing, damaged, foreign or does not fit the model."""
+
+
+class GateNotPassedError(MazeError):
+    """A candidate is worse than its baseline by more than is tolerated, or nobody can say that it is not."""
 
 
 def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:

@@ -58,11 +58,13 @@ class Comparison:
     :param played: What the policies reached, all in the same episodes; the first one is the reference.
     :param minimized: Measures of which less is better.
     :param seed: Of the bootstrap.
+    :param without_goal: Measures of which neither more nor less is better, unless they are minimized.
     """
 
     played: Sequence[PlayedEpisodes]
     minimized: Sequence[str] = ()
     seed: int = 0
+    without_goal: Sequence[str] = (LENGTH,)
 
     @property
     def measures(self) -> list[str]:
@@ -90,7 +92,7 @@ class Comparison:
 
     def goal(self, measure: str) -> str:
         """In words, whether more of a measure counts as better, for headings."""
-        if measure == LENGTH and measure not in self.minimized:
+        if measure in self.without_goal and measure not in self.minimized:
             return ""
         return f" ({'less' if measure in self.minimized else 'more'} is better)"
 
@@ -164,7 +166,7 @@ class Comparison:
         parts = []
         for measure in self.measures:
             rows = [header, *(self._cells(row) for row in self.rows_of(measure))]
-            parts += [f"{measure}{self.goal(measure)}", *_aligned(rows), ""]
+            parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
         parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference leaves out 0.")
         return "\n".join(parts)
 
@@ -206,7 +208,11 @@ def _interval(estimate: Estimate) -> str:
     return f"[{estimate.low:.4g}, {estimate.high:.4g}]"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table for the console, whose first column is a name.
+
+    :param rows: Cells, the heading first.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [

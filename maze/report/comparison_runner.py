@@ -21,6 +21,7 @@ from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import atomic_write
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
 from maze.report.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
 from maze.report.comparison_page import comparison_page
 from maze.runner import Runner
@@ -71,6 +72,7 @@ class ComparisonRunner(Runner):
         self._cfg = cfg
         seeding = cfg.get("seeding") or {}
         self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        self._rewards: dict[str, list[str]] = {}
         self._seeds = [
             (self.maze_seeding.generate_env_instance_seed(), self.maze_seeding.generate_agent_instance_seed())
             for _ in range(self.n_episodes)
@@ -83,35 +85,49 @@ class ComparisonRunner(Runner):
         n_episodes = sum(map(len, trainings.values())) * self.n_episodes
         with Progress(n_episodes, "Comparison") as progress:
             played = [self._played(str(name), entries, progress) for name, entries in trainings.items()]
-        self.comparison = Comparison(played, [str(name) for name in self.minimize])
-        unknown = [name for name in self.comparison.minimized if name not in self.comparison.measures]
+        self.comparison = self._compared(played)
+        self._write(self.comparison)
+
+    def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
+        """What the episodes tell."""
+        comparison = Comparison(played, [str(name) for name in self.minimize])
+        unknown = [name for name in comparison.minimized if name not in comparison.measures]
         if unknown:
             raise ConfigError(
                 f"runner.minimize: the episodes have no {', '.join(unknown)}; there are "
-                f"{', '.join(self.comparison.measures)}."
+                f"{', '.join(comparison.measures)}."
             )
-        self._write(self.comparison)
+        return comparison
 
     def _write(self, comparison: Comparison) -> None:
-        print(comparison.text(), flush=True)
-        for name, text in (
-            (COMPARISON_FILE, comparison.as_csv()),
-            (EPISODES_FILE, comparison.episodes_as_csv(self._seeds)),
-        ):
-            content = text.encode()
+        print(self._said(comparison), flush=True)
+        files = self._files(comparison)
+        for name, text in files.items():
+            content = text.encode(errors="replace")
             atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
-        comparison_page(comparison, datetime.now()).write(Path(PAGE_FILE))
-        print(f"Written: {', '.join(str(Path.cwd() / name) for name in (PAGE_FILE, COMPARISON_FILE, EPISODES_FILE))}")
+        print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}")
+
+    def _said(self, comparison: Comparison) -> str:
+        """What is printed."""
+        return comparison.text()
+
+    def _files(self, comparison: Comparison) -> dict[str, str]:
+        """What is written, by the name of the file."""
+        return {
+            PAGE_FILE: comparison_page(comparison, datetime.now()).text(),
+            COMPARISON_FILE: comparison.as_csv(),
+            EPISODES_FILE: comparison.episodes_as_csv(self._seeds),
+        }
 
     def _played(self, name: str, trainings: Sequence[Mapping[str, Any]], progress: Progress) -> PlayedEpisodes:
-        episodes = [self._measures(training, progress) for training in trainings]
+        episodes = [self._measures(name, training, progress) for training in trainings]
         common = [measure for measure in episodes[0][0] if all(measure in each for part in episodes for each in part)]
         measures = {
             measure: np.array([[each[measure] for each in part] for part in episodes], np.float64) for measure in common
         }
         return PlayedEpisodes(name, measures)
 
-    def _measures(self, entry: Mapping[str, Any], progress: Progress) -> list[dict[str, float]]:
+    def _measures(self, name: str, entry: Mapping[str, Any], progress: Progress) -> list[dict[str, float]]:
         """Return, length and KPIs of each episode."""
         wrappers = entry["wrappers"] if entry.get("wrappers") is not None else self._cfg.get("wrappers") or {}
         maze_env, agent = RolloutRunner.init_env_and_agent(
@@ -121,6 +137,7 @@ class ComparisonRunner(Runner):
             entry["policy"],
             input_dir=str(entry.get("input_dir") or ""),
         )
+        self._rewards[name] = changes_of_rewards(maze_env)
         env: Any = LogStatsWrapper.wrap(maze_env)
         try:
             return played_measures(env, agent, self._seeds, self.deterministic, progress.update)
@@ -148,6 +165,21 @@ def played_measures(
     RolloutRunner.run_interaction_loop(
         env, agent, len(seeds), episode_end_callback=take_over, episode_seeds=seeds, deterministic=deterministic
     )
+    return found
+
+
+def changes_of_rewards(env: Any) -> list[str]:
+    """What wrappers do to the rewards of an environment, innermost first: returns are comparable where it is the same.
+
+    :param env: The environment.
+    """
+    found: list[str] = []
+    while issubclass(type(env), Wrapper):
+        if issubclass(type(env), RewardWrapper):
+            settings = {name: value for name, value in vars(env).items() if isinstance(value, (int, float, str))}
+            shown = ", ".join(f"{name}={value!r}" for name, value in settings.items() if not name.startswith("_"))
+            found.insert(0, f"{type(env).__name__}({shown})")
+        env = env.env
     return found
 
 

@@ -113,13 +113,15 @@ class PolicySession:
         self._n_prepared += 1
         return None if entries is None else step.network_inputs_of(entries)
 
-    def finish(self, action: Mapping[str, Any] | None) -> Any:
+    def finish(self, action: Mapping[str, Any] | None, is_packed: bool = True) -> Any:
         """The raw environment's action for what the network's heads have chosen.
 
         :param action: `[*space.shape]` by head: one row of what `act_batch` gave. None where :meth:`prepare` gave None.
+        :param is_packed: As the raw environment takes it; otherwise by entry, as Maze's environments take it.
         """
         result: Any = action
-        for stage in self._action_stages[self._actor[0]]:
+        stages = self._action_stages[self._actor[0]]
+        for stage in stages if is_packed else stages[:-1]:
             if result is None and not self._memory.is_repeating:
                 raise EnvironmentContractError("finish: there is no action, although a decision was due.")
             result = stage(result, self._memory, self._actor)

@@ -14,6 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeS
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_checks import ActionBounds
 from maze.core.utils.array_conversions import described
+from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
 from maze.core.wrappers.gym_adapters import ResetOptions, WeighedReward
 from maze.core.wrappers.gym_spaces import DiscreteAction, DoubleBoxAction, Leaf, MultiDiscreteAction
@@ -26,6 +27,7 @@ from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
+from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.serve.pipeline import StepKey
 
 Operation = dict[str, Any]
@@ -101,7 +103,7 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
     :param env: The environment, wrapped as in training.
     """
     chain, base = wrappers_of(env)
-    own = [index for index, wrapper in enumerate(chain) if _is_opaque(wrapper)]
+    own = [index for index, wrapper in enumerate(chain) if _is_opaque(type(wrapper))]
     if own:
         return _around_own_code(chain[: own[-1] + 1], chain[own[-1] + 1 :])
     keys = list(base.observation_spaces_dict)
@@ -116,11 +118,26 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
     return operations
 
 
-def _is_opaque(wrapper: Wrapper[Any]) -> bool:
+def _is_opaque(kind: type[Wrapper[Any]]) -> bool:
     """Whether nobody can say what it does with observations and actions: it may even make other sub-steps."""
-    kind = type(wrapper)
     is_one_way = issubclass(kind, (ObservationWrapper, ActionWrapper))
-    return kind not in _WRAPPERS and not is_one_way and not wrapper.keeps_observations_and_actions
+    return kind not in _WRAPPERS and not is_one_way and not kind.keeps_observations_and_actions
+
+
+def wrappers_of_environment(wrappers: CollectionOfConfigType, with_own: bool = True) -> list[dict[str, Any]]:
+    """Of the wrappers of a training, those that are no part of its bundle: they change rewards, limit steps, record.
+
+    :param wrappers: Configurations, innermost first.
+    :param with_own: Also those that only code of somebody's own can stand for, with all that is inside of them.
+    """
+    entries = WrapperFactory.configured(wrappers)
+    own = [index for index, (kind, _) in enumerate(entries) if _is_opaque(kind)]
+    n_inner = own[-1] + 1 if own and with_own else 0
+    return [
+        {TARGET_KEY: f"{kind.__module__}.{kind.__qualname__}", **arguments}
+        for index, (kind, arguments) in enumerate(entries)
+        if index < n_inner or (kind.keeps_observations_and_actions and kind not in _WRAPPERS)
+    ]
 
 
 def _around_own_code(inner: list[Wrapper[Any]], chain: list[Wrapper[Any]]) -> Operations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+from maze.maze_cli import main
 from maze.serve.app import Tokens
 from maze.serve.client import PolicyClient
 from maze.serve.server import _parser
@@ -57,6 +59,21 @@ def test_the_commands_with_curl_run_as_written() -> None:
         ["ended"],
     ]
     assert "maze_decisions_total" in finished.stdout
+
+
+def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_run: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = PAGE.split("## May it take the place")[1].split("\n## ")[0]
+    file, _ = re.findall(r"^```yaml\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    Path("gate.yaml").write_text(file, encoding="utf-8")
+    for name in ("policy", "champion"):
+        Path(f"{name}.maze").write_bytes(cartpole())
+    shutil.copytree(trained_run, "run")
+    commands = re.findall(r"^\$ maze-run (.*)$", section, re.MULTILINE)
+    few = ("runner.n_episodes=10", "runner.max_episode_steps=30")
+    statuses = [main([*shlex.split(command), *few]) for command in commands]
+    assert statuses == [0, 1], "two equal bundles, and an untrained policy beside a heuristic"
+    assert Path("gate/gate.md").read_text(encoding="utf-8").startswith("# Gate: passed")
 
 
 def test_options_and_paths_that_the_page_names_are_there() -> None:

@@ -39,6 +39,18 @@ class WrapperFactory(Factory[Wrapper[Any]]):
             env = factory.instantiate(config, config_path=config_path)  # type: ignore[assignment]
         return env
 
+    @classmethod
+    def configured(cls, wrapper_config: CollectionOfConfigType) -> list[tuple[type[Wrapper[Any]], dict[str, Any]]]:
+        """The classes of configured wrappers with their arguments, innermost first; nothing is built.
+
+        :param wrapper_config: See :meth:`wrap_from_config`.
+        """
+        factory = cls()
+        return [
+            (factory.type_from_name(name, config_path=config_path), dict(arguments or {}))
+            for name, arguments, config_path in _wrappers(plain_container(wrapper_config, "wrappers"))
+        ]
+
     @override(Factory)
     def type_from_name(self, name: str | type[Wrapper[Any]], *, config_path: str = "") -> type[Wrapper[Any]]:
         if isinstance(name, str) and "." not in name:

@@ -1,0 +1,269 @@
+"""The gate: what passes, what does not, and what a command says of it."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.core.agent.policy import Policy
+from maze.core.errors import ConfigError
+from maze.maze_cli import main
+from maze.report.comparison import PlayedEpisodes
+from maze.report.gate import LESS, MORE, Gate, Threshold, read_thresholds
+
+HOSTILE = "a|b</td><img src=x onerror=alert(1)>"
+
+
+def played(**measures: Any) -> PlayedEpisodes:
+    return PlayedEpisodes("some", {name: np.atleast_2d(np.asarray(each, float)) for name, each in measures.items()})
+
+
+def gate(ours: Any, theirs: Any, threshold: Threshold | None = None, **more: Any) -> Gate:
+    """One measure of a baseline and of a candidate."""
+    return Gate(played(**{"return": ours}), played(**{"return": theirs}), {"return": threshold or Threshold()}, **more)
+
+
+EASY_AND_HARD = np.linspace(10.0, 90.0, 40)  # mean 50: 2 % of it is 1
+
+
+@pytest.mark.parametrize(
+    ("shift", "threshold", "result"),
+    [
+        (0.0, Threshold(), "passed"),
+        (-1.0, Threshold(), "passed"),  # the same difference in all episodes: its interval is a point
+        (-1.1, Threshold(), "worse"),
+        (1.1, Threshold(LESS), "worse"),
+        (-30.0, Threshold(LESS), "passed"),
+        (-1.1, Threshold(absolute_margin=1.2), "passed"),
+        (0.0, Threshold(margin=0.0), "passed"),
+        (0.9, Threshold(margin=-0.02), "worse"),  # it has to be better by 1
+        (1.1, Threshold(margin=-0.02), "passed"),
+        (0.0, Threshold(limit=200.0), "beyond the limit"),
+        (0.0, Threshold(LESS, limit=200.0), "passed"),
+        (0.0, Threshold(limit=50.5), "limit undecided"),
+    ],
+)
+def test_a_measure_passes_that_is_not_worse_than_tolerated(shift: float, threshold: Threshold, result: str) -> None:
+    found = gate(EASY_AND_HARD, EASY_AND_HARD + shift, threshold)
+    assert found.judged[0].verdict == result
+    assert found.passes == (result == "passed")
+
+
+def test_what_the_episodes_do_not_tell_does_not_pass_and_the_remedy_is_named() -> None:
+    noise = np.tile([8.0, -8.0], 20)
+    found = gate(EASY_AND_HARD, EASY_AND_HARD + noise)
+    assert found.judged[0].verdict == "undecided"
+    assert not found.passes
+    # Half the interval is 1.96 * 8 / sqrt(40) = 2.5; for it to be 1, 6.1 times as many episodes are needed.
+    assert found.judged[0].n_needed == pytest.approx(250, rel=0.2)
+    assert "40 episodes are too few" in found.text()
+
+
+def test_a_policy_at_the_margin_passes_as_rarely_as_promised() -> None:
+    """Its true mean is worse by exactly what is tolerated: 2.5 % of all gates let it pass."""
+    rng = np.random.default_rng(7)
+    n_passed = 0
+    for seed in range(300):
+        baseline = rng.normal(50.0, 20.0, 60)
+        candidate = baseline - 1.0 + rng.normal(0.0, 2.0, 60)
+        n_passed += gate(baseline, candidate, Threshold(absolute_margin=1.0), seed=seed).passes
+    assert 1 <= n_passed <= 18
+
+
+def test_all_that_is_judged_has_to_pass_and_nothing_else() -> None:
+    ours = played(**{"return": EASY_AND_HARD, "steps": EASY_AND_HARD, "waste": EASY_AND_HARD, "speed": EASY_AND_HARD})
+    theirs = played(**{"return": EASY_AND_HARD, "steps": [1.0] * 40, "waste": EASY_AND_HARD + 5, "speed": [0.0] * 40})
+    assert Gate(ours, theirs, read_thresholds({})).passes, "nobody has said what is better of the others"
+    judged = Gate(ours, theirs, read_thresholds({}, minimize=["waste"]))
+    assert {each.measure: each.verdict for each in judged.judged} == {
+        "return": "passed",
+        "steps": "not judged",
+        "waste": "worse",
+        "speed": "not judged",
+    }
+    assert judged.verdict == "The candidate does not pass: waste (worse)."
+    assert "Not judged, since nobody has said what is better: speed" in judged.text()
+    assert Gate(ours, theirs, read_thresholds({"return": {"goal": "none"}}, minimize=["speed"])).passes
+    assert judged.comparison.goal("waste") == " (less is better)"
+    assert judged.comparison.goal("speed") == ""
+
+
+def test_episodes_without_a_number_do_not_pass() -> None:
+    assert not gate(EASY_AND_HARD, np.where(EASY_AND_HARD > 80, np.nan, EASY_AND_HARD)).passes
+
+
+def test_thresholds_come_with_defaults() -> None:
+    found = read_thresholds(
+        {"return": {"margin": 0.05}, "waste": {"goal": LESS, "absolute_margin": 3}, "late": {"limit": 1}},
+        minimize=["late"],
+        maximize=["speed"],
+        margin=0.01,
+    )
+    assert found == {
+        "return": Threshold(MORE, 0.05),
+        "waste": Threshold(LESS, 0.01, 3.0),
+        "late": Threshold(LESS, 0.01, None, 1.0),
+        "speed": Threshold(MORE, 0.01),
+    }
+    assert found["waste"].tolerated(50.0) == 3.0
+    assert found["return"].tolerated(-50.0) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"waste": {"margin": 0.1}}, "thresholds.waste.goal: say what is better"),
+        ({"waste": {"goal": "fewer"}}, "Found 'fewer'"),
+        ({"return": 0.1}, "expected a mapping such as {goal: less, margin: 0.01}, got 0.1"),
+        ({"return": {"margn": 0.1}}, "Did you mean `margin`?"),
+        ({"return": {"margin": "2%"}}, "thresholds.return.margin: expected a number"),
+        ({"return": {"margin": float("nan")}}, "expected a number"),
+        ({"return": {"margin": 0.1, "absolute_margin": 1}}, "exclude each other"),
+    ],
+)
+def test_thresholds_that_make_no_sense_are_refused(config: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_thresholds(config)
+    assert message in str(error.value)
+
+
+def test_a_goal_is_stated_once_and_names_what_is_there() -> None:
+    with pytest.raises(ConfigError, match="both name waste"):
+        read_thresholds({}, ["waste"], ["waste"])
+    ours = played(**{"return": EASY_AND_HARD, "waste": EASY_AND_HARD})
+    with pytest.raises(ConfigError, match=r"no wast, which is to be judged\. Did you mean `waste`"):
+        Gate(ours, ours, read_thresholds({}, ["wast"]))
+    with pytest.raises(ConfigError, match="nothing to judge"):
+        Gate(ours, ours, read_thresholds({"return": {"goal": "none"}}))
+
+
+def test_a_share_of_nothing_is_remarked() -> None:
+    around_zero = np.tile([1.0, -1.0], 20)
+    found = gate(around_zero, around_zero)
+    assert found.passes
+    assert "give its threshold an absolute_margin" in found.text()
+
+
+def test_names_stay_text_in_markdown() -> None:
+    ours = played(**{"return": EASY_AND_HARD, HOSTILE: EASY_AND_HARD})
+    text = Gate(ours, ours).markdown([HOSTILE])
+    assert "<img" not in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| a"))
+    assert row.replace("\\|", "").count("|") == 9, "as many cells as the heading has"
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+class WorseAtTimes(Policy):
+    """Balances CartPole, but for a share of its decisions."""
+
+    def __init__(self, share: float) -> None:
+        self.share, self.rng = share, np.random.default_rng(0)
+
+    def seed(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def compute_action(
+        self, observation: Any, maze_state: Any, env: Any, actor_id: Any = None, deterministic: bool = False
+    ) -> dict[str, int]:
+        angle, speed = observation["observation"][2:]
+        return {"action": int(angle + 0.3 * speed > 0) ^ int(self.rng.random() < self.share)}
+
+
+SLIPS = f"{{_target_:{__name__}.WorseAtTimes,share:%s}}"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> int:
+    fixed = ("env.name=CartPole-v1", "seeding.env_base_seed=1", "seeding.agent_base_seed=2", "runner.n_episodes=20")
+    return main(["-cn", "conf_gate", *fixed, "runner.max_episode_steps=60", "hydra.run.dir=gate", *arguments])
+
+
+def test_the_same_policy_passes_and_a_worse_one_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    for share, status, result in ((0.3, 0, "passed"), (0.5, 1, "worse")):
+        shutil.rmtree("gate", ignore_errors=True)
+        assert run(f"candidate={SLIPS % share}", f"baseline={SLIPS % 0.3}") == status
+        shown = capsys.readouterr()
+        assert result in shown.out
+        assert ("GateNotPassedError: The candidate does not pass: return (worse)." in shown.err) == bool(status)
+        markdown = Path("gate/gate.md").read_text(encoding="utf-8")
+        assert markdown.startswith(f"# Gate: {'not ' * status}passed")
+        assert "20 episodes, the same for both" in markdown
+        page = Path("gate/report.html").read_text(encoding="utf-8")
+        assert "<h2>Verdict</h2>" in page
+        assert f'<span class="state {"failed" if status else "passed"}">' in page
+        with Path("gate/comparison.csv").open(encoding="utf-8", newline="") as file:
+            assert [row["policy"] for row in csv.DictReader(file)][:2] == ["baseline", "candidate"]
+
+
+def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = (f"candidate={SLIPS % 0.5}", f"baseline={SLIPS % 0.3}")
+    Path("gate.yaml").write_text("return: {margin: 0.9, limit: 5}\n")
+    assert run(*policies, "thresholds=gate.yaml") == 0
+    assert ", limit 5" in capsys.readouterr().out
+    assert run(*policies, "thresholds={return:{margin:0.9,limit:60}}", "hydra.run.dir=second") == 1
+    assert "return (beyond the limit)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "baseline: name a training, a bundle or an option of policy"),
+        (["baseline=random"], "candidate: name a training"),
+        (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
+        (["baseline=random", "candidate=new.maze"], "there is no bundle"),
+        (["baseline=random", "candidate=damaged.maze"], "no whole policy bundle"),
+        (["baseline=random", "candidate=random", "thresholds=nothing.yaml"], "There is no configuration file"),
+        (["baseline=random", "candidate=random", "thresholds=damaged.maze"], "thresholds: "),
+        (["baseline=random", "candidate=random", "thresholds=7"], "thresholds: "),
+        (["baseline=random", "candidate=random", "runner.n_episodes=1"], "runner.n_episodes: expected a whole number"),
+        (["baseline=random", "candidate=random", "runner.minimize=[wast]"], "The episodes have no wast"),
+        (["baseline=random", "candidate=random", "runner.margin=much"], "runner.margin: expected a number"),
+        (["baseline=random", "candidate=dummy_cartpole", "env.name=Pendulum-v1"], "ValueError"),
+    ],
+)
+def test_status_2_says_that_there_is_no_verdict(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("damaged.maze").write_text("return: [")
+    assert run("runner.n_episodes=2", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+STACK = "{observation:observation,keep_original:false,tag:null,delta:false,stack_steps:3}"
+TRAIN = (
+    *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.n_epochs=1", "algorithm.epoch_length=1"),
+    *("algorithm.n_rollout_steps=4", "runner.concurrency=2", "algorithm.rollout_evaluator.n_episodes=1"),
+    "+wrappers.RewardScalingWrapper.scale=0.5",
+    f"+wrappers.ObservationStackWrapper.stack_config=[{STACK}]",
+    "+wrappers.StepSkipWrapper={n_steps:2,skip_mode:sticky}",
+    "+wrappers.TimeLimitWrapper.max_episode_steps=40",
+)
+
+
+@pytest.mark.slow
+def test_a_bundle_is_the_run_that_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """It brings its own observations, and the run's rewards and limits hold for it; also for a heuristic."""
+    assert main([*TRAIN, "hydra.run.dir=trained"]) == 0
+    assert main(["--export", "trained", "--out", "policy.maze", "--steps", "100"]) == 0
+    for number, deterministic in enumerate(("true", "false")):
+        settings = (f"runner.deterministic={deterministic}", "thresholds={steps:{goal:more,margin:0}}")
+        assert run("candidate=policy.maze", "baseline=trained", *settings, f"hydra.run.dir=gate_{number}") == 0
+        with Path(f"gate_{number}/episodes.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["return"] for row in rows[:20]] == [row["return"] for row in rows[20:]]
+        assert all(0 < float(row["return"]) <= 20.0 for row in rows)
+    capsys.readouterr()
+    assert run("candidate=dummy_cartpole", "baseline=trained", "thresholds={return:{limit:20}}") == 0
+    assert run("candidate=trained", "baseline=random", "wrappers=default", "hydra.run.dir=other") == 2
