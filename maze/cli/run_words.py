@@ -23,6 +23,7 @@ _FILES = {
     "episode_pages": "pages of episodes",
     "action_records": "actions",
     "comparison.csv": "the comparison",
+    "gate.md": "the verdict",
 }
 """Files that are worth looking for, and what they are."""
 

@@ -10,10 +10,10 @@ import json
 import logging
 import os
 import platform
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,62 +63,53 @@ def _parser() -> argparse.ArgumentParser:
     add("bundles", nargs="+", metavar="[name=]policy.maze", help="bundles (`maze-run --export` makes them)")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0: any that is free; the log says which")
-    group = parser.add_argument_group("several policies")
-    group.add_argument(
-        "--weight",
-        action="append",
-        default=[],
-        metavar="NAME=SHARE",
-        help="share of the requests that name no policy; without any, the first gets all",
-    )
-    group.add_argument(
-        "--shadow",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="decides what the others decide; the answers are compared and logged only",
-    )
-    group.add_argument(
-        "--provide", action="append", default=[], metavar="NAME=MODULE:FUNCTION", help="code that a bundle asks for"
-    )
-    group = parser.add_argument_group("who may ask", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line")
-    group.add_argument("--token-file", type=Path)
-    group.add_argument("--admin-token-file", type=Path)
-    group.add_argument("--open", action="store_true", help="serve other machines without any token")
-    group = parser.add_argument_group("limits")
-    group.add_argument("--max-body", type=float, default=1.0, metavar="MIB")
-    group.add_argument("--max-bundle", type=float, default=512.0, metavar="MIB", help="of bundles that are sent")
-    group.add_argument("--max-sessions", type=int, default=Settings.max_sessions)
-    group.add_argument("--session-seconds", type=float, default=Settings.session_seconds, help="unused ones end then")
-    group.add_argument("--time-limit", type=float, default=Limits.seconds, metavar="SECONDS", help="of a request")
-    group.add_argument("--max-batch", type=int, default=Settings.max_batch)
-    group.add_argument("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
-    group.add_argument(
-        "--drain",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="go on for so long after SIGTERM while /ready says no",
-    )
-    group = parser.add_argument_group("drift")
-    group.add_argument(
-        "--on-drift",
-        choices=("warn", "refuse", "fallback"),
-        default="warn",
-        help="what becomes of observations outside the range of the training",
-    )
-    group.add_argument(
-        "--fallback", metavar="MODULE:NAME", help="a policy class, or a function of observation and actor"
-    )
-    group.add_argument("--drift-psi", type=float, default=DriftLimits.psi)
-    group.add_argument("--drift-out-of-range", type=float, default=DriftLimits.out_of_range)
-    group.add_argument("--drift-window", type=int, default=DriftLimits.window)
-    group = parser.add_argument_group("decision log")
-    group.add_argument("--decision-log", metavar="DIRECTORY")
-    group.add_argument("--log-file-size", type=float, default=64.0, metavar="MIB")
-    group.add_argument("--log-files", type=int, default=16, help="the oldest beyond this number are deleted")
-    group.add_argument("--replay", metavar="LOG", help="serve nothing: take the decisions of a log again, and compare")
-    return parser  # fmt: skip
+    _add_policies(parser.add_argument_group("several policies"))
+    add = parser.add_argument_group(
+        "who may ask", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line"
+    ).add_argument
+    add("--token-file", type=Path)
+    add("--admin-token-file", type=Path)
+    add("--open", action="store_true", help="serve other machines without any token")
+    _add_limits(parser.add_argument_group("limits"))
+    _add_drift(parser.add_argument_group("drift"))
+    add = parser.add_argument_group("decision log").add_argument
+    add("--decision-log", metavar="DIRECTORY")
+    add("--log-file-size", type=float, default=64.0, metavar="MIB")
+    add("--log-files", type=int, default=16, help="the oldest beyond this number are deleted")
+    add("--replay", metavar="LOG", help="serve nothing: take the decisions of a log again, and compare")
+    return parser
+
+
+def _add_policies(group: argparse._ArgumentGroup) -> None:
+    several = partial(group.add_argument, action="append", default=[])
+    share = "share of the requests that name no policy; without any, the first gets all"
+    several("--weight", metavar="NAME=SHARE", help=share)
+    shadow = "decides what the others decide; the answers are compared and logged only"
+    several("--shadow", metavar="NAME", help=shadow)
+    several("--provide", metavar="NAME=MODULE:FUNCTION", help="code that a bundle asks for")
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--max-body", type=float, default=1.0, metavar="MIB")
+    add("--max-bundle", type=float, default=512.0, metavar="MIB", help="of bundles that are sent")
+    add("--max-sessions", type=int, default=Settings.max_sessions)
+    add("--session-seconds", type=float, default=Settings.session_seconds, help="unused ones end then")
+    add("--time-limit", type=float, default=Limits.seconds, metavar="SECONDS", help="of a request, and of its head")
+    add("--max-batch", type=int, default=Settings.max_batch)
+    add("--batch-delay", type=float, default=Settings.batch_delay, metavar="SECONDS")
+    drain = "go on for so long after SIGTERM while /ready says no"
+    add("--drain", type=float, default=0.0, metavar="SECONDS", help=drain)
+
+
+def _add_drift(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    choices = ("warn", "refuse", "fallback")
+    add("--on-drift", choices=choices, default="warn", help="what becomes of observations outside the training's range")
+    add("--fallback", metavar="MODULE:NAME", help="a policy class, or a function of observation and actor")
+    add("--drift-psi", type=float, default=DriftLimits.psi)
+    add("--drift-out-of-range", type=float, default=DriftLimits.out_of_range)
+    add("--drift-window", type=int, default=DriftLimits.window)
 
 
 # -- from the command line to objects ---------------------------------------------------------------------------------
@@ -297,7 +288,7 @@ def _replay(path: Path, sources: Mapping[str, Path], provided: Mapping[str, Call
 
 def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: Mapping[str, Callable[..., Any]]) -> int:
     try:
-        import uvicorn
+        from maze.serve.http_server import Server, server_config
     except ImportError as error:
         raise ConfigImportError('Serving needs uvicorn: pip install "maze-rl[serve]".') from error
 
@@ -306,60 +297,24 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     application = _application(options, sources, provided)
-
-    class Server(uvicorn.Server):
-        """Says where it is, reads bundles again at SIGHUP, and drains at SIGTERM."""
-
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                host, port = self.servers[0].sockets[0].getsockname()[:2]
-                _LOGGER.info(
-                    "Serving %s on http://%s:%d", ", ".join(sources), f"[{host}]" if ":" in host else host, port
-                )
-                loop = asyncio.get_running_loop()
-                if hasattr(signal, "SIGHUP"):
-                    loop.add_signal_handler(signal.SIGHUP, lambda: tasks.add(loop.create_task(_read_again())))
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            is_first = application.is_ready
-            application.is_ready = False
-            if options.drain > 0 and is_first and sig == signal.SIGTERM:
-                loop = asyncio.get_event_loop()
-                loop.call_soon_threadsafe(loop.call_later, options.drain, super().handle_exit, sig, frame)
-            else:
-                super().handle_exit(sig, frame)
-
-    async def _read_again() -> None:
-        for name, path in sources.items():
-            try:
-                content = await asyncio.get_running_loop().run_in_executor(None, path.read_bytes)
-                if sha256(content) != application.policies.named(name).bundle.sha256:
-                    await application.policies.put(name, content, path=path)
-            except (MazeError, OSError) as error:  # noqa: PERF203
-                _LOGGER.error("%s was not read again, policy %s stays what it is: %s", path, name, error)
-        try:
-            application.tokens = _tokens(options)
-        except MazeError as error:
-            _LOGGER.error("The tokens were not read again: %s", error)
-
-    tasks: set[asyncio.Task[None]] = set()
-    config = uvicorn.Config(
-        application,
-        host=options.host,
-        port=options.port,
-        loop="auto",  # uvloop, where there is one
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=75,  # longer than the 60 s after which proxies usually close a connection themselves
-        timeout_graceful_shutdown=int(options.time_limit) + 1,
-    )
-    Server(config).run()
+    config = server_config(application, options.host, options.port)
+    Server(config, application, options.drain, partial(_read_again, application, options, sources)).run()
     return 0
+
+
+async def _read_again(application: Application, options: argparse.Namespace, sources: Mapping[str, Path]) -> None:
+    """Puts bundles and tokens to work that have changed; where one cannot be read, what was there goes on."""
+    for name, path in sources.items():
+        try:
+            content = await asyncio.get_running_loop().run_in_executor(None, path.read_bytes)
+            if sha256(content) != application.policies.named(name).bundle.sha256:
+                await application.policies.put(name, content, path=path)
+        except (MazeError, OSError) as error:  # noqa: PERF203
+            _LOGGER.error("%s was not read again, policy %s stays what it is: %s", path, name, error)
+    try:
+        application.tokens = _tokens(options)
+    except MazeError as error:
+        _LOGGER.error("The tokens were not read again: %s", error)
 
 
 class _JsonLines(logging.Formatter):

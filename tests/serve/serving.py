@@ -29,6 +29,7 @@ from maze.serve.app import Application, Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.decision_log import DecisionLog
 from maze.serve.export import export_policy
+from maze.serve.http_server import server_config
 from maze.serve.policies import Policies
 from maze.serve.served import Settings
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
@@ -140,10 +141,7 @@ def served(
         weight = (weights or {}).get(name, 1.0 if index == 0 and not weights else 0.0)
         policies.add(name, PolicyBundle(content), weight, name in shadows)
     application = Application(policies, limits, tokens)
-    config = uvicorn.Config(
-        application, port=0, lifespan="on", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(application))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

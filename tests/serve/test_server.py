@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -405,8 +407,6 @@ def test_a_body_without_announced_length_is_cut_off_at_the_limit(url: str) -> No
 
 
 def test_a_request_that_takes_too_long_is_ended() -> None:
-    import socket
-
     limits = Limits(seconds=0.4)
     with served({"p": always(0)}, limits=limits) as (url, application):
         port = int(url.rpartition(":")[2])
@@ -426,6 +426,55 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         while application._running and time.monotonic() < deadline:
             time.sleep(0.02)
         assert application._running == {}
+
+
+ACT = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize(
+    ("begin", "again", "status"),
+    [
+        (b"", b"", b""),  # connects, and says nothing
+        (b"POST /act HTTP/1.1\r\nHost: a\r\n", b"X-Slow: 1\r\n", b"HTTP/1.1 408"),
+        (b"POST /act HTTP/1.1\r\nX: ", b"y" * 20_000, b"HTTP/1.1 431"),
+        (b"POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n", b"0", b"HTTP/1.1 404"),
+        (b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n", b"\r\n", b"HTTP/1.1 200"),
+    ],
+    ids=["nothing", "head", "long-head", "body-that-nobody-reads", "blank-lines-after-an-answer"],
+)
+def test_whoever_sends_slowly_is_not_waited_for(begin: bytes, again: bytes, status: bytes) -> None:
+    with served({"p": always(0)}, limits=Limits(seconds=0.4)) as (url, _):
+        began, answer = time.monotonic(), b""
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=0.05) as connection:
+            connection.sendall(begin)
+            while time.monotonic() < began + 5.0:
+                try:
+                    connection.sendall(again)
+                    received = connection.recv(4096)
+                    answer += received
+                    if not received:
+                        break
+                except TimeoutError:
+                    continue
+                except (BrokenPipeError, ConnectionResetError):
+                    break
+        assert time.monotonic() - began < 3.0
+        assert answer.startswith(status)
+
+
+def test_connections_that_are_kept_open_for_the_next_request_are_not_slow() -> None:
+    body = json.dumps({"observation": OBSERVATION}).encode()
+    request = ACT % (len(body), body)
+    with (
+        served({"p": always(0)}, limits=Limits(seconds=0.3)) as (url, _),
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5) as connection,
+    ):
+        for first in (len(request), 40):  # the second in two parts
+            connection.sendall(request[:first])
+            time.sleep(0.1)
+            connection.sendall(request[first:])
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            time.sleep(0.6)
 
 
 def test_more_than_can_be_decided_is_refused_at_once() -> None:
