@@ -133,7 +133,7 @@ def test_a_rollout_says_how_it_acts_and_how_many_episodes_were_cut_off(
     assert main([*command, "runner.max_episode_steps=3"]) == 0
     said = capfd.readouterr().out
     assert "Rolling out with sampled actions of the policy" in said
-    assert said.splitlines()[-1].startswith("2 of 2 episodes were cut off after 3 steps")
+    assert "\n2 of 2 episodes were cut off after 3 steps" in said
     assert main([*command, "runner.max_episode_steps=600", "runner.deterministic=true"]) == 0
     said = capfd.readouterr().out  # the environment itself ends its episodes after 500 steps
     assert "Rolling out with the most probable actions" in said
