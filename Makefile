@@ -32,9 +32,15 @@ $(VENV)/.runtime: $(VENV)/.torch
 
 # Not after `.runtime`: everything is resolved and built once.
 $(VENV)/.dev: $(VENV)/.torch
-	$(INSTALL) -e ".[dev,graph,rllib]"
+	$(INSTALL) -e ".[dev,graph]"
 	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
 	touch $(VENV)/.runtime $@
+
+# Ray, trackers and what drives a browser are as large as all the rest.
+$(VENV)/.dev-all: $(VENV)/.torch
+	$(INSTALL) -e ".[dev-all]"
+	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
+	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
 	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
@@ -42,7 +48,7 @@ demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the
 test: $(VENV)/.dev  ## Run the tests (without those that need Ray or minutes).
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not long"
 
-test-all: $(VENV)/.dev  ## Run the same tests, and those that need Ray or minutes.
+test-all: $(VENV)/.dev-all  ## Run the same tests, and those that need Ray or minutes.
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning"
 
 test-fast: $(VENV)/.dev  ## Run the tests that take milliseconds.
@@ -62,14 +68,14 @@ test-third-party: $(VENV)/.dev  ## Install environments of other packages and tr
 
 check: lint types imports  ## Everything but the tests.
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.dev
+types: $(VENV)/.dev-all
 	$(BIN)/python -m mypy
 
-imports: $(VENV)/.dev
+imports: $(VENV)/.dev-all
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev  ## Format the code and fix what can be fixed.

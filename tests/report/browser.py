@@ -25,9 +25,8 @@ def running_browser() -> Iterator[Browser]:
     """Chromium without a window; the test is skipped where there is none."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
+    playwright_api: Any = pytest.importorskip("playwright.sync_api")
+    with playwright_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
