@@ -106,6 +106,10 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
         from maze.cli.compared_policies import complete_policies
 
         complete_policies(cfg, project, HydraConfig.get().overrides.task)
+    if "trajectory_data" in cfg and "what_if" in cfg:
+        from maze.cli.recorded_run import complete_replay
+
+        complete_replay(cfg, project, HydraConfig.get().overrides.task)
     return taken_over
 
 

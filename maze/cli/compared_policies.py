@@ -36,7 +36,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     :raises UsageError: There is no such option and no such training.
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
-    reader = _Reader(cfg, project, named)
+    reader = PolicyReader(cfg, project, named)
     if all(name in cfg for name in _GATE):
         _complete_gate(cfg, project)
         reader.where = " or ".join(_GATE)
@@ -70,7 +70,7 @@ def _complete_gate(cfg: DictConfig, project: Path) -> None:
             cfg.thresholds = thresholds
 
 
-class _Reader:
+class PolicyReader:
     """Reads what entries stand for.
 
     :param cfg: The whole configuration.

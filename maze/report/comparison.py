@@ -137,18 +137,21 @@ class Comparison:
             lines.append([row.policy, row.measure, *cells, *[""] * (len(header) - len(cells))])
         return _csv(lines)
 
-    def episodes_as_csv(self, seeds: Sequence[tuple[int, int]]) -> str:
+    def episodes_as_csv(
+        self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
+    ) -> str:
         """The episodes, a line for each training and episode.
 
-        :param seeds: Of the environment and of the agent, for each episode.
+        :param facts: What else is known of each episode, by default the seeds of environment and agent.
+        :param names: Names of the facts.
         """
-        lines: list[list[object]] = [["policy", "training", "episode", "env_seed", "agent_seed", *self.measures]]
+        lines: list[list[object]] = [["policy", "training", "episode", *names, *self.measures]]
         for played in self.played:
             n_trainings = next(iter(played.measures.values())).shape[0]
             for training in range(n_trainings):
-                for episode, pair in enumerate(seeds):
+                for episode, known in enumerate(facts):
                     values = [repr(float(played.measures[name][training, episode])) for name in self.measures]
-                    lines.append([played.name, training, episode, *pair, *values])
+                    lines.append([played.name, training, episode, *known, *values])
         return _csv(lines)
 
     def text(self) -> str:

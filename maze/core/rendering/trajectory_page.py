@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.offscreen import step_picture
 from maze.core.rendering.renderer import Renderer
 from maze.core.rendering.step_summary import step_summaries
+from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.utils.files import atomic_write
@@ -28,6 +29,25 @@ _NO_PICTURE = (
 )
 
 
+class OtherFuture(NamedTuple):
+    """An episode that begins as another one does, to be shown beside it.
+
+    :param episode: The episode.
+    :param names: What the two are called.
+    :param step: Environment step in which they part.
+    :param substep: Decision of this step.
+    :param summary: Rows of a name, a number of each, and their difference, as texts.
+    :param note: What there is to say about the two.
+    """
+
+    episode: StateTrajectoryRecord
+    names: tuple[str, str]
+    step: int
+    substep: int
+    summary: Sequence[tuple[str, str, str, str]]
+    note: str
+
+
 def write_trajectory_page(
     trajectory: StateTrajectoryRecord | str | Path,
     path: str | Path,
@@ -36,6 +56,7 @@ def write_trajectory_page(
     title: str | None = None,
     dpi: int = 80,
     decisions: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+    other: OtherFuture | None = None,
 ) -> Path:
     """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
 
@@ -50,20 +71,62 @@ def write_trajectory_page(
     :param dpi: Dots per inch of what the renderer draws.
     :param decisions: The decisions of each step as plain values, see `maze.report.inspection`; `None`: they are not
         known.
+    :param other: Another future of the episode, shown side by side with it; `None`: there is none.
     """
-    recorded = _episode(trajectory)
-    episode = recorded.by_substep()
-    renderer = renderer if renderer is not None else episode.renderer
+    episode = _episode(trajectory)
     pictures: dict[str, int] = {}
-    steps: list[dict[str, Any]] = []
-    decided = _by_substep(recorded, decisions or ())
 
     def stored(png: bytes) -> int:
         # Equal pictures, of steps that changed nothing, are stored once.
         return pictures.setdefault(base64.b64encode(png).decode(), len(pictures))
 
+    def draw(shown: StateTrajectoryRecord, record: StateRecord) -> bytes | None:
+        chosen = renderer if renderer is not None else shown.renderer
+        return None if chosen is None else step_picture(chosen, record, dpi, **(renderer_kwargs or {}))
+
+    content: dict[str, Any] = {"steps": _shown_steps(episode, draw, stored, decisions or ())}
+    if other is not None:
+        steps = [content["steps"], _shown_steps(other.episode, draw, stored, ())]
+        content["steps"], content["other"] = _side_by_side(steps, [episode, other.episode])
+        position = sum(
+            max(len(record.by_substep()) for record in pair)
+            for pair in zip(episode.step_records[: other.step], other.episode.step_records[: other.step], strict=True)
+        )
+        n_shown = len(episode.step_records[other.step].by_substep())
+        start = position + min(other.substep, n_shown - 1)
+        content |= {"names": other.names, "start": start, "summary": other.summary, "note": other.note}
+    # A "</script>" in some text would end the data early.
+    data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
+    template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
+    page = _fill(
+        template,
+        TITLE=html.escape(title if title is not None else f"Episode {episode.id}"),
+        NO_PICTURE=_NO_PICTURE,
+        DATA=data,
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, lambda file: file.write(page.encode("utf-8")))
+    return path
+
+
+def _shown_steps(
+    recorded: StateTrajectoryRecord,
+    draw: Callable[[StateTrajectoryRecord, StateRecord], bytes | None],
+    stored: Callable[[bytes], int],
+    decisions: Sequence[Sequence[Mapping[str, Any]]],
+) -> list[dict[str, Any]]:
+    """What the page shows of each step, or sub-step.
+
+    :param draw: Draws a step of an episode.
+    :param stored: Gives the number of a picture.
+    :param decisions: The decisions of each environment step.
+    """
+    episode = recorded.by_substep()
+    steps: list[dict[str, Any]] = []
+    decided = _by_substep(recorded, decisions)
     for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
-        png = None if renderer is None else step_picture(renderer, record, dpi, **(renderer_kwargs or {}))
+        png = draw(episode, record)
         made = decided[len(steps)] if len(steps) < len(decided) else ()
         steps.append(
             {
@@ -80,19 +143,25 @@ def write_trajectory_page(
                 "decisions": [_with_stored_images(decision, stored) for decision in made],
             }
         )
-    # A "</script>" in some text would end the data early.
-    data = json.dumps({"steps": steps, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
-    template = resources.files("maze.core.rendering").joinpath("trajectory_page.html").read_text(encoding="utf-8")
-    page = _fill(
-        template,
-        TITLE=html.escape(title if title is not None else f"Episode {episode.id}"),
-        NO_PICTURE=_NO_PICTURE,
-        DATA=data,
-    )
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, lambda file: file.write(page.encode("utf-8")))
-    return path
+    return steps
+
+
+def _side_by_side(
+    steps: Sequence[Sequence[dict[str, Any]]], episodes: Sequence[StateTrajectoryRecord]
+) -> list[list[dict[str, Any] | None]]:
+    """The steps of two episodes, each environment step beside the other's; `None` where one has fewer."""
+    left = [list(each) for each in steps]
+    aligned: list[list[dict[str, Any] | None]] = [[], []]
+    n_steps = max(map(len, episodes))
+    for step in range(n_steps):
+        taken = [
+            [rest.pop(0) for _ in episode.step_records[step].by_substep()] if step < len(episode) else []
+            for rest, episode in zip(left, episodes, strict=True)
+        ]
+        n_rows = max(map(len, taken))
+        for rows, own in zip(aligned, taken, strict=True):
+            rows += [*own, *[None] * (n_rows - len(own))]
+    return aligned
 
 
 def _by_substep(

@@ -6,11 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
-from maze.core.trajectory_recording.records.action_record import ActionRecord
+from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.wrappers.wrapper import Wrapper
 
 
@@ -35,7 +33,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     def seed(self, seed: Any) -> None:
         """Seeds the environment, and remembers the seed for the coming episode."""
-        self._next_seed = int(seed) if isinstance(seed, (int, np.integer)) else None
+        self._next_seed = plain_seed(seed)
         self.env.seed(seed)
 
     @override(Wrapper)
@@ -59,7 +57,4 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """Takes over the state, and the recording up to here."""
         super().clone_from(env)
         self._next_seed = env._next_seed
-        self.episode_record = None
-        if env.episode_record is not None:
-            self.episode_record = ActionRecord(env.episode_record.episode_id, env.episode_record.seed)
-            self.episode_record.actions = list(env.episode_record.actions)
+        self.episode_record = None if env.episode_record is None else env.episode_record.copy()

@@ -15,6 +15,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.events.event_collection import EventCollection
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer import Renderer, renderer_of
+from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
@@ -26,8 +27,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Records the states, actions and events of each episode and hands it to the registered trajectory writers.
 
     One record per environment step, with a record of each sub-step in it where the simulation has sub-steps of its own,
-    and a last one, without action, for the state in which the episode ended. An episode is handed over when the next
-    one begins.
+    and a last one, without action, for the state in which the episode ended; besides the seed and the agent's actions,
+    from which it can be played again. An episode is handed over when the next one begins.
 
     :param env: Environment to record.
     """
@@ -48,12 +49,20 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         """The sub-steps taken so far of the environment step in progress, where the simulation has several actors."""
         self._next: tuple[ActorID | None, MazeStateType | None] = (None, None)
         """Who acts next, in which state."""
+        self._next_seed: int | None = None
+
+    def seed(self, seed: Any) -> None:
+        """Seeds the environment, and remembers the seed for the coming episode."""
+        self._next_seed = plain_seed(seed)
+        self.env.seed(seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         """Takes one (sub-)step; it is recorded when the environment step is complete."""
         env = self.env
         env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
         n_taken = env.context.n_substeps
+        if self.episode_record is not None and self.episode_record.action_record is not None:
+            self.episode_record.action_record.append(env.actor_id(), copy.deepcopy(action))
         observation, reward, done, info = env.step(action)
         self._reward = self._reward + reward
         if self._has_actors:
@@ -73,6 +82,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         observation = self.env.reset()
         self._has_actors = _has_actors(self.env.core_env)
         self.episode_record = StateTrajectoryRecord(self.env.get_episode_id(), renderer=self._renderer())
+        self.episode_record.action_record = ActionRecord(self.episode_record.id, self._next_seed)
+        self._next_seed = None
         self._take_snapshot()
         return observation
 
@@ -119,8 +130,10 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         if env.episode_record is not None:
             self.episode_record = StateTrajectoryRecord(env.episode_record.id, renderer=self._renderer())
             self.episode_record.extend(env.episode_record)
+            recorded = env.episode_record.action_record
+            self.episode_record.action_record = None if recorded is None else recorded.copy()
         self._state, self._components, self._reward = env._state, env._components, env._reward
-        self._has_actors, self._next = env._has_actors, env._next
+        self._has_actors, self._next, self._next_seed = env._has_actors, env._next, env._next_seed
         self._substeps = [copy.copy(substep) for substep in env._substeps]
 
     def _renderer(self) -> Renderer | None:

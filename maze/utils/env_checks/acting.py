@@ -102,9 +102,17 @@ def _different_key(one: Any, other: Any) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equality of nested values; numbers that are not a number equal each other."""
+    """Equality of nested values; numbers that are not a number equal each other.
+
+    Objects that have no equality of their own are compared by their attributes.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    kind: Any = type(one)
+    if kind is type(other) and kind.__eq__ is object.__eq__:
+        return same(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
     first, second = np.asarray(one), np.asarray(other)
     if first.shape != second.shape:
         return False

@@ -37,6 +37,12 @@ class ActionRecord:
         """Adds the next action."""
         self.actions.append((actor_id, action))
 
+    def copy(self) -> ActionRecord:
+        """A record that goes on by itself."""
+        twin = ActionRecord(self.episode_id, self.seed)
+        twin.actions = list(self.actions)
+        return twin
+
     def __len__(self) -> int:
         return len(self.actions)
 
@@ -74,6 +80,11 @@ class ActionRecord:
                 f"runner.record_actions=true write them."
             ) from error
         return record
+
+
+def plain_seed(seed: Any) -> int | None:
+    """A seed that can be written down; `None`: it is no whole number."""
+    return int(seed) if isinstance(seed, (int, np.integer)) else None
 
 
 def _plain(action: Any) -> dict[str, list[Any]]:

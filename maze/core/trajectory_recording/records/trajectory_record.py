@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze.core.errors import CheckpointError
+from maze.core.trajectory_recording.records.action_record import ActionRecord
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StepKeyType, StructuredSpacesRecord
 from maze.core.utils.safe_pickle import safe_load
@@ -46,6 +47,10 @@ class StateTrajectoryRecord(TrajectoryRecord[StateRecord]):
     :param id: The episode id.
     :param renderer: Renderer that can show the recorded states.
     """
+
+    action_record: ActionRecord | None = None
+    """Seed and actions of the agent, from which the episode can be played again; recordings of earlier releases have
+    none."""
 
     def __init__(self, id: Any, renderer: Renderer | None = None) -> None:
         super().__init__(id)
@@ -107,6 +112,7 @@ _DATA_CLASSES = frozenset({
     "maze.core.log_events.step_event_log.StepEventLog",
     "maze.core.log_stats.log_stats.LogStatsKey",
     "maze.core.rendering.offscreen.RecordedFramesRenderer",
+    "maze.core.trajectory_recording.records.action_record.ActionRecord",
     "maze.core.trajectory_recording.records.spaces_record.SpacesRecord",
     "maze.core.trajectory_recording.records.state_record.StateRecord",
     "maze.core.trajectory_recording.records.structured_spaces_record.StructuredSpacesRecord",
@@ -114,9 +120,17 @@ _DATA_CLASSES = frozenset({
     "maze.core.trajectory_recording.records.trajectory_record.StateTrajectoryRecord",
     "maze.core.trajectory_recording.records.trajectory_record.TrajectoryRecord",
     "maze_envs.common.grid_renderer.GridRenderer",
+    "maze_envs.inventory.renderer.InventoryRenderer",
+    "maze_envs.logistics.cutting_2d.demand_generator.mixed_periodic.MixedPeriodicDemandGenerator",
+    "maze_envs.logistics.cutting_2d.demand_generator.static.StaticDemandGenerator",
+    "maze_envs.logistics.cutting_2d.demand_generator.uniform.UniformDemandGenerator",
     "maze_envs.logistics.cutting_2d.env.maze_action.Cutting2DMazeAction",
     "maze_envs.logistics.cutting_2d.env.maze_state.Cutting2DMazeState",
     "maze_envs.logistics.cutting_2d.env.renderer.Cutting2DRenderer",
+    "maze_envs.logistics.dispatching.simulation.DispatchingSimulation",
+    "maze_envs.logistics.dispatching.simulation.Order",
+    "maze_envs.logistics.dispatching.simulation.Vehicle",
+    "maze_envs.queueing.renderer.QueueRenderer",
 })
 _EVENTS = frozenset({
     "maze.core.env.base_env_events.BaseEnvEvents",
@@ -128,7 +142,9 @@ _EVENTS = frozenset({
     "maze.core.wrappers.observation_visualization_wrapper.ObservationVisualizationEvents",
     "maze_envs.logistics.cutting_2d.env.events.CuttingEvents",
     "maze_envs.logistics.cutting_2d.env.events.InventoryEvents",
+    "maze_envs.inventory.events.InventoryEvents",
     "maze_envs.logistics.dispatching.events.DispatchingEvents",
+    "maze_envs.queueing.network.QueueingEvents",
     "maze_envs.robotics.pick_and_place.events.PickAndPlaceEvents",
 })
 # fmt: on
