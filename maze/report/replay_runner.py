@@ -68,12 +68,12 @@ class ReplayRunner(Runner):
 
     def __post_init__(self) -> None:
         changes: Any = self.what_if or {}
-        self.what_if = dict(changes)
+        self._change: dict[str, Any] = dict(changes)
         self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
         for name in ("step", "substep"):
-            if self.what_if.get(name) is not None:
-                self.what_if[name] = whole_number(f"what_if.{name}", self.what_if[name], at_least=0)
-        if self.what_if.get("step") is None and self.reward_aggregator is None and self.kpi_calculator is None:
+            if self._change.get(name) is not None:
+                self._change[name] = whole_number(f"what_if.{name}", self._change[name], at_least=0)
+        if self._change.get("step") is None and self.reward_aggregator is None and self.kpi_calculator is None:
             raise ConfigError(
                 "Nothing is to be replayed: name a reward_aggregator, a kpi_calculator, or what_if.step with "
                 "what_if.action or what_if.policy."
@@ -94,7 +94,7 @@ class ReplayRunner(Runner):
             episodes = self._episodes(env)
             if self.reward_aggregator is not None or self.kpi_calculator is not None:
                 self._replay_rewards(episodes, env)
-            if self.what_if.get("step") is not None:
+            if self._change.get("step") is not None:
                 self._play_on(episodes, env)
         finally:
             if env is not None:
@@ -155,10 +155,10 @@ class ReplayRunner(Runner):
         compared = what_if(
             env,
             episode,
-            self.what_if["step"],
-            self.what_if.get("action"),
+            self._change["step"],
+            self._change.get("action"),
             self._policy(),
-            self.what_if.get("substep") or 0,
+            self._change.get("substep") or 0,
             self._agent_seed(episode),
             self.deterministic,
             self.versions,
@@ -169,7 +169,7 @@ class ReplayRunner(Runner):
         print(f"Both futures are in {page.absolute()}; open it in a browser.", flush=True)
 
     def _policy(self) -> Policy | None:
-        chosen = self.what_if.get("policy")
+        chosen = self._change.get("policy")
         if chosen is None:
             return None
         entry: Mapping[str, Any] = trainings_of(chosen)[0]

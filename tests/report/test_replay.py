@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The environment, its wrappers, its limit of steps, the policy and its seed come from the rollout."""
     episode = roll_out(*CUTTING, "runner.n_episodes=3", "runner.max_episode_steps=6")
@@ -436,3 +438,21 @@ def test_both_futures_can_be_gone_through_with_the_keyboard(open_page: OpenPage,
     assert "no such step" in page.locator("main").inner_text()
     assert cut_off(page) == []
     assert accessibility_faults(page) == []
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "looking.md").read_text(encoding="utf-8")
+    section = page.partition("## What would have been\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```console\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^\$ maze-run (.*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    assert len(commands) == 4
+    for number, command in enumerate(commands):
+        file = next((path.name for path in sorted(Path("run0/trajectory_data").glob("*.pkl"))), "")
+        filled = command.replace("outputs/<rollout>/<time>", "run0").replace("<id>.pkl", file)
+        quick = ("runner=sequential", "runner.n_episodes=2", "runner.max_episode_steps=14") if number == 0 else ()
+        assert main([*shlex.split(filled), *quick, f"hydra.run.dir=run{number}"]) == 0
+    assert Path("run1/report.html").is_file()
+    assert Path("run2/what_if.html").is_file()
+    assert Path("run3/what_if.html").is_file()
+    assert "piece_idx: 0, cut_rotation" in capsys.readouterr().out

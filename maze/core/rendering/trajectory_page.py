@@ -86,14 +86,11 @@ def write_trajectory_page(
 
     content: dict[str, Any] = {"steps": _shown_steps(episode, draw, stored, decisions or ())}
     if other is not None:
-        steps = [content["steps"], _shown_steps(other.episode, draw, stored, ())]
-        content["steps"], content["other"] = _side_by_side(steps, [episode, other.episode])
-        position = sum(
-            max(len(record.by_substep()) for record in pair)
-            for pair in zip(episode.step_records[: other.step], other.episode.step_records[: other.step], strict=True)
-        )
+        n_common = sum(len(record.by_substep()) for record in episode.step_records[: other.step])
+        ahead = _shown_steps(other.episode, draw, stored, (), content["steps"][:n_common])
+        content["steps"], content["other"] = _side_by_side([content["steps"], ahead], [episode, other.episode])
         n_shown = len(episode.step_records[other.step].by_substep())
-        start = position + min(other.substep, n_shown - 1)
+        start = n_common + min(other.substep, n_shown - 1)
         content |= {"names": other.names, "start": start, "summary": other.summary, "note": other.note}
     # A "</script>" in some text would end the data early.
     data = json.dumps({**content, "pictures": list(pictures)}, ensure_ascii=False).replace("<", "\\u003c")
@@ -115,22 +112,28 @@ def _shown_steps(
     draw: Callable[[StateTrajectoryRecord, StateRecord], bytes | None],
     stored: Callable[[bytes], int],
     decisions: Sequence[Sequence[Mapping[str, Any]]],
+    drawn: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """What the page shows of each step, or sub-step.
 
     :param draw: Draws a step of an episode.
     :param stored: Gives the number of a picture.
     :param decisions: The decisions of each environment step.
+    :param drawn: The first steps, where they are those of another episode whose pictures are there already.
     """
     episode = recorded.by_substep()
     steps: list[dict[str, Any]] = []
     decided = _by_substep(recorded, decisions)
     for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
-        png = draw(episode, record)
+        if len(steps) < len(drawn):
+            picture = drawn[len(steps)]["picture"]
+        else:
+            png = draw(episode, record)
+            picture = None if png is None else stored(png)
         made = decided[len(steps)] if len(steps) < len(decided) else ()
         steps.append(
             {
-                "picture": None if png is None else stored(png),
+                "picture": picture,
                 "time": str(summary.env_time),
                 "actor": summary.actor,
                 "state": summary.state,

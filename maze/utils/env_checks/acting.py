@@ -110,8 +110,8 @@ def same(one: Any, other: Any) -> bool:
         return set(one) == set(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    kind: Any = type(one)
-    if kind is type(other) and kind.__eq__ is object.__eq__:
+    equality: Any = type(one).__eq__
+    if type(one) is type(other) and equality is object.__eq__:
         return same(getattr(one, "__dict__", {}), getattr(other, "__dict__", {}))
     first, second = np.asarray(one), np.asarray(other)
     if first.shape != second.shape:
