@@ -82,6 +82,8 @@ class DistributionMapper:
         for index, entry in enumerate(_entries(distribution_mapper_config)):
             self._apply(entry, f"{_CONFIG}[{index}]")
         self._logits_shapes = {head: self._checked_logits_shape(head) for head in self._distributions}
+        self.candidate_heads: frozenset[str] = frozenset()
+        """`Discrete` heads with as many choices as there are candidates, in training or elsewhere."""
 
     @property
     def action_heads(self) -> Sequence[str]:
@@ -126,7 +128,8 @@ class DistributionMapper:
         :raises ConfigError: The logits have another shape than the distribution needs.
         """
         shape = self.required_logits_shape(action_head)
-        if tuple(logits.shape[logits.dim() - len(shape) :]) != tuple(shape):
+        fits = tuple(logits.shape[logits.dim() - len(shape) :]) == tuple(shape)
+        if not fits and not (action_head in self.candidate_heads and logits.dim()):
             raise ConfigError(
                 f"Action head `{action_head}`: the network returned logits of shape {tuple(logits.shape)}, expected "
                 f"them to end with {tuple(shape)} for {self.action_space[action_head]}."

@@ -102,7 +102,7 @@ class ActionHeads:
         logits: dict[str, Any] = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
         for head, sizes in self._categorical_sizes.items():
             if sizes and head in logits:
-                for part in logits[head].split(sizes, dim=-1):
+                for part in logits[head].split(sizes, dim=-1) if len(sizes) > 1 else [logits[head]]:
                     require_valid_rows(part, head)
         # half precision types that NumPy lacks become float32, which holds all of their values
         return {

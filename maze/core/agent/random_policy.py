@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
-    from maze.core.env.structured_env import ActorID
+    from maze.core.env.structured_env import ActorID, StepKeyType
 
 
 Sampler = Callable[[np.random.Generator], Any]
@@ -153,6 +153,31 @@ def _sampler_for(space: spaces.Space[Any]) -> Sampler:
 
 MASK_SUFFIX = "mask"
 """How the names of masks end."""
+CANDIDATES_SUFFIX = "candidates"
+"""How the names of observations end that hold what an action head chooses among."""
+
+
+def candidates_of(
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict], observation_spaces_dict: Mapping[StepKeyType, spaces.Dict]
+) -> dict[str, str]:
+    """For `Discrete` action heads that choose one of a varying number of candidates, the observation that shows them.
+
+    It is `<head>_candidates` `[n, features]`, a row for each choice. Which rows there are is in
+    `<head>_candidates_mask` `[n]`, which of them may be chosen in `<head>_mask` `[n]`. Nothing that is learned about
+    candidates depends on their number, nor on their order.
+
+    :param action_spaces_dict: Action spaces by step key.
+    :param observation_spaces_dict: Observation spaces by step key.
+    """
+    found: dict[str, str] = {}
+    for step_key, action_space in action_spaces_dict.items():
+        for head, space in action_space.spaces.items():
+            key = f"{head}_{CANDIDATES_SUFFIX}"
+            seen = observation_spaces_dict.get(step_key, {}).get(key)
+            shape = tuple(getattr(seen, "shape", None) or ())
+            if isinstance(space, spaces.Discrete) and len(shape) == 2 and shape[0] == space.n:
+                found[head] = key
+    return found
 
 
 def masked_heads(
@@ -161,7 +186,7 @@ def masked_heads(
     """Masks with the `Discrete` action heads that they are for.
 
     An observation whose name ends with `mask` is the mask of the one head that has as many choices; where several have,
-    `<head>_mask` is that of its head.
+    `<head>_mask` is that of its head. `<head>_candidates_mask` tells which choices there are, not which are allowed.
 
     :param observation_shapes: Shapes of the observations of a sub-step.
     :param action_space: Its action heads.
@@ -171,11 +196,12 @@ def masked_heads(
     heads = {key: int(space.n) for key, space in action_space.spaces.items() if isinstance(space, spaces.Discrete)}
     found: dict[str, str] = {}
     ambiguous: list[str] = []
+    of_candidates = {f"{head}_{CANDIDATES_SUFFIX}_{MASK_SUFFIX}" for head in heads}
     for key, shape in observation_shapes.items():
         if key in masks:
             if masks[key] in heads:
                 found[key] = masks[key]
-        elif key.endswith(MASK_SUFFIX) and len(shape) == 1:
+        elif key.endswith(MASK_SUFFIX) and len(shape) == 1 and key not in of_candidates:
             fitting = [head for head, n in heads.items() if shape == (n,)]
             fitting = [head for head in fitting if key == f"{head}_{MASK_SUFFIX}"] or fitting
             if len(fitting) == 1:

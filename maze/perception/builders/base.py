@@ -230,6 +230,11 @@ def free_name(name: str, taken: Container[str]) -> str:
     return name
 
 
+def encoded_items_key(observation_key: str) -> str:
+    """What the items of a set are called after the layers that each of them goes through."""
+    return f"{observation_key}_SetAttentionBlock_items"
+
+
 def scaled_key(observation_key: str) -> str:
     """What an observation is called when it is multiplied by its factor."""
     return f"{observation_key}_ScalingBlock"

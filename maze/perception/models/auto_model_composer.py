@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.random_policy import masked_heads
+from maze.core.agent.random_policy import candidates_of, masked_heads
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import TARGET_KEY, plain_container
@@ -42,7 +42,7 @@ _GRID_SIZE = 16
 """Images smaller than this hold codes of what is in their cells, not intensities."""
 _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
 """How the paths of the networks begin that flatten and concatenate all observations."""
-_SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks")
+_SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks", "attention")
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 _BLOCKS = "maze.perception.blocks."
@@ -58,6 +58,9 @@ class AutoModelComposer(TemplateModelComposer):
     * two-dimensional boxes `[n, features]` are sets: attention among their items and pooling; where there is an
       observation `<name>_mask` of shape `[n]`, it says which items exist; a Discrete action with `n` choices chooses
       one of them, by scores from the same layers for all;
+    * an observation `<head>_candidates` `[n, features]` holds what a Discrete action `<head>` chooses among (see
+      :func:`~maze.core.agent.random_policy.candidates_of`): scores decide alone, so that the networks act on any
+      number of candidates, in any order;
     * with an observation `<name>_adjacency` of shape `[n, n]` they are graphs;
     * `<head>_mask`, `action_mask` where a sub-step has one action head, and others called `...mask` that have the
       size of one discrete head only, mask actions, and are no features.
@@ -76,6 +79,7 @@ class AutoModelComposer(TemplateModelComposer):
     :param recurrence: Whether an LSTM follows; observations have the time steps in their first dimension then.
     :param shared_embedding: Whether policy and critic share all but their outputs.
     :param action_masks: For action heads, the observation with their mask, where the names do not say so.
+    :param attention: Whether the items of sets of up to 64 attend to each other.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class AutoModelComposer(TemplateModelComposer):
         recurrence: bool = False,
         shared_embedding: bool = False,
         action_masks: Mapping[str, str] | None = None,
+        attention: bool = True,
     ) -> None:
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
         self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
@@ -104,6 +109,7 @@ class AutoModelComposer(TemplateModelComposer):
                 non_lin=non_lin,
                 recurrence=recurrence,
                 shared_embedding=shared_embedding,
+                attention=attention,
             ),
             "action_masks": masks,
             "action_items": {}
@@ -215,6 +221,7 @@ def _action_items(
 ) -> dict[str, Any]:
     """How the choices of action heads are scored that stand for the items of a set, in all sub-steps that have them."""
     found: dict[str, Any] = {}
+    candidates = candidates_of(action_spaces_dict, observation_spaces_dict)
     for head in {head: None for space in action_spaces_dict.values() for head in space.spaces}:
         steps = [key for key, space in action_spaces_dict.items() if head in space.spaces]
         space = action_spaces_dict[steps[0]].spaces[head]
@@ -227,6 +234,7 @@ def _action_items(
             for n in (2, 1)
         )
         items = [key for key in items if all(len(s[key]) == 2 and s[key][0] == getattr(space, "n", 0) for s in shapes)]
+        items = [candidates[head]] if candidates.get(head) in items else items
         if not isinstance(space, spaces.Discrete) or len(items) != 1:
             continue
         own_masks = {*masks.values(), f"{items[0]}_mask"}
@@ -236,6 +244,8 @@ def _action_items(
             if key not in own_masks and all(len(s[key]) == 1 and s[key][0] <= _MOST_DETAILS for s in shapes)
         ]
         settings = {"hidden_units": _units_of_items(hidden_units), "non_lin": non_lin}
+        if head in candidates:
+            settings["by_place"] = False
         found[head] = {"observations": [*items, *vectors], **settings}
     return found
 
@@ -273,6 +283,7 @@ def model_builder_config(
     non_lin: Any,
     recurrence: bool,
     shared_embedding: bool,
+    attention: bool = True,
 ) -> dict[str, Any]:
     """Configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` for these spaces.
 
@@ -283,6 +294,7 @@ def model_builder_config(
     :param non_lin: Activation of dense layers.
     :param recurrence: Whether an LSTM follows.
     :param shared_embedding: Whether policy and critic share all but their outputs.
+    :param attention: Whether items of sets attend to each other, where they are not too many.
     :raises ConfigError: There is no observation but masks.
     """
     dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
@@ -291,9 +303,13 @@ def model_builder_config(
         for key, space in step.spaces.items():
             by_key.setdefault(key, []).append(space)
     companions = _companions(by_key, observation_spaces_dict, int(recurrence))
+    candidates = {} if recurrence else candidates_of(action_spaces_dict, observation_spaces_dict)
+    for head, key in candidates.items():
+        if key in companions and head in masks:
+            companions[key].append(masks[head])
     joined = {other for others in companions.values() for other in others}
     modalities = {
-        key: _modality(key, found, companions.get(key), dense, int(recurrence))
+        key: _modality(key, found, companions.get(key), dense, int(recurrence), attention, key in candidates.values())
         for key, found in by_key.items()
         if key not in joined and key not in masks.values()
     }
@@ -343,6 +359,8 @@ def _modality(
     companions: Sequence[str] | None,
     dense: dict[str, Any],
     n_time_dims: int,
+    attention: bool,
+    holds_candidates: bool,
 ) -> _Modality:
     """How an observation is processed.
 
@@ -350,6 +368,8 @@ def _modality(
     :param companions: What its block takes besides.
     :param dense: Settings of dense layers.
     :param n_time_dims: Number of leading dimensions that are time steps.
+    :param attention: Whether items of small sets attend to each other.
+    :param holds_candidates: Whether an action chooses among its items.
     """
     categories = _categories(found, n_time_dims)
     if categories is not None:
@@ -369,10 +389,13 @@ def _modality(
         return _Modality("graph", "GraphConvBlock", params)
     if isinstance(space, spaces.Box) and (layout := image_layout(space, shape)) is not None:
         return _Modality("image", "ImageDenseBlock", _image_params(space, shape, layout))
-    if isinstance(space, spaces.Box) and len(shape) == 2 and shape[0] > 1:
+    if isinstance(space, spaces.Box) and len(shape) == 2 and (shape[0] > 1 or holds_candidates):
         dense = {**dense, "hidden_units": _units_of_items(dense["hidden_units"])}
         # several heads cost several times as much where each has few items and a few numbers of each
-        n_heads = int(max(tuple(other.shape or ())[-2] for other in found) <= _MOST_ATTENDING)
+        n_heads = int(attention and max(tuple(other.shape or ())[-2] for other in found) <= _MOST_ATTENDING)
+        if holds_candidates:
+            kept = {"keep_places": False, "keep_items": True}
+            return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, **kept})
         keep_places = all(math.prod(tuple(other.shape or ())[n_time_dims:]) <= _MOST_PLACES for other in found)
         return _Modality("set", "SetAttentionBlock", {**dense, "num_heads": n_heads, "keep_places": keep_places})
     return _Modality("feature", "FlattenBlock", {"num_flatten_dims": max(1, len(shape))})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from gymnasium import spaces
 from torch import nn
 
+from maze.core.agent.random_policy import candidates_of
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
@@ -70,6 +71,9 @@ class BaseModelComposer(ABC):
         try:
             self._distribution_mapper = DistributionMapper(
                 joint_action_space(action_spaces_dict), distribution_mapper_config
+            )
+            self._distribution_mapper.candidate_heads = frozenset(
+                candidates_of(action_spaces_dict, observation_spaces_dict)
             )
         except ConfigError as error:
             raise ConfigError(f"model: {error}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.random_policy import MASK_SUFFIX, candidates_of
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.files import open_seal, write_sealed
 from maze.core.utils.pickle_reader import Rule, read_pickle, refuse
@@ -49,9 +50,13 @@ class SpacesConfig:
     def differences(self, env: Any) -> list[str]:
         """What keeps a model of these spaces from acting in an environment; empty: nothing.
 
-        Observations that the environment has beyond these do no harm, nor do other bounds of observations.
+        Observations that the environment has beyond these do no harm, nor do other bounds of observations, nor does
+        another number of candidates (see :func:`~maze.core.agent.random_policy.candidates_of`).
         """
         found = []
+        chosen = candidates_of(self.action_spaces_dict, self.observation_spaces_dict)
+        of_any_number = {f"{head}_{MASK_SUFFIX}" for head in chosen}
+        of_any_number |= {*chosen, *chosen.values(), *(f"{key}_{MASK_SUFFIX}" for key in chosen.values())}
         for kind, known, there in (
             ("observation", self.observation_spaces_dict, env.observation_spaces_dict),
             ("action", self.action_spaces_dict, env.action_spaces_dict),
@@ -61,7 +66,7 @@ class SpacesConfig:
                 its: Mapping[str, Any] = there.get(step_key, {})
                 for name in dict.fromkeys([*mine, *(its if kind == "action" else ())]):
                     one, other = mine.get(name), its.get(name)
-                    if not _fit(one, other, bounds=kind == "action"):
+                    if not _fit(one, other, bounds=kind == "action", any_number=name in of_any_number):
                         entry = f"{kind} {name!r} of sub-step {step_key!r}"
                         found.append(f"{entry}: {one or 'none'} in training, {other or 'none'} here")
         return found
@@ -117,9 +122,11 @@ class SpacesConfig:
             raise CheckpointError(f"{path}: not a file of spaces written by Maze ({error}).") from error
 
 
-def _fit(one: Any, other: Any, bounds: bool) -> bool:
+def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
     if type(one) is not type(other) or one is None:
         return False
+    if any_number and isinstance(one, spaces.Discrete | spaces.Box):
+        return bool(one.shape[1:] == other.shape[1:])
     if isinstance(one, spaces.Dict):
         return one.keys() == other.keys() and all(_fit(one[key], other[key], bounds) for key in one)
     if isinstance(one, spaces.Tuple):

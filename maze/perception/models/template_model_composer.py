@@ -59,7 +59,7 @@ class TemplateModelComposer(BaseModelComposer):
         not (zero). Such an observation is no feature of the networks unless it is mapped to a modality, too.
     :param action_items: For `Discrete` action heads that choose one of the items of an observation `[n, features]`:
         `observations` (that one, and vectors that the choice depends on besides), `hidden_units` and `non_lin` of the
-        layers that score each item.
+        layers that score each item; `by_place: false` where nothing but these scores decides.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE, free_name, scaled_key
+from maze.perception.builders.base import WHERE, encoded_items_key, free_name, scaled_key
 from maze.perception.program.network_program import Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
 
@@ -76,7 +76,9 @@ class ActionHeads:
     :param masks: For action heads, the observation with their mask.
     :param items: For action heads that choose one of the items of an observation `[n, features]`, a mapping with
         `observations` (that one, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
-        :class:`~maze.perception.blocks.joint_blocks.item_scores.ItemScoresBlock`.
+        :class:`~maze.perception.blocks.joint_blocks.item_scores.ItemScoresBlock`. With `by_place: false` there is
+        nothing but its scores: no logit of its own for each place, so that neither the order of the items nor their
+        number matters.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class ActionHeads:
             if head not in self._mapper.action_heads:
                 known = ", ".join(self._mapper.action_heads)
                 raise ConfigError(f"{_ITEMS}.{head}: there is no such action head. Known: {known}.")
-            if sorted(settings) != ["hidden_units", "non_lin", "observations"]:
+            if sorted({*settings} - {"by_place"}) != ["hidden_units", "non_lin", "observations"]:
                 raise ConfigError(
                     f"{_ITEMS}.{head}: expected `observations`, `hidden_units` and `non_lin`, found {list(settings)}."
                 )
@@ -187,16 +189,15 @@ class ActionHeads:
         latent, latent_shapes = perception_net.out_keys[0], perception_net.out_shapes()
         settings = self.items.get(head)
         places = name if settings is None else f"{name}_places"
-        blocks: dict[str, PerceptionBlock] = {
-            places: LinearOutputBlock(latent, places, latent_shapes, n_units).apply(
-                make_module_init_normc(initial_norm)
-            )
-        }
+        blocks: dict[str, PerceptionBlock] = {}
+        if settings is None or settings.get("by_place", True):
+            block: PerceptionBlock = LinearOutputBlock(latent, places, latent_shapes, n_units)
+            blocks[places] = block.apply(make_module_init_normc(initial_norm))
         if settings is not None:
-            shapes = perception_net.tensor_shapes()
-            scaled = {key: scaled_key(key) for key in settings["observations"]}
-            keys = [places, *(scaled[key] if scaled[key] in shapes else key for key in scaled), latent]
-            in_shapes = [(n_units,), *(shapes[key] for key in keys[1:])]
+            shapes = {**perception_net.tensor_shapes(), places: (n_units,)}
+            known_as = [(encoded_items_key(key), scaled_key(key), key) for key in settings["observations"]]
+            keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
+            in_shapes = [shapes[key] for key in keys]
             block = ItemScoresBlock(keys, name, in_shapes, settings["hidden_units"], settings["non_lin"])
             block.apply(make_module_init_normc(1.0)).score_layer.apply(make_module_init_normc(initial_norm))
             blocks[name] = block

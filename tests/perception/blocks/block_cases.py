@@ -206,16 +206,17 @@ def image_dense(data: st.DataObject) -> PerceptionBlock:
 
 def set_attention(data: st.DataObject) -> PerceptionBlock:
     n_items, n_features, head_dim = sizes(data, 3)
-    is_masked = data.draw(st.booleans())
+    masks = ["mask", "allowed"][: data.draw(st.integers(0, 2))]
     shape = (n_items, n_features)
     return blocks.SetAttentionBlock(
-        ["x", "mask"] if is_masked else "x",
+        ["x", *masks] if masks else "x",
         "out",
-        [shape, (n_items,)] if is_masked else shape,
+        [shape, *[(n_items,)] * len(masks)] if masks else shape,
         hidden_units=[3, 2 * head_dim],
         num_heads=data.draw(st.sampled_from([0, 2])),
         keep_places=data.draw(st.booleans()),
         non_lin=nn.Tanh,
+        keep_items=data.draw(st.booleans()),
     )
 
 
@@ -228,7 +229,9 @@ def scaling(data: st.DataObject) -> PerceptionBlock:
 def item_scores(data: st.DataObject) -> PerceptionBlock:
     n_items, n_features, *widths = sizes(data, data.draw(st.integers(3, 4)))
     vectors = {f"vector{index}": (width,) for index, width in enumerate(widths)}
-    keys, shapes = ["logits", "items", *vectors], [(n_items,), (n_items, n_features), *vectors.values()]
+    logits = {"logits": (n_items,)} if data.draw(st.booleans()) else {}
+    inputs = {**logits, "items": (n_items, n_features), **vectors}
+    keys, shapes = list(inputs), list(inputs.values())
     return blocks.ItemScoresBlock(keys, "out", shapes, data.draw(st.sampled_from([[3], [3, 2]])), nn.Tanh)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from maze.perception.blocks.feed_forward.dense import DenseBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Array, Places, ProgramReader
 
+_T = TypeVar("_T")
 _EXCLUDED = -1e30
 """Score of an item that is not to be looked at; finite, so that nothing becomes NaN where there is no other."""
 
@@ -28,14 +30,17 @@ class SetAttentionBlock(ShapeNormalizationBlock):
     Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
     items are returned side by side. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`,
     positive where there is an item. Output `(batch, 2 * hidden_units[-1])`; with `keep_places` the items follow side by
-    side, for actions that name the place of an item. Items that are masked count as zeros.
+    side, for actions that name the place of an item. Items that are masked count as zeros. Further masks `(batch, n)`
+    choose some of the items, such as those that may be chosen: mean and maximum over them follow.
 
-    :param in_keys: Keys of the items and, optionally, of the mask.
+    :param in_keys: Keys of the items and, optionally, of the masks.
     :param hidden_units: Width of each dense layer.
     :param num_heads: Number of attention heads; divides the last width. 0: no attention.
     :param keep_places: Whether the output tells of the items in their order as well.
     :param non_lin: Activation after each layer.
-    :raises ConfigError: The inputs are not one or two, the mask does not fit, or the heads do not divide the width.
+    :param keep_items: Whether there is a second output `<out_key>_items`, `(batch, n, hidden_units[-1])`: what each
+        item became, for scores of all of them.
+    :raises ConfigError: A mask does not fit, or the heads do not divide the width.
     """
 
     def __init__(
@@ -47,20 +52,24 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         num_heads: int,
         keep_places: bool,
         non_lin: NonLinearity,
+        keep_items: bool = False,
     ) -> None:
-        n_inputs = 1 if isinstance(in_keys, str) else len(in_keys)
-        if n_inputs not in (1, 2):
-            raise ConfigAssertionError(
-                f"SetAttentionBlock ({out_keys}): expected the keys of the items and, optionally, of the mask; "
-                f"found {in_keys}."
-            )
-        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=[3, 2][:n_inputs], out_num_dims=2)
+        n_masks = 0 if isinstance(in_keys, str) else len(in_keys) - 1
+        pooled, *_ = [out_keys] if isinstance(out_keys, str) else out_keys
+        super().__init__(
+            in_keys,
+            [pooled, *([f"{pooled}_items"] if keep_items else [])],
+            in_shapes,
+            in_num_dims=[3, *[2] * n_masks],
+            out_num_dims=[2, 3][: 1 + keep_items],
+        )
         n_items = self.in_shapes[0][-2]
-        if n_inputs == 2 and self.in_shapes[1][-1] != n_items:
-            raise ConfigAssertionError(
-                f"{self.block_name}: the mask {self.in_keys[1]!r} must have an entry for each of the {n_items} items "
-                f"of {self.in_keys[0]!r}, found the shape {tuple(self.in_shapes[1])}."
-            )
+        for key, shape in zip(self.in_keys[1:], self.in_shapes[1:], strict=True):
+            if shape[-1] != n_items:
+                raise ConfigAssertionError(
+                    f"{self.block_name}: the mask {key!r} must have an entry for each of the {n_items} items of "
+                    f"{self.in_keys[0]!r}, found the shape {tuple(shape)}."
+                )
         item = f"{self.out_keys[0]}_item"
         self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
         width = self.dense_block.out_shapes()[0][-1]
@@ -70,7 +79,7 @@ class SetAttentionBlock(ShapeNormalizationBlock):
             )
         self.num_heads = num_heads
         self.keep_places = keep_places
-        self.output_units = 2 * width + (n_items * self.in_shapes[0][-1] if keep_places else 0)
+        self.output_units = 2 * width * max(1, n_masks) + (n_items * self.in_shapes[0][-1] if keep_places else 0)
         self.attention = _Attention(num_heads) if num_heads else None
         # layers of their own, which a program can read
         self.query_key_value = nn.Linear(width, 3 * width) if num_heads else None
@@ -81,35 +90,43 @@ class SetAttentionBlock(ShapeNormalizationBlock):
         items = block_input[self.in_keys[0]].float()
         masks = [block_input[key] for key in self.in_keys[1:]]
         if masks:
-            items = _PRESENT.in_torch(items, *masks)
+            items = _PRESENT.in_torch(items, masks[0])
         (features,) = self.dense_block({"items": items}).values()
         if self.attention is not None:
             assert self.query_key_value is not None, "there are heads"
             assert self.attended is not None, "there are heads"
-            found = self.attention.in_torch(self.query_key_value(features), *masks)
+            found = self.attention.in_torch(self.query_key_value(features), *masks[:1])
             features = features + self.attended(found)
-        pooled = _MEAN_AND_MAX.in_torch(features, *masks)
-        return {self.out_keys[0]: torch.cat([pooled, items.flatten(-2)], dim=-1) if self.keep_places else pooled}
+        parts = [_MEAN_AND_MAX.in_torch(features, *mask) for mask in _one_by_one(masks)]
+        if self.keep_places:
+            parts.append(items.flatten(-2))
+        pooled = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        return dict(zip(self.out_keys, (pooled, features), strict=False))
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         items, *masks = (inputs[key] for key in self.in_keys)
         if masks:
-            items = reader.apply(_PRESENT, items, *masks)
+            items = reader.apply(_PRESENT, items, masks[0])
         features = reader.layer(self.dense_block.net, items)
         if self.attention is not None:
             assert self.query_key_value is not None, "there are heads"
             assert self.attended is not None, "there are heads"
-            found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks)
+            found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks[:1])
             features = reader.apply(_SUM, features, reader.layer(self.attended, found))
-        parts = [reader.apply(_MEAN_AND_MAX, features, *masks)]
+        parts = [reader.apply(_MEAN_AND_MAX, features, *mask) for mask in _one_by_one(masks)]
         if self.keep_places:
             parts.append(reader.flatten(items, 2))
-        return {self.out_keys[0]: reader.concatenate(parts, axis=-1)}
+        return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
 
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:
         places = ", places kept" if self.keep_places else ""
         return f"{self.dense_block.extra_repr()}\nheads: {self.num_heads}{places}"
+
+
+def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
+    """What is pooled over: the items of each mask, or all where there is none."""
+    return [[mask] for mask in masks] or [[]]
 
 
 @dataclass(frozen=True)
