@@ -34,6 +34,7 @@ ENVIRONMENT_CONFIGS = (
     "maze_envs.packing.conf",
     "maze_envs.queueing.conf",
     "maze_envs.robotics.pick_and_place.conf",
+    "maze_envs.scheduling.conf",
     "tutorial_maze_env.part03_maze_env.conf",
     "tutorial_maze_env.part04_events.conf",
     "tutorial_maze_env.part06_struct_env.conf",

@@ -1,0 +1,1 @@
+"""Scheduling problems with published instances."""

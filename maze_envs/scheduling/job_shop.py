@@ -1,0 +1,425 @@
+"""Job shops: each job passes the machines in an order of its own, each machine works on one job at a time.
+
+Schedules are built by dispatching on a clock (non-delay): at the earliest moment at which anything can start, one of
+the waiting jobs is chosen and its next operation starts. What counts is the makespan, the time at which the last
+operation ends.
+
+Instances and bounds of Taillard (1993), Benchmarks for basic scheduling problems, European Journal of Operational
+Research 64 (2). One policy for instances of all sizes as of Zhang et al. (2020), Learning to dispatch for job shop
+scheduling via deep reinforcement learning, NeurIPS 33.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
+from maze_envs.scheduling.renderer import GanttRenderer
+from maze_envs.scheduling.taillard import LONGEST, Instance, instances_of, lower_bound
+
+REWARD_SCALE = 10.0
+"""A makespan of 10 % above the lower bound is a return of -1."""
+FEATURES = (
+    "duration",
+    "work_left",
+    "operations_left",
+    "until_it_can_start",
+    "waited",
+    "work_of_machine",
+    "jobs_of_machine",
+    "next_duration",
+    "until_next_machine_is_free",
+    "work_of_next_machine",
+    "flow_due",
+    "slack",
+    "slack_of_machine",
+    "rivals",
+    "shorter_than_rivals",
+    "more_work_than_rivals",
+    "can_start",
+)
+"""What is seen of each job, in this order; times in the longest duration (99) or shares of the shop's usual work."""
+_NEVER = np.iinfo(np.int64).max // 4
+_MEAN = (1 + LONGEST) / 2
+
+
+class JobShopEvents(ABC):
+    """What happens in a job shop."""
+
+    @define_epoch_stats(np.mean, output_name="mean")
+    @define_episode_stats(np.mean)
+    @define_step_stats(sum)
+    def choices(self, jobs: int) -> None:
+        """How many jobs could be chosen.
+
+        :param jobs: Their number.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def delay(self, time: float) -> None:
+        """The lower bound on the makespan of the schedule so far rose.
+
+        :param time: By how much.
+        """
+
+    @define_epoch_stats(np.mean, output_name="mean_per_episode")
+    @define_episode_stats(sum)
+    @define_step_stats(sum)
+    def invalid_choice(self, jobs: int) -> None:
+        """A job was chosen that cannot start; another one started instead.
+
+        :param jobs: One.
+        """
+
+
+class JobShops(BatchedCoreEnv):
+    """Job shops.
+
+    A job is chosen with the action `job`. Candidates are `job_candidates` `[n_jobs, 17]` (see :data:`FEATURES`), of
+    which `job_candidates_mask` tells those with operations left and `job_mask` those that can start now; `shop` `[2]`
+    is the share of jobs that are not done and the work that is left. Everything is relative to the size of the
+    instance, so that a policy acts on larger ones than it was trained on. Where a job is chosen that cannot start,
+    another one does.
+
+    The reward is minus the rise of a lower bound on the makespan (the longest job or the busiest machine, given what
+    has started), as a share of its initial value, times 10: potential-based shaping (Ng et al. 1999) of the makespan
+    at the end, which leaves the optimum where it is with `gamma=1`.
+
+    :param n_envs: Number of shops.
+    :param n_jobs: Number of jobs of random instances, or of jobs that there is room for; a pair: drawn anew for each
+        instance, both included.
+    :param n_machines: The same for machines. Durations of random instances are uniform from 1 to 99, as Taillard's.
+    :param instances: Published instances: names (`ta01`), or sizes (`15x15`: all of them); each episode has one of
+        them, at random. `None`: random instances.
+    :param only_choices: Whether jobs start by themselves that have their machine for themselves. The schedules that
+        can be made are the same, with a quarter of the decisions.
+    """
+
+    row_arrays = (
+        "instance",
+        "size",
+        "durations",
+        "machines",
+        "next_operation",
+        "machine",
+        "job_ready",
+        "work",
+        "work_left",
+        "machine_free",
+        "machine_work",
+        "machine_jobs",
+        "earliest",
+        "initial_bound",
+        "bound",
+        "starts",
+    )
+    event_interfaces = (JobShopEvents,)
+
+    def __init__(
+        self,
+        n_envs: int,
+        n_jobs: int | Sequence[int] = 10,
+        n_machines: int | Sequence[int] = 10,
+        instances: str | Sequence[str] | None = None,
+        only_choices: bool = False,
+    ) -> None:
+        self.instances = instances_of(instances)
+        if self.instances:
+            n_jobs, n_machines = (max(one.durations.shape[axis] for one in self.instances) for axis in (0, 1))
+        self._jobs, self._machines = _range("n_jobs", n_jobs), _range("n_machines", n_machines)
+        jobs, machines = self._jobs[1], self._machines[1]
+        seen = spaces.Dict(
+            job_candidates=spaces.Box(-10.0, 10.0, (jobs, len(FEATURES)), np.float32),
+            job_candidates_mask=spaces.Box(0.0, 1.0, (jobs,), np.float32),
+            job_mask=spaces.Box(0.0, 1.0, (jobs,), np.float32),
+            shop=spaces.Box(0.0, 10.0, (2,), np.float32),
+        )
+        super().__init__(n_envs, {0: spaces.Dict(job=spaces.Discrete(jobs))}, {0: seen})
+        self.only_choices = only_choices
+        self.instance = np.full(n_envs, -1)
+        """Index into `instances`; -1: a random one."""
+        self.size = np.ones((n_envs, 2), np.int64)
+        """Numbers of jobs and machines."""
+        self.durations = np.zeros((n_envs, jobs, machines), np.int64)
+        self.machines = np.zeros((n_envs, jobs, machines), np.int64)
+        """Of each operation of each job in their order."""
+        self.next_operation = np.ones((n_envs, jobs), np.int64)
+        self.machine = np.zeros((n_envs, jobs), np.int64)
+        """The one that the next operation needs."""
+        self.job_ready = np.zeros((n_envs, jobs), np.int64)
+        """When the last operation that has started ends."""
+        self.work = np.zeros((n_envs, jobs), np.int64)
+        """Durations of all operations of a job."""
+        self.work_left = np.zeros((n_envs, jobs), np.int64)
+        """Durations of those that have not started."""
+        self.machine_free = np.zeros((n_envs, machines), np.int64)
+        self.machine_work = np.zeros((n_envs, machines), np.int64)
+        """Durations of operations that have not started."""
+        self.machine_jobs = np.zeros((n_envs, machines), np.int64)
+        self.earliest = np.full((n_envs, jobs), _NEVER)
+        """When the next operation can start; far beyond all times where there is none."""
+        self.initial_bound = np.ones(n_envs, np.int64)
+        self.bound = np.ones(n_envs, np.int64)
+        self.starts = np.full((n_envs, jobs, machines), -1)
+        """When each operation starts; -1: not yet."""
+        self._rows = np.arange(n_envs)
+
+    @override(BatchedCoreEnv)
+    def reset_rows(self, rows: np.ndarray) -> None:
+        """Begins with empty machines."""
+        n_jobs, n_machines = self._jobs[1], self._machines[1]
+        if self.instances:
+            self.instance[rows] = self.random.uniform(rows) * len(self.instances)
+            for row in rows.tolist():
+                self.load(row, self.instances[int(self.instance[row])], index=int(self.instance[row]))
+        else:
+            drawn = self.random.uniform(rows, 2) if len({*self._jobs}) + len({*self._machines}) > 2 else None
+            for axis, (low, high) in enumerate((self._jobs, self._machines)):
+                self.size[rows, axis] = high if drawn is None else low + drawn[:, axis] * (high - low + 1)
+            count = n_jobs * n_machines
+            numbers = np.concatenate(
+                [self.random.uniform(rows, min(512, 2 * count - first)) for first in range(0, 2 * count, 512)], axis=1
+            ).reshape(len(rows), 2, n_jobs, n_machines)
+            there = np.arange(n_machines) < self.size[rows, 1, None, None]
+            exists = there & (np.arange(n_jobs)[:, None] < self.size[rows, 0, None, None])
+            self.durations[rows] = np.where(exists, 1 + numbers[:, 0] * LONGEST, 0)
+            self.machines[rows] = np.where(there, numbers[:, 1], np.inf).argsort(axis=-1, kind="stable")
+        self.clear(rows)
+
+    def load(self, row: int, instance: Instance, index: int = -1) -> None:
+        """Puts an instance into a shop, whose episode is to begin.
+
+        :param row: The shop.
+        :param instance: The instance, no larger than there is room for.
+        :param index: Its index in `instances`.
+        """
+        jobs, machines = instance.durations.shape
+        self.size[row], self.instance[row] = (jobs, machines), index
+        self.durations[row], self.machines[row] = 0, np.arange(self._machines[1])
+        self.durations[row, :jobs, :machines] = instance.durations
+        self.machines[row, :jobs, :machines] = instance.machines
+
+    def clear(self, rows: np.ndarray) -> None:
+        """Empties the machines of shops that have got an instance.
+
+        :param rows: The shops.
+        """
+        self.starts[rows] = -1
+        self.job_ready[rows] = self.machine_free[rows] = 0
+        n_jobs = self._jobs[1]
+        exists = np.arange(n_jobs) < self.size[rows, 0, None]
+        self.next_operation[rows] = np.where(exists, 0, self.size[rows, 1, None])
+        self.work[rows] = self.work_left[rows] = self.durations[rows].sum(axis=-1)
+        is_there = self.durations[rows] > 0
+        for machine in range(self._machines[1]):
+            on_it = (self.machines[rows] == machine) & is_there
+            self.machine_work[rows, machine] = np.where(on_it, self.durations[rows], 0).sum(axis=(1, 2))
+            self.machine_jobs[rows, machine] = on_it.sum(axis=(1, 2))
+        self.initial_bound[rows] = lower_bound(self.durations[rows], self.machines[rows])
+        self.bound[rows] = self.initial_bound[rows]
+        self.machine[rows] = self.machines[rows, :, 0]
+        self._look_ahead(rows)
+        self._let_start(rows)
+
+    @override(BatchedCoreEnv)
+    def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        rows, jobs, before = self._rows, actions["job"], self.bound.copy()
+        can_start = _can_start(self.earliest)
+        n_choices = can_start.sum(axis=1)
+        self.fire(JobShopEvents.choices, jobs=n_choices)
+        is_valid = can_start[rows, jobs]
+        if not is_valid.all():
+            self.fire(JobShopEvents.invalid_choice, ~is_valid & (n_choices > 0), jobs=1)
+            jobs = np.where(is_valid, jobs, can_start.argmax(axis=1))
+        if not n_choices.all():  # nothing is left to start where an instance is done
+            rows = rows[n_choices > 0]
+            jobs = jobs[rows]
+        self._start(rows, jobs)
+        self._look_ahead(rows)
+        self._let_start(rows)
+        rise = self.bound - before
+        if rise.any():
+            self.fire(JobShopEvents.delay, rise > 0, time=rise.astype(float))
+        is_over = (self.next_operation >= self.size[:, 1, None]).all(axis=1)
+        return -REWARD_SCALE * rise / self.initial_bound, is_over
+
+    def _start(self, rows: np.ndarray, jobs: np.ndarray) -> None:
+        """Starts the next operation of some jobs, no two of them on the same machine."""
+        operation, machine = self.next_operation[rows, jobs], self.machine[rows, jobs]
+        duration = self.durations[rows, jobs, operation]
+        start = self.earliest[rows, jobs]
+        self.starts[rows, jobs, operation] = start
+        self.job_ready[rows, jobs] = self.machine_free[rows, machine] = start + duration
+        self.work_left[rows, jobs] -= duration
+        self.machine_work[rows, machine] -= duration
+        self.machine_jobs[rows, machine] -= 1
+        self.next_operation[rows, jobs] = operation + 1
+        self.machine[rows, jobs] = self.machines[rows, jobs, np.minimum(operation + 1, self._machines[1] - 1)]
+
+    def _look_ahead(self, rows: np.ndarray) -> None:
+        """When jobs can start next."""
+        start = np.maximum(self.job_ready[rows], self.machine_free[rows[:, None], self.machine[rows]])
+        is_open = self.next_operation[rows] < self.size[rows, 1, None]
+        self.earliest[rows] = np.where(is_open, start, _NEVER)
+
+    def _let_start(self, rows: np.ndarray) -> None:
+        """Starts jobs without a rival for their machine, if nobody is to decide on them, and raises the bounds."""
+        everyone, n_machines = rows, self._machines[1]
+        while self.only_choices and len(rows):
+            can_start = _can_start(self.earliest[rows])
+            which, jobs = np.nonzero(can_start)
+            place = which * n_machines + self.machine[rows[which], jobs]
+            alone = np.bincount(place, minlength=1)[place] == 1
+            which = which[alone]
+            self._start(rows[which], jobs[alone])
+            rows = rows[np.unique(which)]
+            self._look_ahead(rows)
+        done = self.job_ready[everyone]
+        start = self.earliest[everyone]
+        of_jobs = (np.where(start < _NEVER, start, done) + self.work_left[everyone]).max(axis=1)
+        of_machines = (self.machine_free[everyone] + self.machine_work[everyone]).max(axis=1)
+        self.bound[everyone] = np.maximum(np.maximum(of_jobs, of_machines), self.bound[everyone])
+
+    @override(BatchedCoreEnv)
+    def observe(self, out: Mapping[str, np.ndarray]) -> None:
+        n_jobs, n_machines = (self.size[:, axis, None].astype(float) for axis in (0, 1))
+        machine = self.machine
+        is_open = self.next_operation < self.size[:, 1, None]
+        position = np.where(is_open, self.next_operation, 0)
+        can_start = _can_start(self.earliest)
+        duration = np.take_along_axis(self.durations, position[..., None], -1)[..., 0]
+        has_next = position + 1 < self.size[:, 1, None]
+        following = np.where(has_next, position + 1, 0)[..., None]
+        next_duration = np.take_along_axis(self.durations, following, -1)[..., 0]
+        next_machine = np.take_along_axis(self.machines, following, -1)[..., 0]
+        now = self.earliest.min(axis=1, keepdims=True)
+        start = np.where(is_open, self.earliest, now)
+        work = np.take_along_axis(self.machine_work, machine, 1)
+        free = np.take_along_axis(self.machine_free, machine, 1)
+        rivals = _same_machine(machine, can_start)
+        n_rivals = rivals.sum(axis=-1)
+        shortest = np.where(rivals, duration[:, None, :], 0).sum(axis=-1) / np.maximum(n_rivals, 1)
+        most_work = np.where(rivals, self.work_left[:, None, :], 0).max(axis=-1)
+        of_job, of_machine = 1 / (_MEAN * n_machines), 1 / (_MEAN * n_jobs)
+        features = (
+            duration / LONGEST,
+            self.work_left * of_job,
+            (self.size[:, 1, None] - position) / n_machines,
+            np.minimum(start - now, 5 * LONGEST) / LONGEST,
+            np.clip(now - self.job_ready, 0, 5 * LONGEST) / LONGEST,
+            work * of_machine,
+            np.take_along_axis(self.machine_jobs, machine, 1) / n_jobs,
+            next_duration * has_next / LONGEST,
+            np.clip(
+                np.take_along_axis(self.machine_free, next_machine, 1) - start - duration, -3 * LONGEST, 3 * LONGEST
+            )
+            * has_next
+            / LONGEST,
+            np.take_along_axis(self.machine_work, next_machine, 1) * has_next * of_machine,
+            (self.work - self.work_left + duration) * of_job,
+            np.clip((self.bound[:, None] - start - self.work_left) * of_job * 5, -5, 5),
+            np.clip((self.bound[:, None] - np.maximum(free, now) - work) * of_job * 5, -5, 5),
+            n_rivals / n_jobs,
+            (shortest - duration) * (n_rivals > 0) / LONGEST,
+            (self.work_left - most_work) * (n_rivals > 0) * of_job,
+            can_start,
+        )
+        seen = out["job_candidates"]
+        for index, feature in enumerate(features):
+            np.multiply(feature, is_open, out=seen[..., index], casting="unsafe")
+        out["job_candidates_mask"][:] = is_open
+        out["job_mask"][:] = can_start | ~can_start.any(axis=1, keepdims=True)  # there is nothing to choose at the end
+        out["shop"][:, 0] = is_open.sum(axis=1) / n_jobs[:, 0]
+        out["shop"][:, 1] = self.work_left.sum(axis=1) * of_job[:, 0] / n_jobs[:, 0]
+
+    @override(BatchedCoreEnv)
+    def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        makespan = self.job_ready[rows].max(axis=1)
+        busy = self.durations[rows].sum(axis=(1, 2))
+        found = {
+            "makespan": makespan.astype(float),
+            "gap_to_bound": makespan / self.initial_bound[rows] - 1.0,
+            "idle": 1.0 - busy / np.maximum(makespan * self.size[rows, 1], 1),
+        }
+        if self.instances:
+            best = np.array([one.best_known for one in self.instances])
+            found["gap_to_best_known"] = makespan / best[self.instance[rows]] - 1.0
+        return found
+
+
+class JobShopEnv(BatchedMazeEnv):
+    """One job shop; see :class:`JobShops` for the arguments."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(functools.partial(JobShops, **arguments), GanttRenderer())
+
+
+class Schedules(NamedTuple):
+    """What :func:`solve` found.
+
+    :param makespans: `[n_instances, n_samples]`.
+    :param starts: When operations start in the best schedule of each instance, `[n_instances, n_jobs, n_machines]`.
+    """
+
+    makespans: np.ndarray
+    starts: np.ndarray
+
+
+def solve(policy: Any, instances: Sequence[Instance], n_samples: int = 1, seed: int = 0) -> Schedules:
+    """Dispatches instances of one size with a policy, all of them at once.
+
+    :param policy: Has a method `compute_actions`, such as rules and trained policies.
+    :param instances: The instances.
+    :param n_samples: How often each is tried; 1: once with the most likely actions.
+    :param seed: Seed of the policy, where it has one.
+    """
+    jobs, machines = instances[0].durations.shape
+    shops = JobShops(len(instances) * n_samples, jobs, machines, only_choices=True)
+    for row in range(shops.n_envs):
+        shops.load(row, instances[row // n_samples])
+    shops.clear(shops._rows)
+    seen = {
+        key: np.zeros((shops.n_envs, *space.shape), np.float32) for key, space in shops.observation_spaces[0].items()
+    }
+    if hasattr(policy, "seed"):
+        policy.seed(seed)
+    is_over = np.zeros(shops.n_envs, np.bool_)
+    while not is_over.all():
+        shops.observe(seen)
+        actions = policy.compute_actions(seen, deterministic=n_samples == 1)
+        is_over = shops.advance(actions)[1]
+    makespans = shops.job_ready.max(axis=1).reshape(-1, n_samples)
+    best = makespans.argmin(axis=1) + n_samples * np.arange(len(instances))
+    return Schedules(makespans, shops.starts[best])
+
+
+def _can_start(earliest: np.ndarray) -> np.ndarray:
+    """Which jobs can start at the earliest moment at which any of them can, bool `[n, n_jobs]`."""
+    can_start: np.ndarray = (earliest == earliest.min(axis=1, keepdims=True)) & (earliest < _NEVER)
+    return can_start
+
+
+def _same_machine(machine: np.ndarray, can_start: np.ndarray) -> np.ndarray:
+    """Whether a job waits for the same machine as another that could start now: bool `[n, n_jobs, n_jobs]`."""
+    rivals: np.ndarray = (machine[:, :, None] == machine[:, None, :]) & can_start[:, None, :]
+    rivals &= ~np.eye(machine.shape[1], dtype=np.bool_)
+    return rivals
+
+
+def _range(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    low, high = (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+    if not 1 <= low <= high:
+        raise ConfigError(f"env.{name}: expected a number from 1 on or a pair [smallest, largest], found {value}.")
+    return low, high
