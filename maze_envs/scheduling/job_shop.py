@@ -22,6 +22,7 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.space_arrays import dict_specs
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
 from maze_envs.scheduling.renderer import GanttRenderer
@@ -252,7 +253,7 @@ class JobShops(BatchedCoreEnv):
         rise = self.bound - before
         if rise.any():
             self.fire(JobShopEvents.delay, rise > 0, time=rise.astype(float))
-        is_over = (self.next_operation >= self.size[:, 1, None]).all(axis=1)
+        is_over = np.logical_and.reduce(self.next_operation >= self.size[:, 1, None], axis=1)
         return -REWARD_SCALE * rise / self.initial_bound, is_over
 
     def _start(self, rows: np.ndarray, jobs: np.ndarray) -> None:
@@ -390,9 +391,8 @@ def solve(policy: Any, instances: Sequence[Instance], n_samples: int = 1, seed: 
     for row in range(shops.n_envs):
         shops.load(row, instances[row // n_samples])
     shops.clear(shops._rows)
-    seen = {
-        key: np.zeros((shops.n_envs, *space.shape), np.float32) for key, space in shops.observation_spaces[0].items()
-    }
+    specs = dict_specs(shops.observation_spaces[0])
+    seen = {key: np.zeros((shops.n_envs, *shape), dtype) for key, (shape, dtype) in specs.items()}
     if hasattr(policy, "seed"):
         policy.seed(seed)
     is_over = np.zeros(shops.n_envs, np.bool_)

@@ -171,10 +171,10 @@ def candidates_of(
     """
     found: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():
+        seen = observation_spaces_dict[step_key].spaces if step_key in observation_spaces_dict else {}
         for head, space in action_space.spaces.items():
             key = f"{head}_{CANDIDATES_SUFFIX}"
-            seen = observation_spaces_dict.get(step_key, {}).get(key)
-            shape = tuple(getattr(seen, "shape", None) or ())
+            shape = tuple(seen[key].shape or ()) if key in seen else ()
             if isinstance(space, spaces.Discrete) and len(shape) == 2 and shape[0] == space.n:
                 found[head] = key
     return found

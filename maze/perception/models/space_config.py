@@ -126,7 +126,7 @@ def _fit(one: Any, other: Any, bounds: bool, any_number: bool = False) -> bool:
     if type(one) is not type(other) or one is None:
         return False
     if any_number and isinstance(one, spaces.Discrete | spaces.Box):
-        return bool(one.shape[1:] == other.shape[1:])
+        return (one.shape or ())[1:] == (other.shape or ())[1:]
     if isinstance(one, spaces.Dict):
         return one.keys() == other.keys() and all(_fit(one[key], other[key], bounds) for key in one)
     if isinstance(one, spaces.Tuple):
