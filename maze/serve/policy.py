@@ -78,10 +78,16 @@ class WholeBundlePolicy(Policy):
     An episode begins where the policy is seeded, as comparisons do before each.
 
     :param bundle: The file, or a bundle.
+    :raises ConfigError: The bundle needs code that it cannot hold.
     """
 
     def __init__(self, bundle: str | Path | PolicyBundle) -> None:
         self.bundle = bundle if isinstance(bundle, PolicyBundle) else PolicyBundle.load(bundle)
+        if missing := [str(piece["class"]) for piece in self.bundle.card["code"] if piece["is_required"]]:
+            raise ConfigError(
+                f"The bundle {self.bundle.card['name']!r} cannot act by itself: it was trained with "
+                f"{', '.join(missing)}, code that no bundle holds. Take the run that it was made of in its place."
+            )
         self.spaces = _RawSpaces(self.bundle)
         self._session = self.bundle.session()
 

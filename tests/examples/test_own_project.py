@@ -39,6 +39,8 @@ for command in (
     ("-cn", "conf_compare", "env=home_battery", "env.n_days=2", "wrappers=price_level", "runner.n_episodes=5",
      "policies=[random,threshold,{{trained: trained}}]", "runner.minimize=[cost_per_day]", *seeds,
      "hydra.run.dir=compared"),
+    ("-cn", "conf_gate", "env=home_battery", "env.n_days=2", "wrappers=price_level", "runner.n_episodes=5", *seeds,
+     "candidate=threshold", "baseline=random", "runner.minimize=[cost_per_day]", "hydra.run.dir=gate"),
     ("-cn", "conf_train_own", *train, "hydra/launcher=patient", "algorithm.lr=0.001,-1", "--multirun",
      "hydra.sweep.dir=sweep"),
 ):
@@ -114,6 +116,13 @@ def test_its_policies_are_compared_on_the_same_days(played: Path) -> None:
         cost = {row["policy"]: row for row in csv.DictReader(file) if row["measure"] == "cost_per_day"}
     assert float(cost["threshold"]["difference_high"]) < 0
     assert cost["threshold"]["improvement"] == "1.0"
+
+
+@pytest.mark.slow
+def test_a_gate_stands_in_front_of_its_service(played: Path) -> None:
+    report = (played / "gate" / "gate.md").read_text()
+    assert report.startswith("# Gate: passed")
+    assert report.count("| passed |") == 2, "the return, and the KPI of which less is better"
 
 
 @pytest.mark.slow

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.wrapper import ObservationWrapper, Wrapper
+from maze.report.comparison_runner import played_measures
 from maze.serve.bundle import PolicyBundle
 from maze.serve.drift_guard import DriftLimits
-from maze.serve.policy import BundlePolicy
-from tests.serve.serving import always, cartpole, cartpole_observations
+from maze.serve.policy import BundlePolicy, WholeBundlePolicy
+from maze.serve.wrappers_as_data import wrappers_of_environment
+from tests.serve.serving import always, cartpole, cartpole_observations, cutting, cutting_env, pendulum
 
 
 @pytest.fixture
@@ -67,6 +78,55 @@ def test_a_deployment_of_a_bundle_acts_as_the_bundle_and_warns_of_drift(
         for _ in range(DriftLimits.at_least + 1):
             deployment.act(state + np.array([1.0, 0.0, 0.0, 0.0], np.float32), 1.0, False, {})
     assert caplog.text.count("the latest") == 1
+
+
+@pytest.mark.parametrize(("content", "env"), [(pendulum, partial(GymMazeEnv, "Pendulum-v1")), (cutting, cutting_env)])
+def test_a_whole_bundle_acts_as_its_networks_do_where_there_are_no_wrappers(
+    content: Callable[[], bytes], env: Callable[[], MazeEnv[Any]]
+) -> None:
+    """Entries of one and of several sub-steps, actions that are clipped and packed, sampled by the same seeds."""
+    bundle = PolicyBundle(content())
+    returns = []
+    for policy in (BundlePolicy(bundle), WholeBundlePolicy(bundle)):
+        wrapped = LogStatsWrapper.wrap(TimeLimitWrapper.wrap(env(), max_episode_steps=30))
+        returns.append(
+            played_measures(wrapped, policy, [(1, 2), (3, 4)], deterministic=False, episode_done=lambda: None)
+        )
+    assert returns[0] == returns[1]
+
+
+def test_a_whole_bundle_says_where_it_cannot_act(bundle: Path, exported: Callable[..., bytes], tmp_path: Path) -> None:
+    target = {"_target_": "maze.serve.policy.WholeBundlePolicy", "bundle": str(bundle)}
+    with pytest.raises(ConfigError, match=r"was made for .*CartPole"):
+        RolloutRunner.init_env_and_agent(GymMazeEnv("Pendulum-v1"), {}, 0, target)
+    own = tmp_path / "own.maze"
+    own.write_bytes(exported(OwnScale.wrap(GymMazeEnv("CartPole-v1"))))
+    with pytest.raises(ConfigError, match="OwnScale, code that no bundle holds"):
+        WholeBundlePolicy(own)
+
+
+class OwnScale(ObservationWrapper[MazeEnv[Any]]):
+    """Somebody's own code."""
+
+    def observation(self, observation: Any) -> Any:
+        return {name: value * 2 for name, value in observation.items()}
+
+
+def test_of_the_wrappers_of_a_training_a_bundle_leaves_those_that_are_not_in_it() -> None:
+    stack, limit, scale = "ObservationStackWrapper", "TimeLimitWrapper", "RewardScalingWrapper"
+    wrappers = [{limit: {"max_episode_steps": 9}}, {stack: {"stack_config": []}}, {scale: {"scale": 2.0}}]
+
+    def kept(with_own: bool) -> list[str]:
+        return [each["_target_"].rpartition(".")[2] for each in wrappers_of_environment(wrappers, with_own)]
+
+    assert kept(True) == kept(False) == [limit, scale]
+    wrappers.insert(2, {f"{__name__}.{OwnSteps.__name__}": {}})
+    assert kept(True) == [limit, stack, "OwnSteps", scale], "the stack is inside of what only code can stand for"
+    assert kept(False) == [limit, scale]
+
+
+class OwnSteps(Wrapper[MazeEnv[Any]]):
+    """Nobody knows what it does."""
 
 
 def test_candidates_of_a_bundle(tmp_path: Path) -> None:
