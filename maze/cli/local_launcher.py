@@ -145,9 +145,15 @@ class LocalJobs:
         theirs.close()  # only the job may hold it, or its death would not be seen
         self._jobs[ours] = _Job(number, process, time.monotonic())
 
-    def wait(self) -> list[FinishedJob]:
-        """Waits until at least one of the running jobs has ended."""
-        ready: list[Any] = wait(list(self._jobs))
+    def stop(self, number: int) -> None:
+        """Asks a job to end."""
+        for job in self._jobs.values():
+            if job.number == number:
+                job.process.terminate()
+
+    def wait(self, timeout: float | None = None) -> list[FinishedJob]:
+        """Waits until at least one of the running jobs has ended, or so many seconds."""
+        ready: list[Any] = wait(list(self._jobs), timeout)
         return [self._finish(connection) for connection in ready]
 
     def close(self) -> None:

@@ -87,9 +87,15 @@ class RayJobs:
         ref = self._task.remote(self._launcher.payload(number, overrides), os.getcwd())
         self._jobs[ref] = number, time.monotonic()
 
-    def wait(self) -> list[FinishedJob]:
-        """Waits until at least one of the running jobs has ended."""
-        ready, _ = self._ray.wait(list(self._jobs))
+    def stop(self, number: int) -> None:
+        """Asks a job to end."""
+        for ref, (other, _) in self._jobs.items():
+            if other == number:
+                self._ray.cancel(ref, force=False)
+
+    def wait(self, timeout: float | None = None) -> list[FinishedJob]:
+        """Waits until at least one of the running jobs has ended, or so many seconds."""
+        ready, _ = self._ray.wait(list(self._jobs), timeout=timeout)
         return [self._finish(ref) for ref in ready]
 
     def close(self) -> None:

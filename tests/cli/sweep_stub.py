@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger, increment_log_step
 from maze.runner import Runner
+from maze.train.utils.training_record import write_record
 
 ROOT_CONFIG = """
 defaults:
@@ -65,6 +66,10 @@ class StubRunner(Runner):
         if event == "hang":
             Path("pid").write_text(str(os.getpid()))
             time.sleep(60)
+        if event == "report":  # as a training does, epoch by epoch
+            score = {"best_score": self.x, "violation": None, "minimized": False}
+            write_record(Path.cwd(), "running", {"epoch": 1, **score})
+            time.sleep(30)
         best = {"nan": float("nan"), "none": None}.get(str(event), self.x + 10 * (self.seed % 10))
         selection = SimpleNamespace(best_reward=best)
         if event == "less":  # of a KPI of which less is better

@@ -131,6 +131,49 @@ def test_a_killed_job_takes_no_other_one_with_it(command: list[str], capfd: pyte
     assert "_target_" not in capfd.readouterr().out, "what jobs print belongs into their directories"
 
 
+def test_a_search_ends_trials_that_do_worse_than_others(
+    command: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr("maze.cli.sweeps.sweeper.LOOK_INTERVAL", 0.1)
+    heard = []
+    monkeypatch.setattr(
+        "maze.cli.sweeps.optuna_search.OptunaSearch.should_stop",
+        lambda self, trial, epoch, objective: heard.append((epoch, objective)) or objective < 2,
+    )
+    happening(x1="report")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.optim.budget=4", "hydra.sweeper.optim.seed=1"]
+    search += ["hydra.sweeper.optim.sampler=random", "runner.x=choice(1,3)", "hydra/launcher=local"]
+    assert main([*command, *search, "hydra.sweeper.optim.pruner=median"]) == 0
+    found = {(row["runner.x"], row["status"], row["objective"], row["error"]) for row in rows()}
+    assert found == {("1", "pruned", "1.0", "after epoch 1"), ("3", "completed", "3.0", "")}
+    assert (1, 1.0) in heard
+    output = capfd.readouterr().out
+    assert "1, pruned after epoch 1" in output
+    assert "FAILED" not in output
+    n_runs = len(runs_so_far())
+    directory = "hydra.sweep.dir=sweep"  # resumed, nothing is left to be done
+    assert main([*command, *search, "hydra.sweeper.optim.pruner=median", directory]) == 0
+    assert len(runs_so_far()) == n_runs
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["hydra.sweeper.optim.pruner=gardener"], "there is no such pruner"),
+        (["hydra.sweeper.optim.pruner=median"], "hydra/launcher=local or ray"),
+        (["hydra.sweeper.optim.pruner=median", "hydra/launcher=local", "hydra.sweeper.n_seeds=2"], "one run each"),
+    ],
+)
+def test_what_trials_cannot_be_ended_early_by_is_said(
+    command: list[str], capfd: pytest.CaptureFixture[str], options: list[str], what: str
+) -> None:
+    pytest.importorskip("optuna")
+    assert main([*command, "hydra/sweeper=optuna", "runner.x=interval(0,1)", *options]) == 2
+    assert what in capfd.readouterr().err
+    assert not Path("sweep").exists()
+
+
 def test_an_interrupted_grid_goes_on_where_it_was_stopped(
     command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:

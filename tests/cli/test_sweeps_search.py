@@ -232,6 +232,19 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     assert f"needs the package {package}" in str(caught.value)
 
 
+def test_a_trial_that_is_worse_than_half_of_the_others_is_not_worth_being_continued() -> None:
+    pytest.importorskip("optuna")
+    search = OptunaSearch(SPACE, 10, 1, True, 0, pruner="median")
+    for trial, reached in enumerate([1.0, 2.0, 3.0, 4.0, 5.0]):  # of the first five none is ended
+        search.propose()
+        assert not search.should_stop(trial, 1, reached)
+        search.report(trial, reached)
+    for trial, reached in ((5, 3.5), (6, 2.5)):
+        search.propose()
+        assert search.should_stop(trial, 1, reached) == (reached < 3.0)
+    assert not OptunaSearch(SPACE, 10, 1, True, 0).prunes
+
+
 def test_optuna_needs_both_bounds() -> None:
     with pytest.raises(UsageError, match="a: Optuna needs lower and upper"):
         OptunaSearch(SearchSpace((ScalarParameter("a", lower=0),), ()), 1, 1, True, 0)

@@ -22,8 +22,14 @@ class Jobs(Protocol):
     def start(self, number: int, overrides: list[str]) -> None:
         """Starts a job; numbers go up."""
 
-    def wait(self) -> list[FinishedJob]:
-        """Waits for jobs to end."""
+    def wait(self, timeout: float | None = None) -> list[FinishedJob]:
+        """Waits for jobs to end.
+
+        :param timeout: Seconds, at most; `None`: any time.
+        """
+
+    def stop(self, number: int) -> None:
+        """Asks a job to end; a training saves, and its end is reported as usual."""
 
     def close(self) -> None:
         """Ends the jobs that still run."""
@@ -46,7 +52,10 @@ class BatchedJobs:
     def start(self, number: int, overrides: list[str]) -> None:
         self._waiting.append((number, overrides))
 
-    def wait(self) -> list[FinishedJob]:
+    def stop(self, number: int) -> None:
+        """They end before anything is heard of them."""
+
+    def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         batch, self._waiting = self._waiting, []
         start = time.monotonic()
         try:

@@ -10,32 +10,49 @@ from typing import Any
 
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.sweeps.space import PARAMETRIZATION, ChoiceParameter, Parameter, SearchSpace
-from maze.cli.sweeps.strategy import Search, required
+from maze.cli.sweeps.strategy import Search, Strategy, required
 from maze.cli.sweeps.trials import TrialResult
 from maze.core.annotations import override
 
 SAMPLERS = ("tpe", "cmaes", "random")
+PRUNERS = {"median": "MedianPruner", "halving": "SuccessiveHalvingPruner", "hyperband": "HyperbandPruner"}
+"""Names in the configuration, and those of the classes."""
 STUDY_FILE = "optuna_study.log"
 STUDY_NAME = "sweep"
 
 
 class OptunaSearch(Search):
-    """Asks and tells a study of Optuna in memory, without pruning. Failed trials are left out of account.
+    """Asks and tells a study of Optuna in memory. Failed trials are left out of account.
 
     :param sampler: `tpe`, `cmaes` or `random`.
-    :raises UsageError: There is no such sampler.
+    :param pruner: `median` ends trials that are worse than half of the others at the same epoch, `halving` leaves ever
+        fewer trials ever more epochs, `hyperband` does that with several first numbers of epochs; `None`: no trial ends
+        early.
+    :raises UsageError: There is no such sampler or pruner.
     """
 
     name = "optuna"
 
     def __init__(
-        self, space: SearchSpace, budget: int, num_workers: int, maximize: bool, seed: int, sampler: str = "tpe"
+        self,
+        space: SearchSpace,
+        budget: int,
+        num_workers: int,
+        maximize: bool,
+        seed: int,
+        sampler: str = "tpe",
+        pruner: str | None = None,
     ) -> None:
         super().__init__(space, budget, num_workers, maximize, seed)
         if sampler not in SAMPLERS:
             raise UsageError(
                 f"hydra.sweeper.optim.sampler={sampler}: there is no such sampler.{suggestion(sampler, SAMPLERS)}"
             )
+        if pruner is not None and pruner not in PRUNERS:
+            raise UsageError(
+                f"hydra.sweeper.optim.pruner={pruner}: there is no such pruner.{suggestion(pruner, PRUNERS)}"
+            )
+        self._pruner_name, self.prunes = pruner, pruner is not None
         self._optuna = required("optuna", "hydra/sweeper=optuna")
         if sampler == "cmaes":
             required("cmaes", "hydra.sweeper.optim.sampler=cmaes")
@@ -46,7 +63,11 @@ class OptunaSearch(Search):
 
     @override(Search)
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "sampler": self.sampler_name}
+        return {
+            **super().settings(),
+            "sampler": self.sampler_name,
+            **({"pruner": self._pruner_name} if self.prunes else {}),
+        }
 
     @override(Search)
     def _reset(self) -> None:
@@ -59,7 +80,8 @@ class OptunaSearch(Search):
                 sampler = samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
             else:
                 sampler = samplers.RandomSampler(seed=seed)
-            self._study = self._optuna.create_study(sampler=sampler, direction=self._direction)
+            pruner = getattr(self._optuna.pruners, PRUNERS.get(str(self._pruner_name), "NopPruner"))()
+            self._study = self._optuna.create_study(sampler=sampler, pruner=pruner, direction=self._direction)
 
     @property
     def _direction(self) -> str:
@@ -70,6 +92,15 @@ class OptunaSearch(Search):
         with _without_warnings():
             trial = self._study.ask(self._distributions)
         return trial, {p.key: _text(p, trial.params[p.key]) for p in self.space.parameters}
+
+    @override(Strategy)
+    def should_stop(self, trial: int, epoch: int, objective: float) -> bool:
+        handle = self._handles[trial]
+        if not isinstance(handle, self._optuna.Trial):  # of an earlier process
+            return False
+        with _without_warnings():
+            handle.report(objective, epoch)
+            return bool(handle.should_prune())
 
     @override(Search)
     def _tell(self, handle: Any, objective: float | None) -> None:

@@ -21,6 +21,8 @@ class Strategy(ABC):
     needs_objective: ClassVar[bool] = True
     may_change: ClassVar[tuple[str, ...]] = ()
     """Settings that may differ when a sweep is resumed."""
+    prunes: bool = False
+    """Whether it wants to hear of trials that still run."""
 
     fixed: Sequence[str]
     """Overrides that all trials have in common."""
@@ -49,6 +51,15 @@ class Strategy(ABC):
         :param trial: Number of the proposal, counted from 0.
         :param objective: See :meth:`TrialResult.told`.
         """
+
+    def should_stop(self, trial: int, epoch: int, objective: float) -> bool:
+        """Whether a trial is not worth being continued.
+
+        :param trial: Number of the proposal.
+        :param epoch: How many epochs it has had.
+        :param objective: What it has reached so far.
+        """
+        return False
 
     @abstractmethod
     def restore(self, events: Sequence[RestoredEvent]) -> None:

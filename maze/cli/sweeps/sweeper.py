@@ -25,17 +25,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import UsageError, translated
-from maze.cli.local_launcher import CONSOLE_FILE, FinishedJob
+from maze.cli.local_launcher import CONSOLE_FILE, FinishedJob, LocalLauncher
 from maze.cli.sweeps.jobs import Jobs, open_jobs
 from maze.cli.sweeps.journal import SweepJournal, earlier_settings
 from maze.cli.sweeps.objective import STEPS, UnknownObjectiveError
 from maze.cli.sweeps.results import RESULTS_FILE, broken_text, number_text, results_table, write_results
 from maze.cli.sweeps.strategy import Strategy
-from maze.cli.sweeps.trials import COMPLETED, FAILED, SweepTrial, TrialResult, ranked
+from maze.cli.sweeps.trials import COMPLETED, FAILED, PRUNED, SweepRun, SweepTrial, TrialResult, ranked
 from maze.core.errors import MazeError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
+from maze.train.utils.training_record import read_record
 
 SEED_KEYS = ("seeding.env_base_seed", "seeding.agent_base_seed")
+LOOK_INTERVAL = 1.0
+"""Seconds after which a search that ends trials early looks at those that run."""
 RESULTS_INTERVAL = 1.0
 """Seconds between two versions of the results table while the sweep runs."""
 
@@ -112,6 +115,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         earlier = earlier_settings(directory) or {}
         strategy = self.make_strategy(list(arguments), parser, earlier.get("random_seed", secrets.randbits(31)))
         seeds = self._seeds()
+        self._check_that_it_can_prune(strategy, seeds)
         self._check_that_it_composes(strategy, seeds)
         directory.mkdir(parents=True, exist_ok=True)
         with SweepJournal(directory) as journal:
@@ -160,6 +164,19 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             overrides = [*strategy.fixed, *(f"{key}={text}" for key, text in params.items())]
             self.hydra_context.config_loader.load_sweep_config(self.config, overrides + self.seed_overrides(seeds[0]))
 
+    def _check_that_it_can_prune(self, strategy: Strategy, seeds: Sequence[int | None]) -> None:
+        if not strategy.prunes:
+            return
+        obstacle = ""
+        if not isinstance(self.launcher, LocalLauncher):
+            obstacle = "jobs have to be in processes of their own; use hydra/launcher=local or ray"
+        elif self.objective is not None:
+            obstacle = "trials are compared by their best evaluation; leave hydra.sweeper.objective out"
+        elif len(seeds) > 1:
+            obstacle = "trials are compared epoch by epoch, one run each; leave hydra.sweeper.n_seeds and seeds out"
+        if obstacle:
+            raise UsageError(f"hydra.sweeper.optim.pruner: to end trials early, {obstacle}.")
+
     def _end(self, results: Sequence[TrialResult], strategy: Strategy) -> None:
         failed = [result for result in results if result.status == FAILED]
         if failed and (self.strict or len(failed) == len(results)):
@@ -191,6 +208,9 @@ class _SweepInProgress:
         self.open_trials: set[int] = set()
         self.next_run = max(self.history.runs, default=-1) + 1
         self._table_written = -math.inf
+        self._reached: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Epoch and outcome so far of runs that a search hears of while they run."""
+        self._pruned: set[int] = set()
 
     def run(self) -> list[TrialResult]:
         self._restore()
@@ -205,8 +225,10 @@ class _SweepInProgress:
                     self._start(jobs, *job)
                 if not jobs.n_running:
                     break
-                for finished in jobs.wait():
+                for finished in jobs.wait(LOOK_INTERVAL if self.strategy.prunes else None):
                     self._finish(finished)
+                if self.strategy.prunes:
+                    self._prune(jobs)
         finally:
             jobs.close()
             self._write_table()
@@ -277,6 +299,9 @@ class _SweepInProgress:
     def _finish(self, job: FinishedJob) -> None:
         trial = next(t for t in self.history.trials.values() if any(run.number == job.number for run in t.runs))
         outcome = _outcome(job.job_return, self.strategy.needs_objective)
+        if job.number in self._pruned and outcome["status"] == FAILED:
+            epoch, reached = self._reached[job.number]
+            outcome = {"status": PRUNED, "error": f"after epoch {epoch}", **reached}
         outcome["directory"] = self._run_directory(job)
         self.journal.write("ended", trial=trial.number, run=job.number, duration=job.duration, **outcome)
         self._announce(trial, job)
@@ -289,6 +314,25 @@ class _SweepInProgress:
             self.open_trials.discard(trial.number)
         if time.monotonic() - self._table_written > RESULTS_INTERVAL:
             self._write_table()
+
+    def _prune(self, jobs: Jobs) -> None:
+        """Tells the search how far runs are, and ends those that it gives up."""
+        for trial in [self.history.trials[number] for number in self.open_trials]:
+            run = trial.runs[-1] if trial.runs else None
+            if run is None or run.duration is not None or run.number in self._pruned:
+                continue
+            record = read_record(self.directory / str(run.number)) or {}
+            epoch, score = record.get("epoch", 0), record.get("best_score")
+            if score is None or epoch <= self._reached.get(run.number, (0, {}))[0]:
+                continue
+            outcome: dict[str, Any] = {"objective": score, "violation": record.get("violation")}
+            outcome["minimized"] = bool(record.get("minimized"))
+            self._reached[run.number] = epoch, outcome
+            so_far = SweepTrial(trial.number, trial.params, [SweepRun(run.number, run.seed, "", PRUNED, **outcome)])
+            told = so_far.result(self.seeds, needs_objective=True).told(self.strategy.maximize)
+            if told is not None and self.strategy.should_stop(trial.number, epoch, told):
+                self._pruned.add(run.number)
+                jobs.stop(run.number)
 
     def _run_directory(self, job: FinishedJob) -> str:
         """Where the run wrote, seen from the sweep's directory."""
@@ -309,12 +353,15 @@ class _SweepInProgress:
         n_runs = max(self.strategy.n_trials, len(self.history.trials)) * len(self.seeds)
         seed = "" if run.seed is None else f", seed {run.seed}"
         value = number_text(run.objective) + broken_text(run.violation)
-        what = value if run.status == COMPLETED else f"FAILED: {run.error}"
+        what = f"{value}, pruned {run.error}" if run.status == PRUNED else value
+        what = f"FAILED: {run.error}" if run.status == FAILED else what
         print(
             f"[{n_ended}/{n_runs}] trial {trial.number}{seed}: {what} ({job.duration:.1f} s; {_shown(trial.params)})",
             flush=True,
         )
         error = job.job_return._return_value
+        if run.status == PRUNED:
+            return
         if job.job_return.status is JobStatus.FAILED and not isinstance(error, MazeError) and translated(error) is None:
             traceback.print_exception(error, file=sys.stderr)
 

@@ -127,6 +127,7 @@ class OptunaSweep(SearchSweep):
     name = "optuna"
     options: ClassVar[Mapping[str, Any]] = {
         "sampler": "tpe",
+        "pruner": None,
         "budget": 100,
         "num_workers": 1,
         "maximize": True,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
+PRUNED = "pruned"
+"""Ended early, since it did worse than others; what it had reached counts."""
 
 
 @dataclass
@@ -56,22 +58,23 @@ class SweepTrial:
 
         :param retry_failed: Whether a failed run counts as none.
         """
-        done = (COMPLETED,) if retry_failed else (COMPLETED, FAILED)
+        done = (COMPLETED, PRUNED) if retry_failed else (COMPLETED, PRUNED, FAILED)
         return [seed for seed in seeds if (run := self.run_of(seed)) is None or run.status not in done]
 
     def result(self, seeds: Sequence[int | None], needs_objective: bool) -> TrialResult:
         """What came out, over all seeds; a trial fails with any of its runs."""
         runs = [run for run in map(self.run_of, seeds) if run is not None]
         errors = [run.error for run in runs if run.status == FAILED]
-        completed = [run for run in runs if run.status == COMPLETED]
+        completed = [run for run in runs if run.status in (COMPLETED, PRUNED)]
         values = [run.objective for run in completed if run.objective is not None]
         violations = [run.violation for run in completed if run.violation is not None]
-        is_complete = len(runs) == len(seeds) and all(run.status == COMPLETED for run in runs)
-        status = FAILED if errors else COMPLETED if is_complete else UNFINISHED
-        error = errors[0] if errors else ""
+        is_complete = len(completed) == len(seeds)
+        pruned = [run.error for run in runs if run.status == PRUNED]
+        status = FAILED if errors else UNFINISHED if not is_complete else PRUNED if pruned else COMPLETED
+        error = next(iter(errors or pruned), "")
         if len(seeds) > 1 and errors:
             error = f"{len(errors)} of {len(seeds)} seeds failed: {error}"
-        has_all = status == COMPLETED and len(values) == len(seeds)
+        has_all = status in (COMPLETED, PRUNED) and len(values) == len(seeds)
         if status == COMPLETED and needs_objective and not has_all:
             status, error = FAILED, "the run has no objective: nothing was evaluated."
         durations = [run.duration for run in runs if run.duration is not None]

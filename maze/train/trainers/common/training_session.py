@@ -346,6 +346,7 @@ class TrainingSession:
             "n_env_steps": self._trainer.n_env_steps,
             "best_score": None if score is None else float(score),
             "violation": None if score is None else score.violation,
+            "minimized": score is not None and not score.maximize,
         }
         write_record(self.checkpoint_file.parent, state, values)
 
