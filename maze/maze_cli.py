@@ -135,8 +135,11 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
         if project is not None and "algorithm" in cfg:
             stats.register_writer(table)
             stats.register_writer(report_writer(Path.cwd(), project))
-        runner.setup(cfg)
-        runner.run()
+        try:
+            runner.setup(cfg)
+            runner.run()
+        finally:
+            runner.close()
     rolled_out = getattr(runner, "stats", None)
     if isinstance(rolled_out, dict):
         table.write("rollout_stats", 1, rolled_out)

@@ -27,3 +27,6 @@ class Runner(ABC):
     @abstractmethod
     def run(self, **kwargs: Any) -> None:
         """Runs the job; :meth:`setup` came first."""
+
+    def close(self) -> None:  # most runners hold nothing
+        """Gives back what the runner holds beyond its run: processes, a cluster; nothing happens the second time."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -93,6 +94,7 @@ class PlacedRunner(Runner):
             closed(env.close, PROBE)
         self.env_factory = CheckedEnvFactory(normalized, self.spaces)
 
+    @override(Runner)
     def close(self) -> None:
         """Closes all environments and ends their worker processes."""
         for close in reversed(self._closing):

@@ -13,8 +13,10 @@ import maze.conf
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.checkpoint import load_state
+from maze.maze_cli import main
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
+from maze.train.parallelization.placement import InProcess
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner, ACLocalRunner
 from maze.train.trainers.es import ESDevRunner
@@ -231,3 +233,12 @@ def test_invalid_runner_values_are_refused_by_name(name, value):
 def test_numbers_of_environments_that_would_have_no_effect_are_refused_with_what_has(runner_class, name, instead):
     with pytest.raises(ConfigError, match=rf"runner\.{name}: leave it 0 and set {instead}"):
         runner_class(**{name: 2})
+
+
+def test_a_command_gives_back_what_its_runner_holds(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(InProcess, "close", closed.append)
+    few = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]
+    options = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=1", *few]
+    assert main([*options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert len(closed) == 1
