@@ -143,6 +143,7 @@ class TestSameResults:
             told = (tmp_path / "ray" / "progress.csv").read_text()
             assert "actor_restarts" in told
             assert "actors_busy" in told
+            assert "calls_per_second_of_node" in told
         assert not differing(here, there)
 
     def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
@@ -306,6 +307,65 @@ class TestFailures:
         for _ in range(2):
             generator.collect(policy, columns)
         assert (columns.rewards[-1] != 0).all()
+
+    def test_a_machine_that_joins_takes_the_place_of_a_lost_one(
+        self, cluster: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Echo:
+            def say(self, word: int) -> int:
+                return word
+
+            def close(self) -> None: ...
+
+        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 1.0)
+        machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
+        extra = cluster.add_node(**machine)
+        crew = Crew(cpus_per_actor=2)
+
+        def lose(node: Any) -> None:
+            pids = pids_of(crew)
+            cluster.remove_node(node, allow_graceful=False)
+            for actor, pid in zip(crew._actors, pids, strict=True):
+                if actor.node.endswith(node.node_id[:6]):  # it would not notice at once that its machine is gone
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        try:
+            crew.grow(3)
+            crew.place("echo", [lambda n_starts: Echo] * 3)
+            assert crew.call("echo", "say", [(1,), (2,), (3,)]) == [1, 2, 3]
+            lose(extra)
+            tasks = [crew.submit(actor, "echo", "say", actor) for actor in range(3)]
+            assert len(crew.finished(tasks, 2)) == 2
+            extra = cluster.add_node(**machine)
+            assert [task.result for task in crew.finished(tasks, 3)] == [0, 1, 2]
+            assert crew.n_restarts == 1
+            lose(extra)
+            crew._start_timeout = 2.0  # nobody replaces it
+            with pytest.raises(ConfigError, match=r"1 of 3 actors are not there yet.*within 2 seconds"):
+                crew.call("echo", "say", [(1,), (2,), (3,)])
+        finally:
+            crew.close()
+
+    def test_an_actor_that_dies_while_it_starts_is_replaced(
+        self, cluster: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        crew, started = Crew(), []
+        start = crew._start
+
+        def start_and_lose_the_first(actor: Any) -> None:
+            start(actor)
+            started.append(actor)
+            if len(started) == 1:
+                crew._kill(actor)
+
+        monkeypatch.setattr(crew, "_start", start_and_lose_the_first)
+        try:
+            crew.grow(1)
+            assert len(started) == 2
+            assert pids_of(crew)
+        finally:
+            crew.close()
 
 
 # -- sweeps -------------------------------------------------------------------------------------------

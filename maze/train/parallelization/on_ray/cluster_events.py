@@ -30,6 +30,11 @@ class ClusterEvents(ABC):
     def calls_per_second(self, value: float, actor: int) -> None:
         """Fragments, or slices of episodes, that an actor has completed per second."""
 
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("node")
+    def calls_per_second_of_node(self, value: float, node: str) -> None:
+        """The same for all actors of a machine; those that are lost count where they were."""
+
     @define_epoch_stats(np.mean, output_name="mean")
     @define_epoch_stats(max, output_name="max")
     def fragment_age(self, value: float) -> None:
@@ -53,4 +58,6 @@ def report_actors(crew: Crew, statistics: LogStatsAggregator) -> ClusterEvents:
     events.actors_busy(value=work.busy_share)
     for actor, rate in enumerate(work.calls_per_second):
         events.calls_per_second(value=rate, actor=actor)
+    for node, rate in work.by_node.items():
+        events.calls_per_second_of_node(value=rate, node=node)
     return events

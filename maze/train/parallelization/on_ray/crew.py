@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 10.0
 """After so long without an answer there is a word about who is waited for."""
 _CLOSE_SECONDS = 2.0
+LONGEST_PAUSE = 30.0
+"""Seconds before a replacement, at most."""
 
 Maker = Callable[[int], Callable[[], Any]]
 """From how often an actor was started before to what makes its subject there; all of it travels by value."""
@@ -41,7 +43,8 @@ class Host:
 
     def describe(self) -> dict[str, Any]:
         """Where it is, and what has to be the same everywhere."""
-        return {"pid": os.getpid(), "node": platform.node(), **_versions()}
+        node_id = require_ray().get_runtime_context().get_node_id()
+        return {"pid": os.getpid(), "node": f"{platform.node()}/{node_id[:6]}", **_versions()}
 
     def place(self, name: str, maker: bytes) -> None:
         """Makes a subject; calls of one that cannot be made say why."""
@@ -91,7 +94,11 @@ class Task:
 @dataclass
 class _Actor:
     handle: Any = None
+    place: Any = None
+    """Where it is, once it is anywhere; `None`: that is known already."""
+    asked_at: float = 0.0
     name: str = ""
+    node: str = ""
     n_starts: int = 0
     n_failures: int = 0
     """Failures in a row."""
@@ -107,6 +114,8 @@ class Work(NamedTuple):
     busy_share: float
     """Share of the time in which they worked, on average."""
     calls_per_second: list[float]
+    by_node: dict[str, float]
+    """Calls per second of the actors of each machine."""
 
 
 class Crew:
@@ -118,7 +127,7 @@ class Crew:
 
     :param cpus_per_actor: CPUs that each needs.
     :param max_restarts: How often in a row an actor is replaced without having completed anything in between.
-    :param restart_pause: Seconds before the second replacement in a row; before each further one, twice as many.
+    :param restart_pause: Seconds before the second replacement in a row, then twice as many each time, up to 30.
     :param start_timeout: Seconds that actors may wait for a place.
     """
 
@@ -148,8 +157,10 @@ class Crew:
         :raises ConfigError: There is no place for them, or they have other versions of Python or Maze.
         """
         first = len(self._actors)
-        self._actors += [_Actor(self._new_handle()) for _ in range(n_actors - first)]
+        self._actors += [_Actor() for _ in range(n_actors - first)]
         try:
+            for actor in self._actors[first:]:
+                self._start(actor)
             self._await_start(first)
         except BaseException:
             self.close()
@@ -225,7 +236,10 @@ class Crew:
         for actor in self._actors:
             actor.busy, actor.n_calls = 0.0, 0
         busy, calls = zip(*work, strict=True)
-        return Work(n_restarts, sum(busy) / len(busy), list(calls))
+        by_node: dict[str, float] = {}
+        for actor, rate in zip(self._actors, calls, strict=True):
+            by_node[actor.node] = by_node.get(actor.node, 0.0) + rate
+        return Work(n_restarts, sum(busy) / len(busy), list(calls), by_node)
 
     def close(self) -> None:
         """Ends all actors; nothing happens the second time."""
@@ -240,31 +254,35 @@ class Crew:
 
     # -- starting --------------------------------------------------------------------------------------
 
-    def _new_handle(self) -> Any:
+    def _start(self, actor: _Actor) -> None:
         host = self._ray.remote(num_cpus=self._cpus_per_actor, max_restarts=0, max_task_retries=0)(Host)
-        return host.remote()
+        actor.handle, actor.asked_at = host.remote(), time.monotonic()
+        actor.place = actor.handle.describe.remote()
+
+    def _meet(self, index: int) -> None:
+        """Takes notice of where an actor is.
+
+        :raises ConfigError: It has other versions of Python or Maze.
+        """
+        actor = self._actors[index]
+        try:
+            found = self._ray.get(actor.place)
+        except self._ray.exceptions.RayError as error:
+            self._replace(index, f"is lost ({_first_line(error)})", "its start", "")
+            return
+        actor.place = None
+        _check_versions(found, index)
+        actor.node = found["node"]
+        actor.name = f"{index} (pid {found['pid']} on {actor.node})"
 
     def _await_start(self, first: int) -> None:
         """Waits until new actors have a place, and have the versions of this process."""
-        refs = {actor.handle.describe.remote(): index for index, actor in enumerate(self._actors[first:], first)}
-        deadline = time.monotonic() + self._start_timeout
-        waiting = list(refs)
-        while waiting:
-            ready, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_SECONDS)
+        new = range(first, len(self._actors))
+        while waiting := {self._actors[i].place: i for i in new if self._actors[i].place is not None}:
+            ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=_LOOK_SECONDS)
             for ref in ready:
-                try:
-                    found = self._ray.get(ref)
-                except self._ray.exceptions.RayError as error:
-                    raise WorkerError(f"Actor {refs[ref]} could not be started: {_first_line(error)}") from error
-                _check_versions(found, refs[ref])
-                self._actors[refs[ref]].name = f"{refs[ref]} (pid {found['pid']} on {found['node']})"
-            if waiting and time.monotonic() > deadline:
-                raise ConfigError(
-                    f"runner.env_groups: {self._waiting(len(waiting))} and did not get a place within "
-                    f"{self._start_timeout:g} seconds. Ask for fewer actors, or add machines."
-                )
-            if waiting:
-                logger.warning("%s.", self._waiting(len(waiting)))
+                self._meet(waiting[ref])
+            self._tell_homeless(self._actors[first:])
 
     def _waiting(self, n_waiting: int) -> str:
         total = self._ray.cluster_resources().get("CPU", 0.0)
@@ -274,16 +292,28 @@ class Crew:
             f"and the Ray cluster has {total:g} CPUs, of which {free:g} are free"
         )
 
+    def _tell_homeless(self, actors: Sequence[_Actor]) -> None:
+        """Says which actors have no place yet.
+
+        :raises ConfigError: They have been waiting too long.
+        """
+        places = [actor.place for actor in actors if actor.place is not None]
+        if not places:
+            return
+        _, waiting = self._ray.wait(places, num_returns=len(places), timeout=0)
+        if not waiting:
+            return
+        if time.monotonic() - min(actor.asked_at for actor in actors if actor.place in waiting) > self._start_timeout:
+            raise ConfigError(
+                f"runner.env_groups: {self._waiting(len(waiting))} and did not get a place within "
+                f"{self._start_timeout:g} seconds. Ask for fewer actors, or add machines."
+            )
+        logger.warning("%s.", self._waiting(len(waiting)))
+
     def _tell_waiting(self, tasks: Sequence[Task], seconds: float) -> None:
-        actors = sorted({task.actor for task in tasks})
-        free = self._ray.available_resources().get("CPU", 0.0)
-        logger.info(
-            "Waiting for %s of actors %s since %.0f s; the Ray cluster has %g free CPUs.",
-            tasks[0].method,
-            actors,
-            seconds,
-            free,
-        )
+        indices = sorted({task.actor for task in tasks})
+        self._tell_homeless([self._actors[index] for index in indices])
+        logger.info("Waiting for %s of actors %s since %.0f s.", tasks[0].method, indices, seconds)
 
     def _place(self, index: int, name: str) -> None:
         actor = self._actors[index]
@@ -317,6 +347,8 @@ class Crew:
             self._judge(task, answer)
             return False
         actor = self._actors[task.actor]
+        if actor.place is not None:  # it came after another one
+            self._meet(task.actor)
         task.result, seconds = answer
         actor.n_failures = 0
         actor.n_calls += 1
@@ -337,29 +369,27 @@ class Crew:
     def _recover(self, task: Task, what: str, failure: Failure | None) -> None:
         """Replaces the actor of a task, if nobody has done so before, and asks again."""
         with self._lock:
-            actor = self._actors[task.actor]
-            if task.start == actor.n_starts:
-                actor.n_failures += 1
-                if actor.n_failures > self._max_restarts:
-                    details = f"\n{failure.traceback}" if failure is not None else ""
-                    raise WorkerError(
-                        f"Actor {task.actor} {what}, for the {actor.n_failures}th time in a row during "
-                        f"`{task.method}`; that is more than runner.placement.max_restarts={self._max_restarts}."
-                        f"{details}"
-                    )
-                logger.warning("Actor %s %s during `%s`; another one takes its place.", actor.name, what, task.method)
-                if actor.n_failures > 1:
-                    time.sleep(self._restart_pause * 2 ** (actor.n_failures - 2))
-                self._replace(task.actor)
+            if task.start == self._actors[task.actor].n_starts:
+                details = f"\n{failure.traceback}" if failure is not None else ""
+                self._replace(task.actor, what, f"`{task.method}`", details)
             self._send(task)
 
-    def _replace(self, index: int) -> None:
+    def _replace(self, index: int, what: str, during: str, details: str) -> None:
         actor = self._actors[index]
+        actor.n_failures += 1
+        if actor.n_failures > self._max_restarts:
+            raise WorkerError(
+                f"Actor {index} {what}, for the {actor.n_failures}th time in a row during {during}; that is more than "
+                f"runner.placement.max_restarts={self._max_restarts}.{details}"
+            )
+        logger.warning("Actor %s %s during %s; another one takes its place.", actor.name or index, what, during)
+        if actor.n_failures > 1:
+            time.sleep(min(self._restart_pause * 2 ** (actor.n_failures - 2), LONGEST_PAUSE))
         self._kill(actor)
         actor.name = str(index)
         self.n_restarts += 1
         actor.n_starts += 1
-        actor.handle = self._new_handle()
+        self._start(actor)
         for name, makers in self._makers.items():
             if index < len(makers):
                 self._place(index, name)

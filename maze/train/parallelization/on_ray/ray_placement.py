@@ -36,7 +36,7 @@ class OnRay(Placement):
     :param cpus_per_actor: CPUs of each actor. Several are used by worker processes that step its environments.
     :param max_restarts: How often in a row an actor is replaced that vanishes, or whose environment fails, before the
         run ends.
-    :param restart_pause: Seconds before the second replacement in a row; before each further one, twice as many.
+    :param restart_pause: Seconds before the second replacement in a row, then twice as many each time, up to 30.
     :param start_timeout: Seconds that actors may wait for a place.
     :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, and results do not depend on
         speed. The others go on, and their fragments belong to a later update.
