@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import uniform
-from maze_envs.inventory.events import InventoryEvents
 from maze_envs.inventory.renderer import InventoryRenderer
+from maze_envs.inventory.stores import Stores
 
 SCALE = 5.0
 """Observed units are divided by it."""
@@ -30,7 +29,7 @@ SCALE = 5.0
 EXPRESS, REGULAR = "express", "regular"
 
 
-class DualSourcing(BatchedCoreEnv):
+class DualSourcing(Stores):
     """Stores with two suppliers.
 
     Sub-steps `express` and `regular`, each with an action of its own name: a number of units. Both observe `stock`
@@ -56,7 +55,7 @@ class DualSourcing(BatchedCoreEnv):
     """
 
     row_arrays = ("stock", "outstanding", "express", "counted_cost", "elapsed")
-    event_interfaces = (InventoryEvents,)
+    scale = SCALE
 
     def __init__(
         self,
@@ -74,33 +73,28 @@ class DualSourcing(BatchedCoreEnv):
         warm_up: int = 0,
         max_episode_steps: int = 200,
     ) -> None:
-        seen = spaces.Dict(stock=spaces.Box(-np.inf, np.inf, (lead_time,), np.float32))
-        actions = {EXPRESS: max_express, REGULAR: max_regular}
         super().__init__(
             n_envs,
-            {key: spaces.Dict({key: spaces.Discrete(largest + 1)}) for key, largest in actions.items()},
-            dict.fromkeys(actions, seen),
-            max_episode_steps,
+            {EXPRESS: (EXPRESS, max_express), REGULAR: (REGULAR, max_regular)},
+            lowest_stock=-np.inf,
+            probabilities=uniform(largest_demand),
+            lead_time=lead_time,
+            initial_units=largest_demand // 2,
+            warm_up=warm_up,
+            max_episode_steps=max_episode_steps,
         )
-        self.probabilities = uniform(largest_demand)
-        self._cumulative = np.cumsum(self.probabilities)
-        self.lead_time, self.max_express, self.max_regular = lead_time, max_express, max_regular
+        self.max_express, self.max_regular = max_express, max_regular
         self.regular_cost, self.express_cost = regular_cost, express_cost
         self.holding_cost, self.backlog_cost = holding_cost, backlog_cost
-        self.reward_scale, self.reference_cost, self.warm_up = reward_scale, reference_cost, warm_up
+        self.reward_scale, self.reference_cost = reward_scale, reference_cost
         self.unavoidable = regular_cost * largest_demand / 2
-        self.stock = np.zeros(n_envs, np.int64)
-        self.outstanding = np.zeros((n_envs, lead_time - 1), np.int64)
         self.express = np.zeros(n_envs, np.int64)
         """The express order of the period."""
-        self.counted_cost = np.zeros(n_envs)
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
-        """Begins with the mean demand in stock and under way."""
-        self.stock[rows] = self.outstanding[rows] = (len(self.probabilities) - 1) // 2
+        super().reset_rows(rows)
         self.express[rows] = 0
-        self.counted_cost[rows] = 0.0
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,29 +103,13 @@ class DualSourcing(BatchedCoreEnv):
             self.express = actions[EXPRESS].astype(np.int64)
             self.stock = self.stock + self.express
             return np.zeros(self.n_envs), nobody
-        demand = np.minimum(np.searchsorted(self._cumulative, self.random.uniform()), len(self.probabilities) - 1)
-        stock = self.stock - demand
+        stock = self.stock - self.draw_demand()
         left_over, owed = np.maximum(stock, 0), np.maximum(-stock, 0)
         surcharge = (self.express_cost - self.regular_cost) * self.express
         influenced = surcharge + self.holding_cost * left_over + self.backlog_cost * owed
         cost = influenced + self.regular_cost * (self.express + actions[REGULAR])
-        self.counted_cost += np.where(self.elapsed >= self.warm_up, cost, 0.0)
-        pipeline = np.concatenate([self.outstanding, actions[REGULAR][:, None]], axis=1)
-        self.stock = stock + pipeline[:, 0]
-        self.outstanding = pipeline[:, 1:]
-        self.fire(InventoryEvents.cost, value=cost)
-        self.fire(InventoryEvents.short, units=owed)
-        self.fire(InventoryEvents.left_over, units=left_over)
+        self.end_period(stock, actions[REGULAR], cost, owed)
         return (self.reference_cost - influenced) / self.reward_scale, nobody
-
-    @override(BatchedCoreEnv)
-    def observe(self, out: Mapping[str, np.ndarray]) -> None:
-        out["stock"][:, 0] = self.stock / SCALE
-        out["stock"][:, 1:] = self.outstanding / SCALE
-
-    @override(BatchedCoreEnv)
-    def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {"average_cost": self.counted_cost[rows] / np.maximum(self.elapsed[rows] - self.warm_up, 1)}
 
 
 class DualSourcingEnv(BatchedMazeEnv):

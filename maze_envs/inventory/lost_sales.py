@@ -13,21 +13,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.inventory.demand import distribution
-from maze_envs.inventory.events import InventoryEvents
 from maze_envs.inventory.renderer import InventoryRenderer
+from maze_envs.inventory.stores import Stores
 
 SCALE = 10.0
 """Observed units are divided by it."""
 
 
-class LostSales(BatchedCoreEnv):
+class LostSales(Stores):
     """Stores with lost sales.
 
     Observed is `stock` `[lead_time]`: the stock after today's delivery and the outstanding orders, the next one first,
@@ -47,8 +46,7 @@ class LostSales(BatchedCoreEnv):
     :param max_episode_steps: Periods of an episode.
     """
 
-    row_arrays = ("stock", "outstanding", "counted_cost", "elapsed")
-    event_interfaces = (InventoryEvents,)
+    scale = SCALE
 
     def __init__(
         self,
@@ -64,49 +62,27 @@ class LostSales(BatchedCoreEnv):
         warm_up: int = 0,
         max_episode_steps: int = 200,
     ) -> None:
-        seen = spaces.Dict(stock=spaces.Box(0.0, np.inf, (lead_time,), np.float32))
-        super().__init__(n_envs, {0: spaces.Dict(order=spaces.Discrete(max_order + 1))}, {0: seen}, max_episode_steps)
-        self.probabilities = distribution(demand, mean_demand)
-        self._cumulative = np.cumsum(self.probabilities)
-        self.lead_time, self.max_order = lead_time, max_order
+        super().__init__(
+            n_envs,
+            {0: ("order", max_order)},
+            lowest_stock=0.0,
+            probabilities=distribution(demand, mean_demand),
+            lead_time=lead_time,
+            initial_units=round(mean_demand),
+            warm_up=warm_up,
+            max_episode_steps=max_episode_steps,
+        )
+        self.mean_demand, self.max_order = mean_demand, max_order
         self.holding_cost, self.penalty = holding_cost, penalty
-        self.reward_scale, self.reference_cost, self.warm_up = reward_scale, reference_cost, warm_up
-        self.mean_demand = mean_demand
-        self.stock = np.zeros(n_envs, np.int64)
-        self.outstanding = np.zeros((n_envs, lead_time - 1), np.int64)
-        """Orders that have not arrived, the next one first."""
-        self.counted_cost = np.zeros(n_envs)
-
-    @override(BatchedCoreEnv)
-    def reset_rows(self, rows: np.ndarray) -> None:
-        """Begins with the mean demand in stock and under way."""
-        self.stock[rows] = round(self.mean_demand)
-        self.outstanding[rows] = round(self.mean_demand)
-        self.counted_cost[rows] = 0.0
+        self.reward_scale, self.reference_cost = reward_scale, reference_cost
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        demand = np.minimum(np.searchsorted(self._cumulative, self.random.uniform()), len(self.probabilities) - 1)
-        left_over = np.maximum(self.stock - demand, 0)
-        lost = np.maximum(demand - self.stock, 0)
+        demand = self.draw_demand()
+        left_over, lost = np.maximum(self.stock - demand, 0), np.maximum(demand - self.stock, 0)
         cost = self.holding_cost * left_over + self.penalty * lost
-        self.counted_cost += np.where(self.elapsed >= self.warm_up, cost, 0.0)
-        pipeline = np.concatenate([self.outstanding, actions["order"][:, None]], axis=1)
-        self.stock = left_over + pipeline[:, 0]
-        self.outstanding = pipeline[:, 1:]
-        self.fire(InventoryEvents.cost, value=cost)
-        self.fire(InventoryEvents.short, units=lost)
-        self.fire(InventoryEvents.left_over, units=left_over)
+        self.end_period(left_over, actions["order"], cost, lost)
         return (self.reference_cost - cost) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
-
-    @override(BatchedCoreEnv)
-    def observe(self, out: Mapping[str, np.ndarray]) -> None:
-        out["stock"][:, 0] = self.stock / SCALE
-        out["stock"][:, 1:] = self.outstanding / SCALE
-
-    @override(BatchedCoreEnv)
-    def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {"average_cost": self.counted_cost[rows] / np.maximum(self.elapsed[rows] - self.warm_up, 1)}
 
 
 class LostSalesEnv(BatchedMazeEnv):

@@ -85,6 +85,22 @@ def test_dual_sourcing_costs_what_the_exact_solver_says():
     assert cost == pytest.approx(exact, abs=0.6)
 
 
+def test_rewards_leave_out_the_price_of_what_has_to_be_bought_anyway():
+    stores, policy = DualSourcing(512, max_episode_steps=None), DualIndexPolicy(4, 7, 2)
+    for row in range(512):
+        stores.random.seed(row, row)
+    stores.begin(np.arange(512))
+    earned = np.zeros(512)
+    for _ in range(600):
+        for step_key in stores.step_keys:
+            seen = {"stock": np.zeros((512, 2), np.float32)}
+            stores.observe(seen)
+            earned += stores.advance(policy.choose(seen, step_key))[0]
+    costs = stores.kpis(np.arange(512))["average_cost"].mean() - stores.unavoidable
+    # the units that demand takes more or less than its mean, by chance, are bought at 100 each
+    assert -stores.reward_scale * earned.mean() / 600 == pytest.approx(costs, abs=1.0)
+
+
 @pytest.mark.parametrize("make", [LostSalesEnv, DualSourcingEnv])
 def test_the_environments_are_sound(make):
     report = check_env(make, n_steps=60)

@@ -1,0 +1,90 @@
+"""What inventories have in common: demand, a stock, orders on their way, an average cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.annotations import override
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.structured_env import StepKeyType
+from maze_envs.inventory.events import InventoryEvents
+
+
+class Stores(BatchedCoreEnv):
+    """Stores that observe `stock` `[lead_time]`: the stock, and the outstanding orders, the next one first.
+
+    :param n_envs: Number of stores.
+    :param largest_orders: By sub-step the action's name and its largest number of units.
+    :param lowest_stock: What is observed of the stock is at least this.
+    :param probabilities: Of a demand of 0, 1, ... units.
+    :param lead_time: Periods from order to delivery.
+    :param initial_units: An episode begins with so many units in stock, and in each outstanding order.
+    :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
+    :param max_episode_steps: Periods of an episode.
+    """
+
+    row_arrays = ("stock", "outstanding", "counted_cost", "elapsed")
+    event_interfaces = (InventoryEvents,)
+    scale: ClassVar[float] = 1.0
+    """Observed units are divided by it."""
+
+    def __init__(
+        self,
+        n_envs: int,
+        largest_orders: Mapping[StepKeyType, tuple[str, int]],
+        lowest_stock: float,
+        probabilities: np.ndarray,
+        lead_time: int,
+        initial_units: int,
+        warm_up: int,
+        max_episode_steps: int | None,
+    ) -> None:
+        seen = spaces.Dict(stock=spaces.Box(lowest_stock, np.inf, (lead_time,), np.float32))
+        orders = {
+            key: spaces.Dict({name: spaces.Discrete(largest + 1)}) for key, (name, largest) in largest_orders.items()
+        }
+        super().__init__(n_envs, orders, dict.fromkeys(orders, seen), max_episode_steps)
+        self.probabilities = probabilities
+        self._cumulative = np.cumsum(probabilities)
+        self.lead_time, self.warm_up, self._initial_units = lead_time, warm_up, initial_units
+        self.stock = np.zeros(n_envs, np.int64)
+        self.outstanding = np.zeros((n_envs, lead_time - 1), np.int64)
+        """Orders that have not arrived, the next one first."""
+        self.counted_cost = np.zeros(n_envs)
+
+    @override(BatchedCoreEnv)
+    def reset_rows(self, rows: np.ndarray) -> None:
+        self.stock[rows] = self.outstanding[rows] = self._initial_units
+        self.counted_cost[rows] = 0.0
+
+    def draw_demand(self) -> np.ndarray:
+        """The demand of the period, `[n_envs]`."""
+        return np.minimum(np.searchsorted(self._cumulative, self.random.uniform()), len(self.probabilities) - 1)
+
+    def end_period(self, stock: np.ndarray, order: np.ndarray, cost: np.ndarray, short: np.ndarray) -> None:
+        """Counts what the period cost, and has the next order arrive.
+
+        :param stock: What is left, `[n_envs]` as all others; negative: owed.
+        :param order: What was ordered, to arrive `lead_time` periods later.
+        :param cost: What the period cost.
+        :param short: Demand that could not be met.
+        """
+        self.counted_cost += np.where(self.elapsed >= self.warm_up, cost, 0.0)
+        pipeline = np.concatenate([self.outstanding, order[:, None]], axis=1)
+        self.stock, self.outstanding = stock + pipeline[:, 0], pipeline[:, 1:]
+        self.fire(InventoryEvents.cost, value=cost)
+        self.fire(InventoryEvents.short, units=short)
+        self.fire(InventoryEvents.left_over, units=np.maximum(stock, 0))
+
+    @override(BatchedCoreEnv)
+    def observe(self, out: Mapping[str, np.ndarray]) -> None:
+        out["stock"][:, 0] = self.stock / self.scale
+        out["stock"][:, 1:] = self.outstanding / self.scale
+
+    @override(BatchedCoreEnv)
+    def kpis(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {"average_cost": self.counted_cost[rows] / np.maximum(self.elapsed[rows] - self.warm_up, 1)}
