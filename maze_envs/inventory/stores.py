@@ -27,7 +27,7 @@ class Stores(BatchedCoreEnv):
     :param max_episode_steps: Periods of an episode.
     """
 
-    row_arrays = ("stock", "outstanding", "counted_cost", "elapsed")
+    row_arrays: ClassVar[tuple[str, ...]] = ("stock", "outstanding", "counted_cost", "elapsed")
     event_interfaces = (InventoryEvents,)
     scale: ClassVar[float] = 1.0
     """Observed units are divided by it."""
