@@ -237,8 +237,8 @@ def test_numbers_of_environments_that_would_have_no_effect_are_refused_with_what
 
 def test_a_command_gives_back_what_its_runner_holds(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(InProcess, "close", closed.append)
+    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(type(self)))
     few = ["algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.rollout_evaluator.n_episodes=1"]
     options = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "runner.concurrency=1", *few]
     assert main([*options, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    assert len(closed) == 1
+    assert closed == [InProcess]
