@@ -23,10 +23,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from maze.cli.algorithms import with_own_algorithm
-from maze.cli.errors import RunFailedError, UsageError, translated
+from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
 from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories
-from maze.core.errors import ConfigError, EnvironmentFailedError, GateNotPassedError, MazeError
+from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from maze.runner import Runner
 
 EXIT_ERROR = 1
-EXIT_NO_VERDICT = 2
-"""Of a gate that is asked in a wrong way, or breaks down; 1 says that the candidate does not pass."""
 NOTHING = ("null", "~", "None", "", str(Path.home()))
 """Ways to write that a group is left empty; shells turn `~` into the home directory."""
 OPTIONAL_GROUPS = ("critic", "wrappers")
@@ -178,8 +176,7 @@ def _run_once(cfg: DictConfig) -> float | None:
             score = maze_run(cfg)
     except BaseException as error:
         _log_to_file(logging.ERROR, "The run has ended before its time.", error)
-        if "baseline" in cfg and isinstance(error, Exception) and not isinstance(error, GateNotPassedError):
-            vars(error)["exit_status"] = EXIT_NO_VERDICT
+        tell_from_verdict(error, cfg)
         if isinstance(error, Exception) and HydraConfig.get().mode == RunMode.RUN:
             raise RunFailedError from error
         raise

@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from maze.cli.errors import UsageError
+from maze.cli.errors import GATE, UsageError, is_gate
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
 from maze.cli.run_list import algorithm_name
 from maze.cli.stored_model import packages_with_configurations, stored_sections
@@ -21,7 +21,6 @@ _GROUP = "policy"
 _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
-_GATE = ("baseline", "candidate")
 
 
 def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
@@ -37,9 +36,9 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
     """
     named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
     reader = PolicyReader(cfg, project, named)
-    if all(name in cfg for name in _GATE):
+    if is_gate(cfg):
         _complete_gate(cfg, project)
-        reader.where = " or ".join(_GATE)
+        reader.where = " or ".join(GATE)
     policies = OmegaConf.to_container(cfg.policies, resolve=True) if OmegaConf.is_config(cfg.policies) else cfg.policies
     if not isinstance(policies, (list, dict)):
         raise UsageError(f"policies: expected a list or names with policies, found {policies!r}.")
@@ -56,7 +55,7 @@ def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) 
 
 def _complete_gate(cfg: DictConfig, project: Path) -> None:
     """Checks that both are named, and puts the content of a file with thresholds in its place."""
-    for name in _GATE:
+    for name in GATE:
         if cfg[name] is None:
             raise UsageError(
                 f"{name}: name a training, a bundle or an option of {_GROUP}, {name}=outputs/<name>/<time>."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any
@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean
 from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
@@ -27,6 +27,25 @@ class UsageError(ConfigError):
 
 class RunFailedError(BaseException):
     """Carries an error, its cause, past Hydra, which would announce it in its own words, or go on."""
+
+
+GATE = ("baseline", "candidate")
+"""What a gate compares: keys of its configuration."""
+
+
+def is_gate(cfg: Container[str]) -> bool:
+    """Whether a configuration is that of a gate."""
+    return all(name in cfg for name in GATE)
+
+
+def tell_from_verdict(error: BaseException, cfg: Container[str]) -> None:
+    """Has a gate that is asked in a wrong way, or breaks down, end with 2; 1 says that the candidate does not pass.
+
+    :param error: What ends the command.
+    :param cfg: Its configuration.
+    """
+    if is_gate(cfg) and isinstance(error, Exception) and not isinstance(error, GateNotPassedError):
+        vars(error)["exit_status"] = UsageError.exit_status
 
 
 def translated(error: BaseException) -> ConfigError | None:

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from maze.cli.errors import RunFailedError
+from maze.cli.errors import RunFailedError, tell_from_verdict
 from maze.cli.sweeps.journal import has_journal
 from maze.core.errors import ConfigError
 
@@ -162,6 +162,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
             # a sweep that goes on keeps its directory, and its journal is locked as long as it runs
             directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
         except ConfigError as error:
+            tell_from_verdict(error, config)
             raise RunFailedError from error
         finally:
             hydra_config.cfg = previous

@@ -35,7 +35,7 @@ class GateRunner(ComparisonRunner):
     :param thresholds: What is tolerated of single measures, see :func:`maze.report.gate.read_thresholds`.
     """
 
-    n_episodes: int = 100
+    n_episodes: int = 200
     maximize: Sequence[str] = ()
     margin: float = MARGIN
     thresholds: Mapping[str, Any] | None = None
@@ -52,7 +52,7 @@ class GateRunner(ComparisonRunner):
     def setup(self, cfg: DictConfig) -> None:
         super().setup(cfg)
         names = {name: cfg.get(str(name)) for name in self.policies}
-        self._facts = [f"{name}: {what}" for name, what in names.items() if isinstance(what, (str, int))]
+        self._facts = [f"{name}: {what}" for name, what in names.items() if what is not None]
         seeds = cfg.get("seeding") or {}
         self._facts.append(
             f"{self.n_episodes} episodes, the same for both (seeding.env_base_seed={seeds.get('env_base_seed')} "

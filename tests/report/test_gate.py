@@ -196,6 +196,8 @@ def test_the_same_policy_passes_and_a_worse_one_does_not(capsys: pytest.CaptureF
         assert run(f"candidate={SLIPS % share}", f"baseline={SLIPS % 0.3}") == status
         shown = capsys.readouterr()
         assert result in shown.out
+        assert run("candidate=random", "baseline=random") == 2, "the directory is taken"
+        assert "holds an earlier run" in capsys.readouterr().err
         assert ("GateNotPassedError: The candidate does not pass: return (worse)." in shown.err) == bool(status)
         markdown = Path("gate/gate.md").read_text(encoding="utf-8")
         assert markdown.startswith(f"# Gate: {'not ' * status}passed")
