@@ -73,9 +73,9 @@ class GanttRenderer(Renderer):
         axes.set_xlabel("time")
         axes.spines[["top", "right"]].set_visible(False)
         share = (starts >= 0).sum() / (n_jobs * n_machines)
-        axes.set_title(
-            f"{'makespan ' + str(end) if share == 1 else f'time {now}, {share:.0%} started'}, lower bound so far "
-            f"{int(maze_state['bound'])} (at first {int(maze_state['initial_bound'])})",
-            fontsize=9,
-        )
+        bounds = f"lower bound {int(maze_state['bound'])} (at first {int(maze_state['initial_bound'])})"
+        if not open_jobs.any():
+            bounds = f"lower bound at first {int(maze_state['initial_bound'])}"
+        state = f"time {now}, {share:.0%} started" if open_jobs.any() else f"makespan {end}"
+        axes.set_title(f"{state}, {bounds}", fontsize=9)
         plt.tight_layout()

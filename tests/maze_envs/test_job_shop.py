@@ -243,7 +243,7 @@ def test_a_schedule_is_drawn():
 ALGORITHMS = {
     "ppo": ["algorithm.epoch_length=1", "algorithm.n_rollout_steps=5", "algorithm.batch_size=5"],
     "a2c": ["algorithm.epoch_length=1", "algorithm.n_rollout_steps=5"],
-    "impala": ["algorithm.epoch_length=1", "algorithm.n_rollout_steps=5", "algorithm.queue_out_of_sync_factor=1"],
+    "impala": ["algorithm.epoch_length=1", "algorithm.n_rollout_steps=5", "runner.concurrency=0"],
     "dqn": ["algorithm.epoch_length=1", "algorithm.initial_buffer_size=20", "algorithm.batch_size=8"],
     "es": ["algorithm.n_rollouts_per_update=2"],
 }

@@ -131,6 +131,7 @@ _DATA_CLASSES = frozenset({
     "maze_envs.logistics.dispatching.simulation.Order",
     "maze_envs.logistics.dispatching.simulation.Vehicle",
     "maze_envs.queueing.renderer.QueueRenderer",
+    "maze_envs.scheduling.renderer.GanttRenderer",
 })
 _EVENTS = frozenset({
     "maze.core.env.base_env_events.BaseEnvEvents",
@@ -145,6 +146,7 @@ _EVENTS = frozenset({
     "maze_envs.inventory.events.InventoryEvents",
     "maze_envs.logistics.dispatching.events.DispatchingEvents",
     "maze_envs.queueing.network.QueueingEvents",
+    "maze_envs.scheduling.job_shop.JobShopEvents",
     "maze_envs.robotics.pick_and_place.events.PickAndPlaceEvents",
 })
 # fmt: on
