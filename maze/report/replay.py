@@ -18,7 +18,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
-from maze.core.env.space_checks import action_problem
+from maze.core.env.space_checks import ActionBounds, action_problem
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
 from maze.core.events.event_collection import EventCollection
@@ -407,7 +407,7 @@ class _Player:
             if position == len(self.actions):
                 return None
             recorded_actor, action = self.actions[position]
-            problem = action_problem(action, self.env.action_space)
+            problem = _problem(action, self.env.action_space)
             if tuple(actor) != tuple(recorded_actor):
                 problem = f"it is the turn of {actor}, recorded was {recorded_actor}"
             departures.extend([f"at decision {position}, {problem}"] if problem else [])
@@ -437,7 +437,7 @@ class _Player:
         if position == len(self.actions):
             return None
         recorded_actor, action = self.actions[position]
-        problem = action_problem(action, self.env.action_space) or _masked(action, observation, self.env.action_space)
+        problem = _problem(action, self.env.action_space) or _masked(action, observation, self.env.action_space)
         if tuple(actor) != tuple(recorded_actor):
             problem = f"it is the turn of {actor}, recorded was {recorded_actor}"
         if problem:
@@ -446,6 +446,11 @@ class _Player:
                 f"({problem}). Name a policy that goes on, what_if.policy=<option or run>."
             )
         return action
+
+
+def _problem(action: Any, space: spaces.Space[Any]) -> str | None:
+    """Why an action that somebody took is none of a space; environments clip what policies draw beyond its bounds."""
+    return action_problem(ActionBounds(space).clip(action), space)
 
 
 def _difference(expected: StateTrajectoryRecord, found: StateTrajectoryRecord) -> str | None:
@@ -478,7 +483,7 @@ def _merged(action: Any, before: Any, observation: Any, actor: ActorID, env: Any
             raise ConfigError(f"{known}; name them, such as {{{next(iter(space.spaces))}: 0}}. Found {action!r}.")
         if unknown := [str(head) for head in action if head not in space.spaces]:
             raise ConfigError(f"{known}, found {', '.join(unknown)}. what_if.substep chooses another sub-step.")
-        action = {**before, **action}
+        action = {**ActionBounds(space).clip(before), **action}
     problem = action_problem(action, space) or _masked(action, observation, space)
     if problem:
         raise ConfigError(f"{where}: {problem}.")

@@ -230,6 +230,17 @@ def test_recorded_actions_go_on_as_long_as_they_can() -> None:
         assert {head for head in one[1] if one[1][head] != other[1][head]} == ({"cut_rotation"} if at == 2 else set())
 
 
+def test_what_policies_draw_beyond_the_bounds_is_taken_again_and_what_users_name_is_not() -> None:
+    """Environments clip actions; the record has them as they were drawn."""
+    drawn = {"action": np.array([5.0], np.float32)}
+    episode = recorded(cartpole(6, "Pendulum-v1"), Always(drawn))
+    compared = what_if(cartpole(6, "Pendulum-v1"), episode, 3, [1.5])
+    assert compared.other.step_records[3].maze_action == pytest.approx([1.5])
+    assert compared.other.step_records[4].maze_action == pytest.approx([2.0])
+    with pytest.raises(ConfigError, match="expected an element of Box"):
+        what_if(cartpole(6, "Pendulum-v1"), episode, 3, [5.0])
+
+
 class NoisyCartPole(GymMazeEnv):
     """Draws from a generator that nobody seeds."""
 
