@@ -34,7 +34,7 @@ from maze_envs.logistics.dispatching.maze_env import dispatching_env
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 
 CUTTING = ("env=tutorial_cutting_2d_struct_masked", "wrappers=tutorial_cutting_2d")
-"""Two sub-steps with masks, made by the simulation."""
+"""Two sub-steps with masks."""
 
 
 @pytest.fixture(autouse=True)
@@ -364,6 +364,9 @@ def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.C
     ):
         assert replay(f"trajectory_data={episode}", "what_if.step=0", wrong) == 1
         assert message in capsys.readouterr().err
+    change = "what_if.action={cut_rotation: 1, cut_order: 1}"
+    assert replay(f"trajectory_data={episode}", "what_if.step=2", "what_if.substep=1", change, "hydra.run.dir=cut") == 0
+    assert "Of the 5 decisions before, the policy would have taken 5 as they were." in capsys.readouterr().out
     (other,) = Path("replayed/trajectory_data").glob("*.pkl")
     assert other.name == episode.name
 
