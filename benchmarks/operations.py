@@ -93,6 +93,11 @@ def train(experiment: str, directory: Path, seed: int, *overrides: str) -> float
     return time.perf_counter() - start
 
 
+def _run(directory: Path, problem: str, setting: str, seed: int) -> Path:
+    """Where a training writes; commas would be a list to the command line."""
+    return directory / f"{problem}-{setting.replace(',', '-')}-{seed}"
+
+
 def trained(directory: Path) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]]:
     """The simulation that a run was trained in (of one environment), and its policy's most probable actions."""
     from omegaconf import OmegaConf
@@ -169,7 +174,7 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
         "algorithm.critic_burn_in_epochs=1",
     )
     for seed in seeds:
-        run = directory / f"lost_sales-{setting}-{seed}"
+        run = _run(directory, "lost_sales", setting, seed)
         row.seconds.append(train("lost_sales_ppo", run, seed, *env, *warm, *overrides))
         _, act = trained(run)
         found = lost_sales_cost(
@@ -204,7 +209,7 @@ def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides
     levels = zip(("express_level", "regular_level", "cap"), at, strict=True)
     warm = ("policy@warm_start.policy=dual_index", *(f"warm_start.policy.{name}={value}" for name, value in levels))
     for seed in seeds:
-        run = directory / f"dual_sourcing-{setting}-{seed}"
+        run = _run(directory, "dual_sourcing", setting, seed)
         row.seconds.append(
             train("dual_sourcing_ppo", run, seed, *env, *warm, "algorithm.critic_burn_in_epochs=1", *overrides)
         )
@@ -247,7 +252,7 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     row = Row(setting, reference, found, published=f"{published}")
     experiment = "criss_cross_ppo" if setting in CRISS_CROSS else "extended_network_ppo"
     for seed in seeds:
-        run = directory / f"{setting}-{seed}"
+        run = _run(directory, "queueing", setting, seed)
         row.seconds.append(train(experiment, run, seed, f"env.network={setting}", *overrides))
         _, act = trained(run)
         row.learned.append(average(lambda seen, act=act: act(0, seen)))
@@ -304,7 +309,7 @@ def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: 
     formula = "or_library_score" if family == "uniform" else "weibull_score"
     row = Row(setting, 0.0, {rule: by_rule(rule) for rule in ("first_fit", "best_fit", formula)})
     for seed in seeds:
-        run = directory / f"bin_packing-{setting}-{seed}"
+        run = _run(directory, "bin_packing", setting, seed)
         row.seconds.append(
             train("bin_packing_ppo", run, seed, f"env.family={family}", f"env.n_items={n_items}", *overrides)
         )
