@@ -1,0 +1,22 @@
+"""Actors and nodes of Ray killed at random, in short; ``benchmarks/ray_kill_campaign.py`` does it at length."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parents[3] / "benchmarks" / "ray_kill_campaign.py"
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+def test_runs_whose_actors_and_nodes_are_killed_end_and_lose_nothing() -> None:
+    options = ["--every", "15", "--actors", "2", "--epochs", "3"]
+    command = [sys.executable, str(CAMPAIGN), "ppo", "rollouts", *options]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr[-3000:]
+    assert found.stdout.count(": passed") == 2
