@@ -67,9 +67,9 @@ class Row:
     def cells(self) -> list[str]:
         """The row of the table."""
         spread = "" if len(self.learned) < 2 else f" ± {interval(self.learned):.3f}"
-        gap = 100 * (mean(self.learned) / self.reference - 1) if self.reference else float("nan")
+        gap = f"{100 * (mean(self.learned) / self.reference - 1):+.2f} %" if self.reference else ""
         rules = ", ".join(f"{name} {value:.3f}" for name, value in self.rules.items())
-        figures = f"{mean(self.learned):.3f}{spread}", f"{gap:+.2f} %", f"{mean(self.seconds):.0f}"
+        figures = f"{mean(self.learned):.3f}{spread}", gap, f"{mean(self.seconds):.0f}"
         return [self.setting, f"{self.reference:.3f}", rules, self.published, *figures]
 
 
