@@ -37,12 +37,10 @@ def train(directory, *arguments):
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_trains_and_is_compared_with_rules_by_one_command_each(experiment, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    short = EXPERIMENTS[experiment]
-    train(tmp_path / "run", f"+experiment={experiment}", "algorithm.n_epochs=1", *short)
-    env = experiment.removesuffix("_ppo")
-    rule, kpi = RULES[env]
+    train(tmp_path / "run", f"+experiment={experiment}", "algorithm.n_epochs=1", *EXPERIMENTS[experiment])
+    rule, kpi = RULES[experiment.removesuffix("_ppo")]
     policies = f"policies=[{rule},{tmp_path / 'run'}]"
-    assert main(["-cn", "conf_compare", f"env={env}", policies, "runner.n_episodes=3", *short]) == 0
+    assert main(["-cn", "conf_compare", policies, "runner.n_episodes=3"]) == 0
     assert kpi in capfd.readouterr().out
 
 
