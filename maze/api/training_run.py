@@ -483,8 +483,7 @@ class TrainingRun:
         }
 
     def _seeds(self) -> MazeSeeding:
-        seeding = self.cfg.get("seeding") or {}
-        return MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        return MazeSeeding.configured(self.cfg.get("seeding"))
 
     def _evaluation_env(self, n_episodes: int) -> SequentialVectorEnv:
         n_envs = max(1, min(n_episodes, EVALUATION_EPISODES))

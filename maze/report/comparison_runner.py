@@ -70,8 +70,7 @@ class ComparisonRunner(Runner):
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
-        seeding = cfg.get("seeding") or {}
-        self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
         self._rewards: dict[str, list[str]] = {}
         self._seeds = [
             (self.maze_seeding.generate_env_instance_seed(), self.maze_seeding.generate_agent_instance_seed())

@@ -82,8 +82,7 @@ class ReplayRunner(Runner):
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
-        seeding = cfg.get("seeding") or {}
-        self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:

@@ -80,10 +80,7 @@ class MazeRLlibRunner(Runner):
         rllib_config = configured(algorithm, hyperparameters)
         if self.num_learners is not None:
             rllib_config.learners(num_learners=self.num_learners)
-        seeding = dict(cfg.get("seeding") or {})
-        self.maze_seeding = MazeSeeding(
-            seeding.get("env_base_seed"), seeding.get("agent_base_seed"), bool(seeding.get("cudnn_determinism_flag"))
-        )
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
         set_seeds_globally(
             self.maze_seeding.agent_global_seed, self.maze_seeding.cudnn_determinism_flag, "of the training run"
         )

@@ -33,8 +33,7 @@ class CheckRunner(Runner):
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
-        seeding = cfg.get("seeding") or {}
-        self.maze_seeding = MazeSeeding(seeding.get("env_base_seed"), seeding.get("agent_base_seed"), False)
+        self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
         self._env_factory = EnvFactory(cfg.env, cfg.get("wrappers") or {})
 
     @override(Runner)

@@ -100,11 +100,8 @@ class RolloutRunner(Runner, ABC):
     def setup(self, cfg: DictConfig) -> None:
         self._cfg = cfg
         self.input_dir = cfg.get("input_dir") or ""
-        seeding = cfg.get("seeding")
-        if seeding is not None:
-            self.maze_seeding = MazeSeeding(
-                seeding.env_base_seed, seeding.agent_base_seed, seeding.cudnn_determinism_flag
-            )
+        if cfg.get("seeding") is not None:
+            self.maze_seeding = MazeSeeding.configured(cfg.seeding)
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,16 @@ class MazeSeeding:
         self._cudnn_determinism_flag = cudnn_determinism_flag
         self.env_rng = np.random.RandomState(self._env_global_seed)
         self.agent_rng = np.random.RandomState(self._agent_global_seed)
+
+    @classmethod
+    def configured(cls, seeding: Mapping[str, Any] | None) -> MazeSeeding:
+        """The seeds that a run's section `seeding` asks for.
+
+        :param seeding: `env_base_seed`, `agent_base_seed` and `cudnn_determinism_flag`, each of which may be missing.
+        """
+        values = seeding or {}
+        flag = bool(values.get("cudnn_determinism_flag"))
+        return cls(values.get("env_base_seed"), values.get("agent_base_seed"), flag)
 
     @staticmethod
     def generate_seed_from_random_state(rng: np.random.RandomState) -> int:

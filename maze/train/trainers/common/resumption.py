@@ -96,9 +96,7 @@ def seeding_of(cfg: Mapping[str, Any], resumed: StoredTraining | None) -> MazeSe
     seeding = dict(cfg.get("seeding") or {})
     if resumed is not None:
         seeding.update(resumed_seeds(resumed, seeding))
-    return MazeSeeding(
-        seeding.get("env_base_seed"), seeding.get("agent_base_seed"), bool(seeding.get("cudnn_determinism_flag"))
-    )
+    return MazeSeeding.configured(seeding)
 
 
 def begin_where_configured(trainer: Trainer, run: TrainingRunner, resumed: StoredTraining | None) -> None:
