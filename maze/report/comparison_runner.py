@@ -100,11 +100,7 @@ class ComparisonRunner(Runner):
 
     def _write(self, comparison: Comparison) -> None:
         print(self._said(comparison), flush=True)
-        files = self._files(comparison)
-        for name, text in files.items():
-            content = text.encode(errors="replace")
-            atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
-        print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}")
+        write_files(self._files(comparison))
 
     def _said(self, comparison: Comparison) -> str:
         """What is printed."""
@@ -165,6 +161,17 @@ def played_measures(
         env, agent, len(seeds), episode_end_callback=take_over, episode_seeds=seeds, deterministic=deterministic
     )
     return found
+
+
+def write_files(files: Mapping[str, str]) -> None:
+    """Writes texts into the working directory, and says where they are.
+
+    :param files: By name.
+    """
+    for name, text in files.items():
+        content = text.encode(errors="replace")
+        atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
+    print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}", flush=True)
 
 
 def changes_of_rewards(env: Any) -> list[str]:

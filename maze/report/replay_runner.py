@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
@@ -21,11 +20,10 @@ from maze.core.trajectory_recording.records.trajectory_record import StateTrajec
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType, Factory
-from maze.core.utils.files import atomic_write
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.report.comparison_page import comparison_page
-from maze.report.comparison_runner import COMPARISON_FILE, EPISODES_FILE, PAGE_FILE, trainings_of
+from maze.report.comparison_runner import COMPARISON_FILE, EPISODES_FILE, PAGE_FILE, trainings_of, write_files
 from maze.report.replay import reward_replay, what_if
 from maze.runner import Runner
 
@@ -125,17 +123,16 @@ class ReplayRunner(Runner):
             print(replayed.further.text(), flush=True)
             sections += comparison_page(replayed.further, datetime.now()).sections
         note = " ".join([page.note, *replayed.remarks])
-        replace(page, sections=sections, note=note).write(Path(PAGE_FILE))
         seeds = [(str(episode.id),) for episode in episodes]
-        for name, text in (
-            (COMPARISON_FILE, comparison.as_csv()),
-            (EPISODES_FILE, comparison.episodes_as_csv(seeds, ("episode_id",))),
-        ):
-            content = text.encode()
-            atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
         for remark in replayed.remarks:
             print(f"Note: {remark}", flush=True)
-        print(f"Written: {', '.join(str(Path.cwd() / name) for name in (PAGE_FILE, COMPARISON_FILE, EPISODES_FILE))}")
+        write_files(
+            {
+                PAGE_FILE: replace(page, sections=sections, note=note).text(),
+                COMPARISON_FILE: comparison.as_csv(),
+                EPISODES_FILE: comparison.episodes_as_csv(seeds, ("episode_id",)),
+            }
+        )
 
     def _play_on(self, episodes: list[StateTrajectoryRecord], env: Any) -> None:
         if env is None:

@@ -72,8 +72,10 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
     rollouts = run.rollouts()
-    share = clone_policy(learner, demonstrator, rollouts, config, seed=run.agent_seed())
-    rollouts.env.close()
+    try:
+        share = clone_policy(learner, demonstrator, rollouts, config, seed=run.agent_seed())
+    finally:
+        rollouts.env.close()
     name = type(demonstrator).__name__
     logger.info("Warm start: the policy gives the actions of %s a probability of %.3f.", name, share)
 
