@@ -20,7 +20,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
-    n_slow = {path: sum("slow" in item.keywords for item in module) for path, module in modules.items()}
+    n_slow = {
+        path: sum(not {"slow", "long"}.isdisjoint(item.keywords) for item in module) for path, module in modules.items()
+    }
     slow = sorted((path for path in modules if n_slow[path]), key=lambda path: -n_slow[path])
     halves: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
     loads = [0, 0]

@@ -20,7 +20,11 @@ PAGES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [PAGES[0], *(pytest.param(page, marks=pytest.mark.long) for page in PAGES[1:])],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))

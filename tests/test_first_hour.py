@@ -42,7 +42,7 @@ def run_directory(directory: Path) -> Path:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_page_runs_from_an_empty_directory_and_its_result_is_picked_up_again(tmp_path: Path) -> None:
     short = '"algorithm.epoch_length": 1, "runner.concurrency": 2'
     code = CODE.replace(STEPS, "n_steps=400)\n    rc.train(n_steps=200").replace('"algorithm.lr": 0.001', short)

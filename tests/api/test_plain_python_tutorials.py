@@ -31,7 +31,7 @@ def test_the_low_level_tutorial_trains_and_keeps_the_best_weights(
     assert (tmp_path / "params.pt").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_high_level_tutorial_trains_in_this_and_in_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -487,7 +487,7 @@ def test_runs_that_fail_are_reported_after_the_others_have_been_trained() -> Non
     assert "NoSuchEnv" in rc.results[0].error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_launcher_trains_in_other_processes_with_the_same_results() -> None:
     lambdas: dict[str, Any] = {"env": lambda: GymMazeEnv("CartPole-v1")}
     overrides = {"algorithm.lr": [0.001, 0.002]}

@@ -84,7 +84,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "chosen"), SOME.items(), ids=SOME)
 def test_runs_go_on_without_a_console(name: str, chosen: list[int], expected: Path, tmp_path: Path) -> None:
     check_without_console(REDIRECTIONS[name], chosen, expected, tmp_path)

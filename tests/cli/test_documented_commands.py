@@ -150,7 +150,13 @@ def _in_an_own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(retired|out of date|successor|current version)")
-@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(story, marks=[pytest.mark.long] * (story in ("imitation_and_fine_tuning", "cheat_sheet")))
+        for story in STORIES
+    ],
+)
 def test_documented_commands_run_and_leave_their_files(story: str, tmp_path: Path) -> None:
     directories = {"run": "", "recorded": ""}
     for number, command in enumerate(STORIES[story]):

@@ -124,6 +124,7 @@ def test_an_environment_of_a_strangers_run_is_judged(
     assert "names os.system" in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("runner", [["runner=sequential"], ["runner=parallel", "runner.n_processes=2"]], ids=str)
 def test_a_rollout_says_how_it_acts_and_how_many_episodes_were_cut_off(
     runner: list[str], run: Path, capfd: pytest.CaptureFixture[str]

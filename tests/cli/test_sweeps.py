@@ -61,6 +61,7 @@ def test_a_grid_can_be_minimised_and_extended_in_the_configuration(command: list
     assert [(row["runner.x"], row["runner.y"]) for row in rows()] == [("1", "5"), ("1", "6"), ("2", "5"), ("2", "6")]
 
 
+@pytest.mark.long
 def test_trials_that_fulfil_their_constraints_are_better_than_all_others(
     command: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_sweep_that_was_killed_loses_only_the_run_it_was_at(command: list[str]
     assert [row["status"] for row in rows()] == ["completed", "completed", "failed"]
 
 
+@pytest.mark.long
 def test_jobs_end_when_the_process_of_the_sweep_is_gone(command: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [*command, "runner.x=1", "hydra/launcher=local"]
@@ -240,6 +242,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("search", [["hydra/sweeper=nevergrad"], ["hydra/sweeper=optuna"]], ids=str)
 def test_a_resumed_search_proposes_what_it_would_have_proposed(search: list[str], command: list[str]) -> None:
     common = [*command, *search, "runner.x=interval(0,3)", "runner.name=choice(a,b)", "hydra.sweeper.optim.seed=3"]

@@ -46,7 +46,7 @@ def hparams_tab(directory: Path) -> api_pb2.Experiment:
     return get_experiment.Handler(RequestContext(), context, "", request).run()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_grid_search_over_three_learning_rates(tmp_path: Path) -> None:
     rates = ("0.0001", "0.0005", "0.001")
     rows = sweep(tmp_path, "algorithm=a2c", f"algorithm.lr={','.join(rates)}", "+experiment=grid_search", *TINY[3:4])
@@ -65,7 +65,7 @@ def test_grid_search_over_three_learning_rates(tmp_path: Path) -> None:
     assert [info.name.tag for info in tab.metric_infos][:2] == ["Results/best_reward", "Results/final_reward"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_documented_search_runs_two_trials_at_a_time(tmp_path: Path) -> None:
     optim = ("hydra.sweeper.optim.budget=4", "hydra.sweeper.optim.num_workers=2", "hydra.launcher.n_jobs=2")
     rows = sweep(tmp_path, "+experiment=nevergrad", "algorithm.batch_size=4", *optim)

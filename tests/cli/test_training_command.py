@@ -181,7 +181,7 @@ def test_a_critic_that_would_be_ignored_is_refused(tmp_path: Path, capfd: pytest
     assert train(*whole, "hydra.run.dir=run") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_runs_its_jobs_in_processes_beside_each_other(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = ["-cn", "conf_train", "-m", *TINY, "algorithm.lr=0.0001,0.001", "hydra/launcher=local"]

@@ -253,7 +253,7 @@ TRAIN = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bundle_is_the_run_that_it_was_made_of(capsys: pytest.CaptureFixture[str]) -> None:
     """It brings its own observations, and the run's rewards and limits hold for it; also for a heuristic."""
     assert main([*TRAIN, "hydra.run.dir=trained"]) == 0

@@ -346,7 +346,7 @@ def data_of(page: Path) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sub_steps_with_masks_are_changed_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The environment, its wrappers, its limit of steps, the policy and its seed come from the rollout."""
     episode = roll_out(*CUTTING, "runner.n_episodes=3", "runner.max_episode_steps=6")
@@ -454,7 +454,7 @@ def test_both_futures_can_be_gone_through_with_the_keyboard(open_page: OpenPage,
     assert accessibility_faults(page) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "looking.md").read_text(encoding="utf-8")
     section = page.partition("## What would have been\n")[2].partition("\n## ")[0]

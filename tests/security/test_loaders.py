@@ -25,6 +25,7 @@ from maze.core.utils.safe_pickle import safe_load
 from tests.security.attack import attack, legitimate_files, loaders
 
 
+@pytest.mark.long
 def test_generated_files_reach_nothing():
     outcomes, failures = attack(800, seed=7)
     assert failures == []

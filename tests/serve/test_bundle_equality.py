@@ -24,10 +24,8 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", ["cutting-2D, masked", *(pytest.param(each, marks=pytest.mark.long) for each in CASES)]
-)
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["cutting-2D, masked", *CASES])
 @pytest.mark.timeout(900)
 def test_a_bundle_acts_as_the_trained_policy(case, tmp_path):
     run = trained(case, tmp_path / "run")

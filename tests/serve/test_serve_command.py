@@ -34,6 +34,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_sighup_reads_bundles_and_tokens_again_and_sigterm_drains(bundle: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("first\n")

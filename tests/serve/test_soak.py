@@ -9,7 +9,7 @@ import pytest
 from benchmarks.serve_soak import MOST_GROWTH_MIB, growth, soak
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_clients_that_come_and_go_while_bundles_are_swapped_get_what_is_right(tmp_path: Path) -> None:
     work, memory = soak(tmp_path, seconds=12.0, n_sessions=20, swap_seconds=1.0)
     assert work.problems == []

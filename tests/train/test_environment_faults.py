@@ -263,14 +263,23 @@ OF_PROCESSES = (
 )
 
 
-@pytest.mark.parametrize("fault", KINDS)
-@pytest.mark.parametrize("name", ["ppo", "impala", "sac", "es", "rollouts"])
+ONE_OF_EACH = ("raise in step", "hang", "observation nan", "raise in factory")
+IN_PROCESS = [
+    *(("ppo", fault) for fault in KINDS),
+    *((name, fault) for name in ("impala", "sac", "es", "rollouts") for fault in ONE_OF_EACH),
+]
+IN_PROCESSES = [
+    *(("ppo", fault) for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES, "print")),
+    *(("rollouts", fault) for fault in ("raise in step", "killed")),
+]
+
+
+@pytest.mark.parametrize(("name", "fault"), IN_PROCESS)
 def test_in_process(name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
     check(name, "dev", fault, monkeypatch, tmp_path, caplog)
 
 
-@pytest.mark.parametrize("fault", [*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES, "print"])
-@pytest.mark.parametrize("name", ["ppo", "rollouts"])
+@pytest.mark.parametrize(("name", "fault"), IN_PROCESSES)
 def test_in_processes(name: str, fault: str, monkeypatch: Any, tmp_path: Path, caplog: Any) -> None:
     check(name, "local", fault, monkeypatch, tmp_path, caplog)
 
@@ -286,13 +295,18 @@ def test_what_is_being_done_is_said_before_the_third_step(
 
 
 REST = [
-    *((name, "dev", fault) for name in ("a2c", "dqn", "sacfd", "bc") for fault in KINDS),
+    *((name, "dev", fault) for name in (*TRAININGS, "rollouts") for fault in KINDS if (name, fault) not in IN_PROCESS),
     *(
         (name, "local", fault)
         for name in ("es", "impala", "sac", "dqn")
         for fault in (*OF_PROCESSES, *BEFORE_ANY_STEP, *DIES)
     ),
-    *((name, "local", fault) for name in ("ppo", "rollouts") for fault in KINDS if fault not in OF_PROCESSES),
+    *(
+        (name, "local", fault)
+        for name in ("ppo", "rollouts")
+        for fault in (*KINDS, *DIES)
+        if (name, fault) not in IN_PROCESSES
+    ),
 ]
 
 
@@ -362,7 +376,7 @@ def test_a_time_limit_is_a_positive_number(seconds: Any, monkeypatch: Any, tmp_p
         assert str(error).startswith("runner.env_timeout: expected a positive number of seconds")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_whose_environment_never_returns_to_python_is_ended(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(placement, "PATIENCE", 5.0)

@@ -535,7 +535,7 @@ def test_a_fork_of_the_process_is_told_that_it_has_no_thread() -> None:
         deployment.act(STATE, 1.0, False, {})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_thousand_episodes_and_deployments_leave_nothing_behind() -> None:
     import tracemalloc
 

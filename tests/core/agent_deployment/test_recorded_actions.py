@@ -129,7 +129,7 @@ def test_kpis_come_from_the_events_that_are_reported() -> None:
         assert "InventoryEvents.piece_replenished None None" not in named(deployment.last_episode_stats)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["CartPole-v1", "LunarLander-v3"])
 def test_ten_thousand_states_with_stacked_and_normalized_observations(name: str) -> None:
     def make_env() -> Any:
@@ -142,7 +142,7 @@ def test_ten_thousand_states_with_stacked_and_normalized_observations(name: str)
         np.testing.assert_equal(named(deployment.stats), named(expected))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_states_of_the_structured_cutting_environment() -> None:
     policy = torch_policy_for(cutting())
     episodes, expected = record(cutting, policy, n_episodes=50, max_steps=200)

@@ -95,6 +95,7 @@ def test_recorded_episodes_become_observations_and_actions_without_their_last_st
     assert contents(data)[0][2] == [ActorID(0, 0)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_main_thread", [False, True])
 def test_worker_processes_give_the_same_data_in_the_same_order(trajectory_dir, in_main_thread):
     parallel = dataset(trajectory_dir, n_workers=2, deserialize_in_main_thread=in_main_thread)
@@ -172,6 +173,7 @@ class PrivateState:
         return self.count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_types_of_the_project_are_loaded_when_they_are_named_or_the_environments_own(tmp_path, n_workers):
     for name in "ab":

@@ -234,6 +234,7 @@ def test_actors_take_over_a_policy_that_was_handed_out():
     actors.stop()
 
 
+@pytest.mark.long
 def test_no_batch_is_older_than_the_factor_allows():
     policy = make_policy(counting_env)
     actors = subproc(counting_env, policy, n_actors=3, batch_size=2, queue_out_of_sync_factor=0.5)
@@ -244,6 +245,7 @@ def test_no_batch_is_older_than_the_factor_allows():
     actors.stop()
 
 
+@pytest.mark.long
 def test_actors_started_again_play_other_episodes():
     for actors in (
         SequentialDistributedActors(random_walk_env, make_policy(random_walk_env), 4, 1, 1, [1]),
@@ -381,6 +383,7 @@ def test_a_number_that_is_not_finite_names_its_place(kind):
     actors.stop()
 
 
+@pytest.mark.long
 def test_workers_leave_when_the_learner_is_killed(tmp_path):
     script = tmp_path / "learner.py"
     script.write_text(

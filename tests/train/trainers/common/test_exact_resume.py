@@ -67,6 +67,8 @@ TRAININGS = {
     "es": ("algorithm=es", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=20", "runner.n_eval_rollouts=2"),
 }
 LEARNS_ALONE = ("bc", "es")
+TAKES_LONGER = ("ppo-processes", "sac-processes", "sac-ahead", "sacfd", "dqn-prioritized")
+ONE_OF_EACH_KIND = [pytest.param(name, marks=[pytest.mark.long] * (name in TAKES_LONGER)) for name in TRAININGS]
 N_EPOCHS = 4
 
 
@@ -244,7 +246,7 @@ def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one
     check(uninterrupted(name), first, resumed)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_run(name, tmp_path, uninterrupted):
     n_updates = {
         "a2c": 8,
@@ -281,7 +283,7 @@ def test_resuming_twice_is_as_good_as_once(tmp_path, uninterrupted):
     assert differing(uninterrupted("ppo").result, run.result) == []
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupted, caplog):
     first = Run(name, tmp_path / "0", n_epochs=2)
     for index in range(1, 3):
@@ -293,7 +295,7 @@ def test_resuming_with_nothing_left_changes_nothing(name, tmp_path, uninterrupte
     check(uninterrupted(name), first, resumed)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 @pytest.mark.parametrize("begins", ["fresh", "resumed"])
 def test_a_signal_before_the_first_update_loses_nothing(begins, name, tmp_path, uninterrupted, caplog):
     """It may come during an evaluation, or while everything is built."""

@@ -37,6 +37,7 @@ def run(directory, *arguments):
     return load_state(directory / "latest.pt")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
 def test_a_killed_command_is_resumed_and_ends_as_the_one_that_was_not(signum, status, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

@@ -62,9 +62,10 @@ def test_sub_steps_of_an_own_environment_are_learned_from_its_heuristic(loaders:
     env = f"env={{_target_: {depot}.DepotEnv}}"
     rollouts = ["runner=sequential", f"runner.n_episodes={n_episodes}", "hydra.run.dir=recorded"]
     own = [env, f"+env.loaders={loaders}"]
-    assert main([*own, f"policy={{_target_: {depot}.Heaviest}}", *rollouts]) == 0
+    seeds = ["seeding.env_base_seed=1", "seeding.agent_base_seed=1"]
+    assert main([*own, *seeds, f"policy={{_target_: {depot}.Heaviest}}", *rollouts]) == 0
     training = ["algorithm=bc", "algorithm.n_eval_episodes=0", "algorithm.device=cpu", "algorithm.n_epochs=12"]
-    faster = ["algorithm.optimizer.lr=0.01", "algorithm.batch_size=40", "runner.dataset.dir_or_file=recorded"]
+    faster = [*seeds, "algorithm.optimizer.lr=0.01", "algorithm.batch_size=40", "runner.dataset.dir_or_file=recorded"]
     assert main(["-cn", "conf_train", *own, *training, *faster, "hydra.run.dir=clone"]) == 0
     last = pd.read_csv("clone/progress.csv").iloc[-1]
     accuracies = {name: last[name] for name in last.index if "discrete_accuracy" in name}

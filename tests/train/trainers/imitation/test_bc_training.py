@@ -392,6 +392,7 @@ def test_a_training_without_any_evaluation_writes_the_weights_of_its_end(tmp_pat
     assert "state_dict.pt" in caplog.text
 
 
+@pytest.mark.long
 def test_the_runner_trains_on_with_environments_in_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner, cfg = configured("runner=local", f"runner.dataset.dir_or_file={record_files(tmp_path / 'data')}")

@@ -71,6 +71,7 @@ def test_both_placements_collect_and_learn_the_same(ahead):
     assert are_equal(one, other)
 
 
+@pytest.mark.long
 def test_only_processes_collect_ahead_unless_it_is_said():
     waiting, ahead = (learned("dev", collect_ahead=value) for value in (False, True))
     assert not are_equal(waiting, ahead)
@@ -123,6 +124,7 @@ def test_the_learner_goes_on_while_rollouts_are_collected():
         run.train(n_epochs=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("runner", "fault", "message"),
     [
@@ -138,6 +140,7 @@ def test_what_goes_wrong_while_it_learns_is_named(runner, fault, message):
         run.train()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_named():
     with training("local") as run:
         run.train(n_epochs=1)
