@@ -31,6 +31,7 @@ ENVIRONMENT_CONFIGS = (
     "maze_envs.inventory.conf",
     "maze_envs.logistics.cutting_2d.conf",
     "maze_envs.logistics.dispatching.conf",
+    "maze_envs.memory.conf",
     "maze_envs.packing.conf",
     "maze_envs.queueing.conf",
     "maze_envs.robotics.pick_and_place.conf",

@@ -72,7 +72,7 @@ def inspected_episode(
             {
                 "actor": actor_text(actor),
                 "value": _rounded(value),
-                **_considered(policy, observation, actor, action),
+                **_considered(policy, env, observation, actor, action),
                 "others": [_opinion(name, ask, observation, actor, action) for name, ask in asked.items()],
             }
         )
@@ -116,21 +116,23 @@ def _value(
         return None
 
 
-def _considered(policy: Policy, observation: Any, actor: ActorID, action: Any) -> dict[str, Any]:
+def _considered(policy: Policy, env: Any, observation: Any, actor: ActorID, action: Any) -> dict[str, Any]:
     """Observation with the importance of its entries, and action heads with what was considered in them."""
     from maze.core.agent.torch_policy import TorchPolicy
 
     importance: Mapping[str, Any] = {}
     distributions: Mapping[str, Any] = {}
     if isinstance(policy, TorchPolicy):
-        importance, distributions = _gradients(policy, observation, actor, action)
+        importance, distributions = _gradients(policy, env, observation, actor, action)
     return {
         "observation": [_seen(name, np.asarray(value), importance.get(name)) for name, value in observation.items()],
         "heads": [_head(name, taken, distributions.get(name)) for name, taken in action.items()],
     }
 
 
-def _gradients(policy: Any, observation: Any, actor: ActorID, action: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+def _gradients(
+    policy: Any, env: Any, observation: Any, actor: ActorID, action: Any
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """How strongly the action's log-probability reacts to each entry (saliency, Simonyan et al. 2014)."""
     import torch
 
@@ -138,7 +140,8 @@ def _gradients(policy: Any, observation: Any, actor: ActorID, action: Any) -> tu
         name: torch.as_tensor(np.asarray(value, np.float32)[np.newaxis], device=policy.device).requires_grad_()
         for name, value in observation.items()
     }
-    output = policy.compute_substep_policy_output(tensors, actor)
+    with policy.remembering(env, actor):
+        output = policy.compute_substep_policy_output(tensors, actor)
     taken = {
         name: torch.as_tensor(np.asarray(value)[np.newaxis], device=policy.device) for name, value in action.items()
     }

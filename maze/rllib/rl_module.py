@@ -73,6 +73,11 @@ class MazeRLModule(TorchRLModule):
         policy = composer.policy
         if policy is None:
             raise ConfigError("model.policy: missing; choose a model, for instance model=flatten_concat.")
+        if policy.is_recurrent:
+            raise ConfigError(
+                "model: with RLlib, networks of Maze cannot carry hidden states from step to step. Use `runner=dev` or "
+                "`local` and PPO, or `model.recurrence=true` with stacked observations."
+            )
         self.policy = policy
         self.step_action_space: spaces.Dict = composer.action_spaces_dict[self.maze_config.step_key]
         self.action_dist_cls = action_distribution_class(

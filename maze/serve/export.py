@@ -80,6 +80,12 @@ def export_policy(
     :param seed: See :func:`export_run`.
     :raises ExportError: A part of the policy cannot be exported.
     """
+    if policy.is_recurrent:
+        raise ExportError(
+            "This policy carries hidden states from step to step, which a bundle cannot hold. Put it to work with "
+            "AgentDeployment.from_run, or export one without `RecurrentCellBlock` (`model.recurrence=true` looks at "
+            "stacked observations)."
+        )
     policy.eval()
     policy.to("cpu")
     operations = operations_of(env)

@@ -8,9 +8,11 @@ from maze.maze_cli import main
 from maze.utils.tensorboard_reader import tensorboard_to_pandas
 
 
-def best_mean_return(experiment, directory):
+def best_mean_return(experiment, directory, *overrides):
     seeds = ["seeding.env_base_seed=1", "seeding.agent_base_seed=1"]
-    assert main(["-cn", "conf_train", f"+experiment={experiment}", *seeds, f"hydra.run.dir={directory}"]) == 0
+    assert (
+        main(["-cn", "conf_train", f"+experiment={experiment}", *seeds, *overrides, f"hydra.run.dir={directory}"]) == 0
+    )
     return tensorboard_to_pandas(directory)["value"].loc["eval_BaseEnvEvents/reward/mean"].max()
 
 
@@ -26,3 +28,10 @@ def best_mean_return(experiment, directory):
 def test_structure_is_what_makes_the_problem_learnable(experiment, reached, flat_experiment, missed, tmp_path):
     assert best_mean_return(experiment, tmp_path / "structured") >= reached
     assert best_mean_return(flat_experiment, tmp_path / "flat") < missed
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(1800)
+def test_recurrent_ppo_solves_what_needs_a_memory_and_feed_forward_ppo_does_not(tmp_path):
+    assert best_mean_return("recall_ppo", tmp_path / "recurrent") >= 0.95
+    assert best_mean_return("recall_ppo", tmp_path / "feed_forward", "model.recurrence=false") < 0.35  # guessing: 0.25

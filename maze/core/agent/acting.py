@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.samplers import Sampler, check_logits, sampler_of
 from maze.distributions.utils import require_valid_rows, sample_with
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.perception.program.numpy_networks import NumpyNetwork, in_numpy
 
 if TYPE_CHECKING:
@@ -125,6 +127,7 @@ class Actor:
         self._network = network
         self._heads = heads
         self._device = device
+        self._cells = list(recurrent_cells(network).values())
         self._in_numpy = self._compiled()
 
     @property
@@ -138,15 +141,36 @@ class Actor:
         deterministic: bool = False,
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
+        states: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
         network = self._in_numpy
         if network is not None and not network.is_current():
             network = self._in_numpy = self._compiled()
+        if self._cells:
+            assert states is not None, "the policy asks for them"
+            carried = partial(self._carried_in_numpy, network, states) if network else partial(self._carried, states)
+            return self._heads.act(carried, observation, deterministic, out, logits_out)
         return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out)
 
     def _compiled(self) -> NumpyNetwork | None:
         return in_numpy(self._network) if self._device == "cpu" else None
+
+    def _carried_in_numpy(
+        self, network: NumpyNetwork, states: dict[str, np.ndarray], observation: Mapping[str, np.ndarray]
+    ) -> Mapping[str, Any]:
+        outputs = network({**observation, **states})
+        for key, array in states.items():
+            array[...] = outputs[key]
+        return outputs
+
+    def _carried(self, states: dict[str, np.ndarray], observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
+        run = StepRun(as_float_tensors(states, self._device))
+        with running(self._cells, run):
+            outputs = self._in_torch(observation)
+        for key, array in states.items():
+            array[...] = run.final[key].cpu().numpy()
+        return outputs
 
     @torch.inference_mode()
     def _in_torch(self, observation: Mapping[str, np.ndarray]) -> Mapping[str, Any]:

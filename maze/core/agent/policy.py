@@ -21,6 +21,9 @@ class Policy(ABC):
     A policy draws from generators of its own, which :meth:`seed` sets, and never from a global one.
     """
 
+    is_recurrent: bool = False
+    """Whether it carries hidden states from step to step, and so has to know where it acts (`env`)."""
+
     def seed(self, seed: int) -> None:
         """Restarts the policy's generators: the same seed and observations give the same actions.
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutput
     from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
 
 
 @dataclass
@@ -78,6 +79,8 @@ class StateCriticStepInput:
     """Observations and shared embeddings by key."""
     actor_id: ActorID | None
     """Who acted."""
+    run: Run | None = None
+    """Of a recurrent network: where its hidden states come from."""
 
     @classmethod
     def build(cls, policy_step_output: PolicySubStepOutput, observation: dict[str, Any]) -> StateCriticStepInput:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,14 @@ from maze.core.errors import ConfigError
 if TYPE_CHECKING:
     from maze.core.env.structured_env import ActorID
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+    from maze.perception.blocks.recurrent.recurrent_cell import Run
+
+
+class ModelRuns(NamedTuple):
+    """Where the hidden states of a recurrent model come from, by sub-step; a shared critic has one entry."""
+
+    policy: Sequence[Run]
+    critic: Sequence[Run]
 
 
 class TorchActorCritic(TorchModel):
@@ -34,6 +42,7 @@ class TorchActorCritic(TorchModel):
         super().__init__(device)
         self.policy = policy
         self.critic = critic
+        self.is_recurrent = policy.is_recurrent or critic.is_recurrent
         self._shares_embeddings: bool | None = None
         self._move(self._device)
 
@@ -80,17 +89,22 @@ class TorchActorCritic(TorchModel):
         self.policy.load_state_dict(state_dict)
 
     def compute_actor_critic_output(
-        self, record: StructuredSpacesRecord, temperature: float = 1.0
+        self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: ModelRuns | None = None
     ) -> tuple[PolicyOutput, StateCriticOutput]:
         """Outputs of policy and critic for all sub-steps of a record; shared embeddings are computed once.
 
         :param record: Observations are tensors (or arrays), with any leading batch dimensions the networks take.
         :param temperature: See :meth:`TorchPolicy.compute_substep_policy_output`.
+        :param runs: Of a recurrent model, where its hidden states come from.
         """
         critic = self._state_critic()
-        policy_output = self.policy.compute_policy_output(record, temperature=temperature)
+        of_policy, of_critic = (None, ()) if runs is None else runs
+        policy_output = self.policy.compute_policy_output(record, temperature, of_policy)
         self._shares_embeddings = any(embedding is not None for embedding in policy_output.embedding_logits)
-        return policy_output, critic.predict_values(StateCriticInput.build(policy_output, record))
+        critic_input = StateCriticInput.build(policy_output, record)
+        for item, run in zip(critic_input.substep_inputs, of_critic, strict=False):
+            item.run = run
+        return policy_output, critic.predict_values(critic_input)
 
     def bootstrap_values(
         self,
@@ -98,21 +112,26 @@ class TorchActorCritic(TorchModel):
         actor_id: ActorID,
         known_substeps: Sequence[Mapping[str, Any]] | None = None,
         position: int = 0,
+        runs: ModelRuns | None = None,
     ) -> torch.Tensor:
         """Values, without gradients, of observations after which nothing is recorded.
 
         See :meth:`TorchStateCritic.bootstrap_values`; embeddings that the critic shares are computed by the policy.
 
+        :param runs: Of a recurrent model, where its hidden states come from.
         :return: `[batch]`.
         """
         critic = self._state_critic()
+        of_policy, of_critic = (None, None) if runs is None else (runs.policy[0], runs.critic[0])
         with torch.no_grad():
             tensors = as_float_tensors(observation, self._device)
             if self._shares_embeddings is not False:
-                embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
+                with self.policy.running_for(actor_id, of_policy):
+                    embeddings = self.policy.compute_substep_policy_output(tensors, actor_id).embedding_logits
                 self._shares_embeddings = bool(self._shares_embeddings) or embeddings is not None
                 tensors = {**tensors, **(embeddings or {})}
-            return critic.bootstrap_values(tensors, actor_id, known_substeps, position)
+            with critic.running(critic.network_key(actor_id), of_critic):
+                return critic.bootstrap_values(tensors, actor_id, known_substeps, position)
 
     def _state_critic(self) -> TorchStateCritic:
         if isinstance(self.critic, TorchStateActionCritic):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from maze.core.agent.networks import check_networks, load_network_weights, network_weights
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells, running
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,9 @@ class TorchModel(ABC):
 
     def __init__(self, device: str) -> None:
         self._device = resolve_device(device)
+
+    is_recurrent: bool = False
+    """Whether networks carry hidden states from step to step."""
 
     @property
     def num_params(self) -> int:
@@ -113,7 +118,25 @@ class NetworksModel(TorchModel):
     def __init__(self, networks: Mapping[Any, nn.Module], device: str, name: str) -> None:
         super().__init__(device)
         self.networks: dict[Any, Any] = check_networks(networks, name)
+        self._cells = {key: recurrent_cells(network) for key, network in self.networks.items()}
+        self.is_recurrent = any(self._cells.values())
         self._move_networks()
+
+    def running(self, key: Any, run: Run | None) -> AbstractContextManager[None]:
+        """Context in which a recurrent network takes its hidden states from a run.
+
+        :param key: Key of the network.
+        :param run: The run; `None`: the network carries nothing.
+        """
+        return running(self._cells.get(key, {}).values(), run)
+
+    def _check_running(self, key: Any) -> None:
+        if any(cell.run is None for cell in self._cells[key].values()):
+            raise ConfigError(
+                f"{type(self).__name__}: network {key!r} carries hidden states from step to step, and whoever asks it "
+                "here does not. Train it with PPO or A2C and let it act in an environment; for all else use a model "
+                "without `RecurrentCellBlock` (`model.recurrence=true` looks at stacked observations)."
+            )
 
     @override(TorchModel)
     def parameters(self) -> list[torch.Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
+from maze.core.agent.hidden_states import EpisodeMemory, StatesOfActor
 from maze.core.agent.networks import (
     as_float_tensors,
 )
@@ -21,9 +24,11 @@ from maze.core.agent.torch_policy_output import PolicyOutput, PolicySubStepOutpu
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
 from maze.distributions.samplers import draws_by_shape
+from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
+    from maze.core.env.environment_context import EnvironmentContext
     from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 
 class TorchPolicy(NetworksModel, Policy):
     """Maps an actor to a network, and the network's logits to actions.
+
+    Where a network has a :class:`~maze.perception.blocks.recurrent.recurrent_cell.RecurrentCellBlock`, each actor of
+    each environment has a hidden state of its own, which begins at zero with each episode.
 
     :param networks: One network for each step key; for sub-steps with separate networks, one for each
         `(step_key, agent_id)`. A network maps a dictionary of observations to a dictionary of logits by action head;
@@ -60,6 +68,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
+        self._memories: WeakKeyDictionary[EnvironmentContext, EpisodeMemory] = WeakKeyDictionary()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +108,10 @@ class TorchPolicy(NetworksModel, Policy):
         return False
 
     @override(Policy)
+    def needs_env(self) -> bool:
+        return self.is_recurrent
+
+    @override(Policy)
     def compute_action(
         self,
         observation: ObservationType,
@@ -108,7 +121,8 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        actions = self.compute_actions(batch, actor_id, deterministic)
+        more: dict[str, Any] = {"states": self._states_in(env, actor_id)} if self.is_recurrent else {}
+        actions = self.compute_actions(batch, actor_id, deterministic, **more)
         return {head: action[0] for head, action in actions.items()}
 
     def compute_actions(
@@ -118,6 +132,7 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
+        states: StatesOfActor | None = None,
     ) -> dict[str, np.ndarray]:
         """Acts for a batch of environments: no gradients, NumPy in and out.
 
@@ -128,15 +143,60 @@ class TorchPolicy(NetworksModel, Policy):
         :param deterministic: Take the most likely actions instead of drawing them.
         :param out: Arrays `[n_envs, ...]` that the actions are written into and that are returned.
         :param logits_out: Arrays `[n_envs, ...]` that the logits are written into, by action head.
+        :param states: Hidden states `[n_envs, size]` by state key (:meth:`state_sizes`), of a recurrent policy; those
+            that follow are written into them. Zero where an episode begins.
         :raises NonFiniteError: A logit is NaN or infinite.
         :raises EnvironmentContractError: All actions of a row are masked.
+        :raises ConfigError: The policy is recurrent, and there are no hidden states.
         """
         key = self._network_key(actor_id)
+        if states is None and self.is_recurrent and self._cells[key]:
+            raise ConfigError(
+                f"{type(self).__name__} is recurrent: expected the hidden states of network {key!r}, found none. Pass "
+                "`states`, or let it act by a rollout, a RolloutGenerator or a deployment, which carry them."
+            )
         actor = self._actors.get(key)
         if actor is None:
             heads = ActionHeads(self.distribution_mapper, self._rng, self._torch_generator, str(key))
             actor = self._actors[key] = Actor(self.networks[key], heads, self._device)
-        return actor.act(observation, deterministic, out, logits_out)
+        return actor.act(observation, deterministic, out, logits_out, states)
+
+    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
+        """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""
+        return {key: cell.state_size for key, cell in self._cells[self._network_key(actor_id)].items()}
+
+    @contextmanager
+    def remembering(self, env: Any, actor_id: ActorID | None) -> Iterator[None]:
+        """Context in which the network of an actor is asked once, for what it sees in an environment.
+
+        A recurrent network goes on from what the actor has seen there before; asked again about the same step, from the
+        same state.
+
+        :param env: The environment; not needed by others.
+        :param actor_id: The actor.
+        """
+        if not self.is_recurrent:
+            yield
+            return
+        states = self._states_in(env, actor_id)
+        run = StepRun(as_float_tensors({key: array.copy() for key, array in states.items()}, self._device))
+        with self.running_for(actor_id, run):
+            yield
+        for key, array in states.items():
+            array[...] = run.final[key].cpu().numpy()
+
+    def _states_in(self, env: Any, actor_id: ActorID | None) -> StatesOfActor:
+        """The hidden states of an actor in an environment, to be overwritten with the next ones."""
+        context = getattr(env, "context", None)
+        if context is None:
+            raise ConfigError(
+                f"{type(self).__name__} is recurrent: it carries hidden states from step to step, and has to know in "
+                "which episode. Pass the environment as `env`, which has been reset."
+            )
+        memory = self._memories.get(context)
+        if memory is None:
+            memory = self._memories[context] = EpisodeMemory(self.state_sizes)
+        return memory.now(context, actor_id)
 
     @override(Policy)
     def compute_top_action_candidates(
@@ -148,7 +208,7 @@ class TorchPolicy(NetworksModel, Policy):
         actor_id: ActorID | None = None,
     ) -> tuple[Sequence[ActionType], Sequence[float]]:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), self.remembering(env, actor_id):
             output = self.compute_substep_policy_output(batch, actor_id)
         return top_candidates(output.action_logits, self.distribution_mapper, num_candidates)
 
@@ -182,8 +242,11 @@ class TorchPolicy(NetworksModel, Policy):
         """The same by any function that computes what the actor's network does.
 
         :param observation: Arrays or tensors `[..., *space.shape]` by key.
-        :raises ConfigError: The network does not return logits of the right shape for each head.
+        :raises ConfigError: The network does not return logits of the right shape for each head, or it is recurrent and
+            does not run (:meth:`running`).
         """
+        if self.is_recurrent:
+            self._check_running(self._network_key(actor_id))
         try:
             outputs = network(as_float_tensors(observation, self._device))
         except EnvironmentContractError as error:
@@ -203,18 +266,26 @@ class TorchPolicy(NetworksModel, Policy):
             actor_id=actor_id,
         )
 
-    def compute_policy_output(self, record: StructuredSpacesRecord, temperature: float = 1.0) -> PolicyOutput:
+    def compute_policy_output(
+        self, record: StructuredSpacesRecord, temperature: float = 1.0, runs: Sequence[Run] | None = None
+    ) -> PolicyOutput:
         """Outputs for all sub-steps of a record whose observations are tensors (or arrays).
 
+        :param record: The record.
+        :param temperature: See :meth:`compute_substep_policy_output`.
+        :param runs: Of a recurrent policy, for each sub-step where its hidden states come from.
         :raises ValueError: A sub-step has no observation.
         """
         output = PolicyOutput()
-        for substep in record.substep_records:
-            if substep.observation is None:
-                raise ValueError(f"The record of actor {substep.actor_id} has no observation.")
-            output.append(
-                self.compute_substep_policy_output(substep.observation, substep.actor_id, temperature=temperature)
-            )
+        for index, substep in enumerate(record.substep_records):
+            observation, actor = substep.observation, substep.actor_id
+            if observation is None:
+                raise ValueError(f"The record of actor {actor} has no observation.")
+            if runs is None:
+                output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
+                continue
+            with self.running_for(actor, runs[index]):
+                output.append(self.compute_substep_policy_output(observation, actor, temperature=temperature))
         return output
 
     # -- networks -----------------------------------------------------------------------------------------------------
@@ -222,6 +293,10 @@ class TorchPolicy(NetworksModel, Policy):
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
         """The network that acts for `actor_id` (`None`: the only one there is)."""
         return self.networks[self._network_key(actor_id)]
+
+    def running_for(self, actor_id: ActorID | None, run: Run | None) -> AbstractContextManager[None]:
+        """Context in which the network of an actor takes its hidden states from a run (`None`: it carries none)."""
+        return self.running(self._network_key(actor_id), run)
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
         """Whether both act with the same networks, so that what one learns the other knows."""
@@ -248,9 +323,10 @@ class TorchPolicy(NetworksModel, Policy):
         super()._move_networks()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without compiled networks (they alias this process' parameters), and generators by their states."""
+        """Without compiled networks (they alias this process' parameters) and what was seen in environments of this
+        process; generators by their states."""
         state = dict(self.__dict__)
-        del state["_actors"], state["_rng"], state["_torch_generator"]
+        del state["_actors"], state["_rng"], state["_torch_generator"], state["_memories"]
         state["rng_state"] = self.rng_state()
         return state
 
@@ -258,6 +334,7 @@ class TorchPolicy(NetworksModel, Policy):
         rng_state = state.pop("rng_state")
         self.__dict__.update(state)
         self._actors = {}
+        self._memories = WeakKeyDictionary()
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)

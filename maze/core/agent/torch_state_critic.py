@@ -155,6 +155,14 @@ class TorchStateCritic(NetworksModel, StateCritic):
 
     # -- networks -----------------------------------------------------------------------------------------------------
 
+    def network_key(self, actor_id: ActorID | None) -> Any:
+        """Key of the network that values what an actor observes."""
+        return next(iter(self.networks)) if actor_id is None else actor_id[0]
+
+    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
+        """Sizes of the hidden states of the network that values what an actor observes, by state key."""
+        return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
+
     def _network(self, key: int | str) -> nn.Module:
         if key not in self.networks:
             raise unknown_key_error("critic.networks: step key", key, self.networks)
@@ -169,6 +177,8 @@ class TorchStateCritic(NetworksModel, StateCritic):
     def _value(
         self, network: nn.Module, tensors: TensorDict, batch_shape: tuple[int, ...], key: int | str
     ) -> torch.Tensor:
+        if self.is_recurrent:
+            self._check_running(key)
         outputs = network(tensors)
         value = outputs.get("value")
         if value is None:
@@ -247,10 +257,15 @@ class TorchSharedStateCritic(_JointReturnCritic):
     def predict_values(self, critic_input: StateCriticInput) -> StateCriticOutput:
         """One output for the whole environment step, under the first sub-step's actor."""
         substeps = [as_float_tensors(item.tensor_dict, self._device) for item in critic_input.substep_inputs]
-        values = self._merged_value(substeps)
+        with self.running(self._key, critic_input[0].run):
+            values = self._merged_value(substeps)
         output = StateCriticOutput()
         output.append(StateCriticStepOutput(values, values.detach(), critic_input.actor_ids[0]))
         return output
+
+    @override(TorchStateCritic)
+    def network_key(self, actor_id: ActorID | None) -> Any:
+        return self._key
 
     @override(StateCritic)
     def predict_value(self, observation: ObservationType, critic_id: int | str) -> torch.Tensor:
@@ -290,7 +305,8 @@ class TorchStepStateCritic(TorchStateCritic):
         for item in critic_input.substep_inputs:
             tensors = as_float_tensors(item.tensor_dict, self._device)
             key = _key_of(item, self.networks)
-            values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
+            with self.running(key, item.run):
+                values = self._value(self._network(key), tensors, self._batch_shape(tensors), key)
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
         return output
 

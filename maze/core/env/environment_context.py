@@ -23,6 +23,8 @@ class EnvironmentContext:
         """Environment steps completed in the current episode."""
         self.n_substeps = 0
         """Steps that the simulation itself has taken, sub-steps and all, in all episodes."""
+        self.n_episodes = 0
+        """Episodes begun so far; it is never set back."""
         self.is_step_complete = False
         """Whether the last sub-step completed an environment step; its events are dropped when the next one begins."""
         self.is_episode_over = False
@@ -82,6 +84,7 @@ class EnvironmentContext:
         self.step_actor_id = None
         self._episode_id = None
         self._episode_count += 1
+        self.n_episodes += 1
         self.event_service.clear_events()
 
     def register_post_step(self, callback: Callable[[], Any]) -> None:
@@ -109,6 +112,7 @@ class EnvironmentContext:
 
     def clone_from(self, context: EnvironmentContext) -> None:
         """Takes over counters and episode identity. Events and callbacks stay with the environment they belong to."""
+        self.n_episodes += 1  # the episode goes on elsewhere than it did here
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete
         self.is_episode_over = context.is_episode_over

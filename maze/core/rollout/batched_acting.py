@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.policy import Policy, acting_in
 from maze.core.env.faults import LONG_EPISODE, Place, check_episode_ends, failure_of_acting
 from maze.core.env.space_arrays import zeros
@@ -61,22 +62,31 @@ def act_by_actor(
     return {actor.step_key: actions[actor.step_key] for actor in groups}
 
 
-def acting_function(policy: Policy, env: Any, deterministic: bool = False) -> ActingFunction:
+def acting_function(
+    policy: Policy, env: Any, deterministic: bool = False, memory: HiddenStates | None = None
+) -> ActingFunction:
     """Returns a function that writes the actions for a batch of observations.
 
     :param policy: Asked for all at once if it can (`compute_actions`), else for one after another.
     :param env: The vector environment, for policies that want to see states or environments.
     :param deterministic: Take the most likely actions instead of drawing them.
+    :param memory: Hidden states that a recurrent policy goes on with; `None`: all environments have just been reset.
     :raises ConfigError: The policy wants to see environments that are in other processes.
     """
     compute_actions: Any = getattr(policy, "compute_actions", None)
+    if memory is None and getattr(policy, "is_recurrent", False):
+        memory = HiddenStates(env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]  # recurrent ones have them
     if compute_actions is not None:
 
         def act_at_once(
             observation: Row, actor: ActorID, out: Row, logits_out: Row | None, env_indices: Sequence[int] | None
         ) -> None:
             try:
-                compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
+                if memory is None:
+                    compute_actions(observation, actor, deterministic, out=out, logits_out=logits_out)
+                else:
+                    choose = partial(compute_actions, observation, actor, deterministic, out, logits_out)
+                    memory.act(env, actor, env_indices, choose)
             except (NonFiniteError, EnvironmentContractError) as error:
                 place = partial(_place_of_row, env, actor, env_indices)
                 named = failure_of_acting(error, observation, place)

@@ -46,6 +46,17 @@ class _NonFiniteNumber(NamedTuple):
     value: Any
 
 
+class RolloutMemory(NamedTuple):
+    """What a recurrent policy remembered when a rollout began.
+
+    :param begins: The environments that began an episode with the first tick, bool `[n_envs]`.
+    :param states: Hidden states `[n_envs, size]` by actor and state key; zero for actors that are not there.
+    """
+
+    begins: np.ndarray
+    states: Mapping[Any, Row]
+
+
 class RolloutColumns:
     """Columns of a rollout of all environments of a vector environment.
 
@@ -112,6 +123,8 @@ class RolloutColumns:
         """What they see: rows `[n_envs, ...]` by sub-step key."""
         self.actor_sequence: list[ActorID] | None = None
         """The actors of every environment step, in order; None if environments or steps differ in them."""
+        self.memory: RolloutMemory | None = None
+        """What the policy remembered before the first tick, if it is recurrent."""
         self.infos: list[list[dict[Any, Any]]] | None = None
         """Per tick the infos of all environments; recorded if this is a list."""
 
@@ -203,6 +216,7 @@ class RolloutColumns:
         self.actor_done = None
         self.final_observations = []
         self.terminal_observations = []
+        self.memory = None
         if self.infos is not None:
             self.infos = []
 

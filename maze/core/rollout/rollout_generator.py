@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.policy import acting_in
 from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.rollout.batched_acting import act_by_actor, acting_function, logits_shapes_of
-from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns
+from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShapes, RolloutColumns, RolloutMemory
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
@@ -69,6 +71,10 @@ class RolloutGenerator:
             self.env.keep_terminal_observations = True
         self._last_observation: Any = None
         """What the next action answers to: an observation, or arrays by sub-step key; None before the first reset."""
+        self._memory: tuple[Policy, HiddenStates] | None = None
+        """A recurrent policy and its hidden states."""
+        self._saved_memory: Mapping[str, Any] | None = None
+        """Hidden states that the next rollout goes on with, if it begins where an earlier training was."""
 
     def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
         """The epoch statistics of the environment."""
@@ -94,6 +100,10 @@ class RolloutGenerator:
     def state_dict(self) -> dict[str, Any]:
         """Where a vector environment is: the next rollout continues there."""
         state: dict[str, Any] = self.env.state_dict()
+        if self._memory is not None and self._last_observation is not None:
+            state["memory"] = {"begins": self._has_begun(), **self._memory[1].state_dict()}
+        elif self._saved_memory is not None:
+            state["memory"] = self._saved_memory
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
@@ -103,6 +113,10 @@ class RolloutGenerator:
         """
         problems: dict[int, str] = self.env.load_state_dict(state_dict)
         self.reset()
+        saved = state_dict.get("memory")
+        if saved is not None and len(saved["begins"]) == self.env.n_envs:
+            saved["begins"][list(problems)] = True
+            self._saved_memory = saved
         return problems
 
     def rollout(self, policy: Policy, n_steps: int | None, trajectory_id: Any | None = None) -> SpacesTrajectoryRecord:
@@ -142,6 +156,11 @@ class RolloutGenerator:
         :return: The same columns.
         """
         if getattr(self.env, "acts", False):
+            if getattr(policy, "is_recurrent", False):
+                raise ConfigError(
+                    "model: a policy that carries hidden states cannot collect rollouts in environments that act by "
+                    "themselves. Use runner.env_groups=1 with runner=dev or runner=local."
+                )
             self.env.roll_out(policy, columns, begins=self._last_observation is None)
             self._last_observation = columns.last_observations
             return columns
@@ -151,12 +170,13 @@ class RolloutGenerator:
             self.env.reset(out=rows)
         else:
             _copy(self._last_observation, rows)
+        memory = self._remembered(policy, columns) if getattr(policy, "is_recurrent", False) else None
         actors: list[ActorID | None]
         if self.env.collects(policy, columns):
             self.env.collect(policy, columns)
             actors = self._all_flat(columns)
         else:
-            act = acting_function(policy, self.env)
+            act = acting_function(policy, self.env, memory=memory)
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
@@ -164,6 +184,27 @@ class RolloutGenerator:
             key: {name: array.copy() for name, array in row.items()} for key, row in columns.last_observations.items()
         }
         return columns
+
+    def _remembered(self, policy: Policy, columns: RolloutColumns) -> HiddenStates:
+        """The hidden states of a recurrent policy before the first tick; the columns get a copy."""
+        begins = np.ones(self.env.n_envs, np.bool_)
+        if self._last_observation is not None and self._memory is not None and self._memory[0] is policy:
+            begins = self._has_begun()
+        else:
+            self._memory = policy, HiddenStates(self.env.n_envs, policy.state_sizes)  # type: ignore[attr-defined]
+            if self._last_observation is None and self._saved_memory is not None:
+                begins = self._saved_memory["begins"]
+                self._memory[1].load_state_dict(self._saved_memory)
+        self._saved_memory = None
+        memory = self._memory[1]
+        memory.reset(begins)
+        columns.memory = RolloutMemory(begins, memory.copied())
+        return memory
+
+    def _has_begun(self) -> np.ndarray:
+        """Which environments have begun an episode with the latest step, bool `[n_envs]`."""
+        has_begun: np.ndarray = self.env.terminated | self.env.truncated
+        return has_begun
 
     def _collect_flat(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         """The common case: always the same actor, one row per tick."""

@@ -18,6 +18,7 @@ from maze.core.agent.returns import next_values_from
 from maze.core.agent.torch_state_critic import TorchStepStateCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.rollout.rollout_columns import RolloutColumns, has_known_reward
+from maze.core.rollout.rollout_sequences import SequencedRollout
 from maze.core.rollout.rollout_tensors import Index, Place, numbered_actors, open_ends
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 
@@ -71,7 +72,11 @@ class PolicyRows:
 
 
 def rollout_streams(
-    model: TorchActorCritic, columns: RolloutColumns, rows: Sequence[PolicyRows], gamma: float
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    rows: Sequence[PolicyRows],
+    gamma: float,
+    sequenced: SequencedRollout | None = None,
 ) -> Streams:
     """The streams of a rollout: of environments, or of actors where each has rewards of its own that a critic predicts.
 
@@ -79,19 +84,22 @@ def rollout_streams(
     :param columns: The rollout.
     :param rows: All that policies did; it is filled in where they stand in streams of actors.
     :param gamma: Discount for each environment step.
+    :param sequenced: Knows the hidden states of a recurrent model.
     """
     if columns.is_dense() or columns.actor_rewards is None or not isinstance(model.critic, TorchStepStateCritic):
-        return _streams_of_environments(model, columns, rows)
-    return _streams_of_actors(model, columns, rows, gamma)
+        return _streams_of_environments(model, columns, rows, sequenced)
+    return _streams_of_actors(model, columns, rows, gamma, sequenced)
 
 
-def _streams_of_environments(model: TorchActorCritic, columns: RolloutColumns, rows: Sequence[PolicyRows]) -> Streams:
+def _streams_of_environments(
+    model: TorchActorCritic, columns: RolloutColumns, rows: Sequence[PolicyRows], sequenced: SequencedRollout | None
+) -> Streams:
     """Environment steps of a dense rollout, or else ticks of all actors together."""
     substeps = rows[0].substeps
     n_substeps = len(substeps)
     shape = (columns.n_ticks // n_substeps, columns.n_envs)
     values = _in_streams(rows, [each.values for each in rows], shape)
-    ends = _values_at_ends(model, columns, substeps if n_substeps > 1 else ())
+    ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
     last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
     final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
     next_values = [next_values_from(value, last.to(value), final) for value in values]
@@ -121,7 +129,11 @@ def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tenso
 
 
 def _streams_of_actors(
-    model: TorchActorCritic, columns: RolloutColumns, rows: Sequence[PolicyRows], gamma: float
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    rows: Sequence[PolicyRows],
+    gamma: float,
+    sequenced: SequencedRollout | None,
 ) -> Streams:
     """Actors with rewards of their own, and a critic that predicts them: each actor of an environment is a stream.
 
@@ -135,7 +147,7 @@ def _streams_of_actors(
     values, *log_rhos = (stream.cpu().numpy() for stream in _in_streams(rows, answers, actors.shape))
     ends = {
         place: (numbers[actor], value)
-        for place, (actor, value) in _values_at_ends(model, columns).items()
+        for place, (actor, value) in _values_at_ends(model, columns, sequenced).items()
         if actor in numbers
     }
     complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
@@ -168,12 +180,16 @@ def _streams_of_actors(
 
 
 def _values_at_ends(
-    model: TorchActorCritic, columns: RolloutColumns, substeps: Sequence[SpacesRecord] = ()
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    sequenced: SequencedRollout | None,
+    substeps: Sequence[SpacesRecord] = (),
 ) -> dict[Place, tuple[ActorID, float]]:
     """Who would have acted next, and its value: after the rollout (time `n_ticks`), and where episodes were cut off."""
     ends: dict[Place, tuple[ActorID, float]] = {}
     for actor, places, observation, known, position in open_ends(columns, substeps):
-        values = model.bootstrap_values(observation, actor, known, position).cpu().tolist()
+        runs = None if sequenced is None else sequenced.at(actor, places)
+        values = model.bootstrap_values(observation, actor, known, position, runs).cpu().tolist()
         ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
     return ends
 

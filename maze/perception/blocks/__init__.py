@@ -34,6 +34,7 @@ from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDen
 from maze.perception.blocks.joint_blocks.vgg_conv_gap import VGGConvolutionGAPBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.blocks.recurrent.lstm import LSTMBlock
+from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "MultiIndexSlicingBlock",
     "PerceptionBlock",
     "PointNetFeatureBlock",
+    "RecurrentCellBlock",
     "RepeatToMatchBlock",
     "ScalingBlock",
     "SelfAttentionConvBlock",

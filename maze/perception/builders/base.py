@@ -12,6 +12,7 @@ from gymnasium import spaces
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory, plain_container
 from maze.perception.blocks.base import PerceptionBlock
+from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
 
 if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
@@ -166,6 +167,16 @@ class BaseModelBuilder(ABC):
         """Class name of the block of a modality or stage."""
         block_type = self.modality_config[modality]["block_type"]
         return block_type.rpartition(".")[2] if isinstance(block_type, str) else str(block_type.__name__)
+
+    @property
+    def stacks_time_steps(self) -> bool:
+        """Whether observations carry several time steps in their first dimension, which the recurrence looks at."""
+        if not self.has_stage("recurrence"):
+            return False
+        where = f"{WHERE}.modality_config.recurrence.block_type"
+        factory: Factory[Any] = Factory(PerceptionBlock)
+        block_type = factory.type_from_name(self.modality_config["recurrence"]["block_type"], config_path=where)
+        return not issubclass(block_type, RecurrentCellBlock)
 
     def has_stage(self, stage: str) -> bool:
         """Whether the modality configuration has a block for this stage."""

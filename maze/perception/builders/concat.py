@@ -23,7 +23,8 @@ class ConcatModelBuilder(BaseModelBuilder):
     The tensors are called `<observation>_ScalingBlock` (where there is a factor), `<observation>_<block>` (such as
     `observation_DenseBlock`), `concat`, `hidden` and `recurrence`. What a modality's block returns is flattened first
     where it is no vector. Where an observation has one of these names, an underscore follows. With a recurrence all
-    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays.
+    observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays, unless it
+    is a `RecurrentCellBlock`, which carries its hidden state from step to step instead.
 
     :param modality_config: See :class:`BaseModelBuilder`.
     :param observation_modality_mapping: See :class:`BaseModelBuilder`.
@@ -57,7 +58,7 @@ class ConcatModelBuilder(BaseModelBuilder):
         joined = {other for key in in_shapes for other in self.joint_observations.get(key, ())}
         features = [self._add_observation(blocks, key, in_shapes) for key in in_shapes if key not in joined]
         shapes = [blocks[key].out_shapes()[0] for key in features]
-        if self.has_stage("recurrence"):
+        if self.stacks_time_steps:
             self._check_time_steps(in_shapes, shapes)
         latent = free_name("concat", in_shapes)
         blocks[latent] = ConcatenationBlock(features, latent, shapes, concat_dim=-1)
@@ -91,7 +92,7 @@ class ConcatModelBuilder(BaseModelBuilder):
         out_key = free_name(f"{key}_{self.block_name(modality)}", blocks)
         block = blocks[out_key] = self.build_block(modality, in_keys, out_key, shapes)
         n_dims = len(block.out_shapes()[0])
-        n_kept = 1 if self.has_stage("recurrence") else 0
+        n_kept = 1 if self.stacks_time_steps else 0
         if n_dims - n_kept <= 1:
             return out_key
         flat_key = f"{out_key}_flat"
@@ -105,7 +106,8 @@ class ConcatModelBuilder(BaseModelBuilder):
             raise ConfigError(
                 f"{WHERE}.modality_config.recurrence: a recurrent model needs observations with the time steps in "
                 f"their first dimension, but {', '.join(without)} has none. Stack the observations of several steps "
-                "(maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), or leave the recurrence empty."
+                "(maze.core.wrappers.observation_stack_wrapper.ObservationStackWrapper), use a RecurrentCellBlock, or "
+                "leave the recurrence empty."
             )
         if len({shape[0] for shape in shapes}) > 1:
             steps = {key: shape[0] for key, shape in found.items()}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
+CARRIED = "carried"
+"""The recurrence whose hidden state goes from step to step."""
 MODEL_FILE = "model.yaml"
 """Where the model that was derived is written, ready to be edited and used as an option of the group `model`."""
 
@@ -76,7 +78,8 @@ class AutoModelComposer(TemplateModelComposer):
         `flatten_concat` critics are replaced by those of the template.
     :param hidden_units: Width of each dense layer behind the joined observations; those of items are half as wide.
     :param non_lin: Activation of dense layers.
-    :param recurrence: Whether an LSTM follows; observations have the time steps in their first dimension then.
+    :param recurrence: Whether an LSTM follows. True: over stacked observations, which have the time steps in their
+        first dimension; `carried`: over single ones, its hidden state goes from step to step of an episode.
     :param shared_embedding: Whether policy and critic share all but their outputs.
     :param action_masks: For action heads, the observation with their mask, where the names do not say so.
     :param attention: Whether the items of sets of up to 64 attend to each other.
@@ -92,11 +95,13 @@ class AutoModelComposer(TemplateModelComposer):
         critic: ConfigType = None,
         hidden_units: Sequence[int] = (64, 64),
         non_lin: Any = "torch.nn.Tanh",
-        recurrence: bool = False,
+        recurrence: bool | str = False,
         shared_embedding: bool = False,
         action_masks: Mapping[str, str] | None = None,
         attention: bool = True,
     ) -> None:
+        if recurrence not in (True, False, CARRIED):
+            raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
         self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
         """What the names and sizes of the spaces do not tell, in a sentence each."""
@@ -113,7 +118,7 @@ class AutoModelComposer(TemplateModelComposer):
             ),
             "action_masks": masks,
             "action_items": {}
-            if recurrence
+            if recurrence is True
             else _action_items(action_spaces_dict, observation_spaces_dict, masks, hidden_units, non_lin),
         }
         self._parts = {
@@ -281,7 +286,7 @@ def model_builder_config(
     *,
     hidden_units: Sequence[int],
     non_lin: Any,
-    recurrence: bool,
+    recurrence: bool | str,
     shared_embedding: bool,
     attention: bool = True,
 ) -> dict[str, Any]:
@@ -292,24 +297,25 @@ def model_builder_config(
     :param masks: Observations that mask action heads, by head; they are no features.
     :param hidden_units: Width of dense layers.
     :param non_lin: Activation of dense layers.
-    :param recurrence: Whether an LSTM follows.
+    :param recurrence: Whether an LSTM follows, over stacked observations (true) or from step to step (`carried`).
     :param shared_embedding: Whether policy and critic share all but their outputs.
     :param attention: Whether items of sets attend to each other, where they are not too many.
     :raises ConfigError: There is no observation but masks.
     """
     dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
+    is_stacked = recurrence is True
     by_key: dict[str, list[spaces.Space[Any]]] = {}
     for step in observation_spaces_dict.values():
         for key, space in step.spaces.items():
             by_key.setdefault(key, []).append(space)
-    companions = _companions(by_key, observation_spaces_dict, int(recurrence))
-    candidates = {} if recurrence else candidates_of(action_spaces_dict, observation_spaces_dict)
+    companions = _companions(by_key, observation_spaces_dict, int(is_stacked))
+    candidates = {} if is_stacked else candidates_of(action_spaces_dict, observation_spaces_dict)
     for head, key in candidates.items():
         if key in companions and head in masks:
             companions[key].append(masks[head])
     joined = {other for others in companions.values() for other in others}
     modalities = {
-        key: _modality(key, found, companions.get(key), dense, int(recurrence), attention, key in candidates.values())
+        key: _modality(key, found, companions.get(key), dense, int(is_stacked), attention, key in candidates.values())
         for key, found in by_key.items()
         if key not in joined and key not in masks.values()
     }
@@ -319,7 +325,10 @@ def model_builder_config(
     config: dict[str, Any] = {names[key]: modality.config() for key, modality in modalities.items()}
     config["hidden"] = {"block_type": f"{_BLOCKS}DenseBlock", "block_params": dense}
     config["recurrence"] = {}
-    if recurrence:
+    if recurrence == CARRIED:
+        cell = {"hidden_size": int(hidden_units[-1]), "cell": "lstm"}
+        config["recurrence"] = {"block_type": f"{_BLOCKS}RecurrentCellBlock", "block_params": cell}
+    elif is_stacked:
         config["recurrence"] = {
             "block_type": f"{_BLOCKS}LSTMLastStepBlock",
             "block_params": {

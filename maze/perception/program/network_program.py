@@ -152,6 +152,7 @@ class ProgramReader:
 
     def __init__(self) -> None:
         self.inputs = _Inputs(self._new_place)
+        self.carried: dict[str, Place] = {}
         self.operations: list[Operation] = []
         self.n_places = 0
 
@@ -193,6 +194,14 @@ class ProgramReader:
         """The result of any other function, whose arguments are `[batch, ...]`."""
         return self._add(Apply(sources, self._new_place(), function))
 
+    def state(self, key: str) -> Place:
+        """A hidden state, which the program is given beside its inputs and returns beside its outputs."""
+        return self.inputs[key]
+
+    def carry(self, key: str, source: Place) -> None:
+        """What a hidden state becomes."""
+        self.carried[key] = source
+
     def unreadable(self) -> _UnreadableError:
         """The error to raise by a module that cannot be described with its settings."""
         return _UnreadableError()
@@ -216,6 +225,7 @@ def read_program(network: nn.Module) -> Program | None:
         outputs = reader.module(network, reader.inputs)
     except _UnreadableError:
         return None
+    outputs = {**outputs, **reader.carried}
     return Program(dict(reader.inputs), tuple(reader.operations), outputs, reader.n_places, modules)
 
 

@@ -13,6 +13,7 @@ from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
 
 SMALL = st.integers(2, 5)
+CELLS = ["lstm", "gru"]
 
 
 def add_and_scale(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -170,6 +171,10 @@ def lstm(data: st.DataObject) -> PerceptionBlock:
 
 def lstm_last_step(data: st.DataObject) -> PerceptionBlock:
     return blocks.LSTMLastStepBlock("x", "out", sizes(data, 2), data.draw(SMALL), 1, data.draw(st.booleans()), nn.Tanh)
+
+
+def recurrent_cell(data: st.DataObject) -> PerceptionBlock:
+    return blocks.RecurrentCellBlock("x", "out", sizes(data, 1), data.draw(SMALL), data.draw(st.sampled_from(CELLS)))
 
 
 def flatten(data: st.DataObject) -> PerceptionBlock:
@@ -371,6 +376,7 @@ CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "multi_head_attention": multi_head_attention,
     "multi_index_slicing": multi_index_slicing,
     "point_net": point_net,
+    "recurrent_cell": recurrent_cell,
     "repeat_to_match": repeat_to_match,
     "self_attention_conv": self_attention_conv,
     "self_attention_seq": self_attention_seq,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from maze.core.errors import ConfigError
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
+from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.program.numpy_networks import in_numpy, population_in_numpy
 from maze.perception.program.torch_networks import JointEvaluation
 from tests.perception.blocks.block_cases import CASES, random_input
@@ -24,6 +25,8 @@ WITHOUT_GRADIENT = (
     "attention_receiver",
     # At the last time step the backward direction is at its first.
     "lstm_block.net.weight_hh_l0_reverse",
+    # The state is zero where an episode begins.
+    "hidden_layer.weight",
 )
 some_examples = settings(max_examples=6, deadline=None, derandomize=True)
 
@@ -194,13 +197,16 @@ def test_programs_compute_what_the_forward_pass_does(case, data):
         return
     inputs = random_input(block, (3,))
     expected = block(inputs)
-    arrays = {key: tensor.numpy() for key, tensor in inputs.items()}
+    states = {key: np.zeros((3, cell.state_size), np.float32) for key, cell in recurrent_cells(block).items()}
+    arrays = {**{key: tensor.numpy() for key, tensor in inputs.items()}, **states}
     stacked = {id(p): np.stack([p.detach().numpy()] * 3) for p in block.parameters()}
     of_rows = population_in_numpy(block, stacked)(arrays, slice(0, 3))
     (in_torch,) = JointEvaluation([block])(inputs)
     result = program(arrays)
-    assert list(result) == list(of_rows) == list(in_torch) == block.out_keys
-    for key, array in result.items():
+    assert list(result) == list(of_rows) == [*block.out_keys, *states]
+    assert list(in_torch) == block.out_keys
+    for key in block.out_keys:
+        array = result[key]
         assert array.dtype == of_rows[key].dtype == np.float32
         torch.testing.assert_close(torch.from_numpy(array), expected[key], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(torch.from_numpy(of_rows[key]), expected[key], rtol=1e-5, atol=1e-6)

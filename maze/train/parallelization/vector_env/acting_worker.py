@@ -61,10 +61,10 @@ class WorkerRollout(NamedTuple):
 
 
 def acts_alike(policy: Policy) -> bool:
-    """Whether copies of a policy draw the same, whatever they see in the rows of others."""
+    """Whether copies of a policy draw the same, whatever they see in the rows of others, and keep nothing in mind."""
     from maze.core.agent.torch_policy import TorchPolicy
 
-    return type(policy) is TorchPolicy and policy.device == "cpu" and policy.draws_by_shape
+    return type(policy) is TorchPolicy and not policy.is_recurrent and policy.device == "cpu" and policy.draws_by_shape
 
 
 def set_numpy_state(policy: TorchPolicy, numpy_state: dict[str, int]) -> None:

@@ -128,6 +128,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     """Whether there is an evaluation before each epoch and one after the last, apart from what an update does."""
     takes_env_steps: ClassVar[bool] = False
     """Whether it takes environment steps though their number in an update is not fixed (:meth:`_steps_per_update`)."""
+    learns_recurrent: ClassVar[bool] = False
+    """Whether it learns models that carry hidden states from step to step."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 
@@ -146,6 +148,11 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         self.config = self.config_class.from_config(algorithm_config)
         super().__init__(self.config, model)
         self.policy = policy_of(model)
+        if model.is_recurrent and not self.learns_recurrent:
+            raise ConfigError(
+                f"model: {type(self).__name__} does not learn networks that carry hidden states from step to step. Use "
+                "PPO or A2C, or `model.recurrence=true` with stacked observations."
+            )
         try:
             model.to(resolve_device(self.config.device))
         except ConfigError as error:

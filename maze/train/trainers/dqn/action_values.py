@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from maze.core.agent.hidden_states import StatesOfActor
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
@@ -133,16 +134,17 @@ class EpsilonGreedyPolicy(TorchPolicy):
         deterministic: bool = False,
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
+        states: StatesOfActor | None = None,
     ) -> dict[str, np.ndarray]:
         n_envs = len(next(iter(observation.values())))
         explorers = np.flatnonzero(self._rng.random(n_envs) < (0.0 if deterministic else self.epsilon))
         if not len(explorers):
-            return super().compute_actions(observation, actor_id, True, out, logits_out)
+            return super().compute_actions(observation, actor_id, True, out, logits_out, states)
         mapper = self.distribution_mapper
         logits = logits_out or {
             head: np.empty((n_envs, *mapper.required_logits_shape(head)), np.float32) for head in mapper.action_heads
         }
-        actions = super().compute_actions(observation, actor_id, True, out, logits)
+        actions = super().compute_actions(observation, actor_id, True, out, logits, states)
         factors = [factor for head in actions for factor in factors_of(head, mapper.action_space.spaces[head])]
         for head, part, place in factors:
             found: Any = logits[head].reshape(n_envs, -1)[explorers, part]

@@ -40,6 +40,7 @@ class IMPALA(ActorCritic):
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
+    learns_recurrent: ClassVar[bool] = False
     config: ImpalaAlgorithmConfig
 
     def __init__(

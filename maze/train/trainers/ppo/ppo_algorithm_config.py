@@ -38,9 +38,14 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """A rollout is not used any further when the policy has moved farther than 1.5 times this KL divergence from the
     one that sampled it; `null` uses it to the end. Typical: 0.01 to 0.05."""
 
+    sequence_length: int = field(default=0, kw_only=True)
+    """Most steps that gradients flow back through in a model with carried hidden states (truncated back-propagation
+    through time); minibatches consist of whole sequences. 0: to where the episode or the rollout begins."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("batch_size", minimum=1)
+        self.require_integer("sequence_length", minimum=0)
         self.require_integer("n_optimization_epochs", minimum=1)
         self.require_number("clip_range", 0.0, 1.0, above=True, below=True)
         if self.value_clip_range is not None:

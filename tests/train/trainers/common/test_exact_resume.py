@@ -46,10 +46,16 @@ DQN = (
     *("algorithm.batch_size=4", "algorithm.replay_buffer_size=60", "algorithm.initial_buffer_size=20"),
     *("algorithm.target_update_interval=5", "algorithm.epsilon_decay_steps=60", "algorithm.n_step_returns=3"),
 )
+RECURRENT = (
+    *("algorithm=ppo", "model=auto", "model.recurrence=carried", "critic=template_state", *ACTOR_CRITIC[1:]),
+    *("algorithm.sequence_length=5", "runner.concurrency=2", "algorithm.batch_size=8"),
+)
 TRAININGS = {
     "a2c": ("algorithm=a2c", *ACTOR_CRITIC, "runner.concurrency=2"),
     "ppo": ("algorithm=ppo", *ACTOR_CRITIC, "runner.concurrency=2", "algorithm.batch_size=8"),
     "ppo-processes": ("algorithm=ppo", *ACTOR_CRITIC, "runner=local", "runner.concurrency=2", "algorithm.batch_size=8"),
+    "ppo-recurrent": (*RECURRENT, "runner=dev"),
+    "ppo-recurrent-processes": (*RECURRENT, "runner=local"),
     "impala": ("algorithm=impala", *ACTOR_CRITIC, "algorithm.num_actors=3", "algorithm.actors_batch_size=2"),
     "sac": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20"),
     "sac-ahead": ("algorithm=sac", *SAC, "algorithm.initial_buffer_size=20", "algorithm.collect_ahead=true"),
@@ -74,8 +80,9 @@ N_EPOCHS = 4
 
 @functools.cache
 def composed(name):
+    model = [] if name.startswith("ppo-recurrent") else ["model=flatten_concat"]
     with initialize_config_module("maze.conf", version_base="1.3"):
-        cfg = compose("conf_train", overrides=["env.name=CartPole-v1", "model=flatten_concat", *TRAININGS[name]])
+        cfg = compose("conf_train", overrides=["env.name=CartPole-v1", *model, *TRAININGS[name]])
     for cell in ("seeding.env_base_seed", "seeding.agent_base_seed"):
         OmegaConf.update(cfg, cell, 11)
     if not name.startswith("es"):
@@ -252,6 +259,8 @@ def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_r
         "a2c": 8,
         "ppo": 8,
         "ppo-processes": 8,
+        "ppo-recurrent": 8,
+        "ppo-recurrent-processes": 8,
         "impala": 8,
         "sac": 32,
         "sac-ahead": 32,
@@ -319,6 +328,14 @@ def test_environments_in_processes_can_be_resumed_in_this_one(tmp_path, uninterr
     resumed = Run("ppo", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
     assert differing(uninterrupted("ppo").result, resumed.result) == []
     assert differing(uninterrupted("ppo").result, uninterrupted("ppo-processes").result) == []
+
+
+def test_hidden_states_of_environments_in_processes_can_be_carried_on_in_this_one(tmp_path, uninterrupted):
+    Run("ppo-recurrent-processes", tmp_path / "first", prepare=signal_after(3))
+    resumed = Run("ppo-recurrent", tmp_path / "second", input_dir=str(tmp_path / "first"), resume=True)
+    expected = uninterrupted("ppo-recurrent").result
+    assert differing(expected, resumed.result) == []
+    assert differing(expected, uninterrupted("ppo-recurrent-processes").result) == []
 
 
 def test_where_environments_are_stepped_makes_no_difference_to_a_replay_buffer_and_what_is_learned(uninterrupted):

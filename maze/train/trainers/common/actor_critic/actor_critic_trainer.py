@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -82,6 +83,7 @@ class ActorCritic(EpochTrainer, ABC):
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
+    learns_recurrent: ClassVar[bool] = True
     events_class: ClassVar[type[Any]] = ActorCriticEvents
     config: ActorCriticConfig
     model: TorchActorCritic
@@ -108,6 +110,11 @@ class ActorCritic(EpochTrainer, ABC):
             raise ConfigError(
                 f"model.critic: {type(self).__name__} needs a state critic, found a {type(model.critic).__name__}."
             )
+        if model.is_recurrent and self.config.kl_to_initial_coef:
+            raise ConfigError(
+                "algorithm.kl_to_initial_coef: expected 0 with a model that carries hidden states; those of the "
+                f"initial policy are not known. Found {self.config.kl_to_initial_coef}."
+            )
         self._critic: TorchStateCritic = model.critic
         self.rollout_generator = vectorized(rollout_generator)
         networks = _networks(model.policy, model.critic)
@@ -116,6 +123,10 @@ class ActorCritic(EpochTrainer, ABC):
         self._returns = self._return_function()
         if self.config.reward_centering:
             self._returns = CentredReturns(self._returns, self.config.reward_centering)
+        self._memory: HiddenStates | None = None
+        """What a recurrent critic remembers where the next rollout begins."""
+        if model.is_recurrent:
+            self._memory = HiddenStates(self.rollout_generator.env.n_rollout_envs, model.critic.state_sizes)
         self._columns: RolloutColumns | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
 
@@ -164,6 +175,8 @@ class ActorCritic(EpochTrainer, ABC):
         parts: dict[str, Part] = {"optimizer": self.optimizer, "generator": self.generator}
         if isinstance(self._returns, CentredReturns):
             parts["average_reward"] = self._returns
+        if self._memory is not None:
+            parts["critic_memory"] = self._memory
         return {**parts, "rollouts": self.rollout_generator}
 
     @override(EpochTrainer)
@@ -184,6 +197,11 @@ class ActorCritic(EpochTrainer, ABC):
         """Estimates advantages and targets."""
         return GAE(self.config.gamma, self.config.gae_lambda)
 
+    @property
+    def _sequence_length(self) -> int:
+        """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit."""
+        return 0
+
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
@@ -191,7 +209,7 @@ class ActorCritic(EpochTrainer, ABC):
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
-        batch = value_rollout(self.model, columns, self._returns)
+        batch = value_rollout(self.model, columns, self._returns, self._memory, self._sequence_length)
         self._report_average_reward()
         self.model.train()
         self._optimize(batch)
@@ -223,7 +241,7 @@ class ActorCritic(EpochTrainer, ABC):
         """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
         losses = ActorCriticLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
-            policy_output, critic_output = part.outputs or self.model.compute_actor_critic_output(part.record)
+            policy_output, critic_output = part.asked(self.model)
             self._add_policy_terms(losses, part, policy_output)
             self._add_value_terms(losses, part, critic_output.values, part.n_rows / batch.n_rows)
         return losses

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.returns import gae
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_sequences import SequencedRollout, Sequences
 from maze.core.rollout.rollout_streams import PolicyRows, Streams, rollout_streams
 from maze.core.rollout.rollout_tensors import Index, records_by_policy
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
@@ -54,11 +56,18 @@ class AlignedSubsteps:
     """For each output of the critic `[n_rows]`: what it predicted when the rollout was valued."""
     outputs: tuple[PolicyOutput, StateCriticOutput] | None = None
     """What the networks said about all rows, with gradients, where it need not be asked for again."""
+    sequences: Sequences | None = None
+    """What recurrent networks are unrolled over."""
 
     @property
     def n_rows(self) -> int:
         """Number of environment steps (of one policy's actions, where there is a single sub-step)."""
         return len(self.advantages[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.advantages[0].device
 
     def rows(self, rows: Tensor | slice) -> AlignedSubsteps:
         """A selection: views for a slice, copies for a tensor of indices `[n_selected]`."""
@@ -74,6 +83,35 @@ class AlignedSubsteps:
             for tensors in (self.advantages, self.old_log_probs, self.targets, self.old_values)
         )
         return AlignedSubsteps(record, advantages, old_log_probs, targets, old_values)
+
+    def minibatches(self, n: int, generator: torch.Generator) -> Iterator[AlignedSubsteps | None]:
+        """All rows in random order, divided as evenly as possible; whole sequences where there are some.
+
+        :param n: How many; `None` comes in the place of those that would be empty.
+        :param generator: Source of the order.
+        """
+        if self.sequences is None:
+            permuted = self.rows(torch.randperm(self.n_rows, generator=generator).to(self.device))
+            for index in range(n):
+                start, stop = (self.n_rows * i // n for i in (index, index + 1))
+                yield permuted.rows(slice(start, stop)) if stop > start else None
+            return
+        order = torch.randperm(len(self.sequences.lengths), generator=generator).numpy()
+        place = (np.cumsum(self.sequences.lengths[order]) - 1) * n // self.n_rows
+        for index in range(n):
+            if not len(chosen := order[place == index]):
+                yield None
+                continue
+            rows, sequences = self.sequences.chosen(chosen)
+            yield replace(self.rows(torch.from_numpy(rows).to(self.device)), sequences=sequences)
+
+    def asked(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
+        """What the networks say about all rows.
+
+        :param model: Policy and critic.
+        """
+        runs = None if self.sequences is None else self.sequences.all_at_once(model.device)
+        return self.outputs or model.compute_actor_critic_output(self.record, runs=runs)
 
 
 @dataclass
@@ -97,17 +135,10 @@ class RolloutBatch:
         """
         # Where environments wait for different actors, no part may have a row for each of so many minibatches.
         n_minibatches = min(-(-self.n_steps // batch_size), max(part.n_rows for part in self.parts))
-        orders = [torch.randperm(part.n_rows, generator=generator) for part in self.parts]
-        permuted = [
-            part.rows(order.to(part.advantages[0].device)) for part, order in zip(self.parts, orders, strict=True)
-        ]
-        for index in range(n_minibatches):
-            selected = []
-            for part in permuted:
-                start, stop = (part.n_rows * i // n_minibatches for i in (index, index + 1))
-                if stop > start:
-                    selected.append(part.rows(slice(start, stop)))
-            yield RolloutBatch(selected, self.n_steps // n_minibatches)
+        parts = [part.minibatches(n_minibatches, generator) for part in self.parts]
+        for together in zip(*parts, strict=True):
+            if selected := [part for part in together if part is not None]:
+                yield RolloutBatch(selected, self.n_steps // n_minibatches)
 
 
 # -- returns ---------------------------------------------------------------------------------------
@@ -242,12 +273,20 @@ def centred(streams: Streams, averages: Sequence[float]) -> Streams:
 # -- valuation -------------------------------------------------------------------------------------
 
 
-def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: ReturnFunction) -> RolloutBatch:
+def value_rollout(
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    returns: ReturnFunction,
+    memory: HiddenStates | None = None,
+    sequence_length: int = 0,
+) -> RolloutBatch:
     """Asks policy and critic about a whole rollout at once, and computes what there is to learn.
 
     :param model: The model that learns.
     :param columns: The rollout.
     :param returns: How advantages and targets are estimated.
+    :param memory: What a recurrent critic remembered before the rollout; it is brought to its end.
+    :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
     critic = model.critic
@@ -258,20 +297,33 @@ def value_rollout(model: TorchActorCritic, columns: RolloutColumns, returns: Ret
             "the actors of this environment vary. Use a step or a shared critic."
         )
     records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
-    asked = [_asked(model, record, index, returns) for record, index in records]
+    sequenced = None
+    if model.is_recurrent:
+        memory = memory or HiddenStates(columns.n_envs, critic.state_sizes)
+        sequenced = SequencedRollout(model, columns, memory, sequence_length)
+    asked = [_asked(model, record, index, returns, sequenced) for record, index in records]
     with torch.no_grad():
-        found = returns(critic, rollout_streams(model, columns, [rows for _, rows in asked], returns.gamma))
+        found = returns(critic, rollout_streams(model, columns, [rows for _, rows in asked], returns.gamma, sequenced))
         parts = [_with_returns(part, rows, found) for part, rows in asked]
+    if sequenced is not None:
+        sequenced.remember()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
 
 
 def _asked(
-    model: TorchActorCritic, record: StructuredSpacesRecord, index: Index | None, returns: ReturnFunction
+    model: TorchActorCritic,
+    record: StructuredSpacesRecord,
+    index: Index | None,
+    returns: ReturnFunction,
+    sequenced: SequencedRollout | None,
 ) -> tuple[AlignedSubsteps, PolicyRows]:
     """All that one policy did, still without advantages and targets, and what goes into the streams."""
     keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
+    sequences, runs, origin = (None, None, None) if sequenced is None else sequenced.sequences(record, index)
     with torch.set_grad_enabled(keeps_outputs):
-        outputs = policy_output, critic_output = model.compute_actor_critic_output(record)
+        outputs = policy_output, critic_output = model.compute_actor_critic_output(record, runs=runs)
+    if sequenced is not None and runs is not None:
+        sequenced.note(runs, origin)
     with torch.no_grad():
         log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
         log_rhos: list[Tensor] = []
@@ -282,7 +334,7 @@ def _asked(
         if returns.is_off_policy:
             log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
     values = critic_output.detached_values
-    part = AlignedSubsteps(record, [], old_log_probs, [], values, outputs if keeps_outputs else None)
+    part = AlignedSubsteps(record, [], old_log_probs, [], values, outputs if keeps_outputs else None, sequences)
     return part, PolicyRows(record.substep_records, values, log_rhos, index)
 
 
@@ -290,4 +342,5 @@ def _with_returns(part: AlignedSubsteps, rows: PolicyRows, found: Returns) -> Al
     part = replace(part, advantages=rows.of(found.advantages), targets=rows.of(found.targets))
     if rows.is_known is None or rows.is_known.all():
         return part
-    return part.rows(torch.from_numpy(np.flatnonzero(rows.is_known)).to(part.advantages[0].device))
+    known = part.rows(torch.from_numpy(np.flatnonzero(rows.is_known)).to(part.device))
+    return replace(known, sequences=None if part.sequences is None else part.sequences.known(rows.is_known))

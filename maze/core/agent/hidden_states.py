@@ -1,0 +1,132 @@
+"""Hidden states of recurrent networks, from step to step of the environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze.core.env.structured_env import ActorID
+
+if TYPE_CHECKING:
+    from maze.core.env.environment_context import EnvironmentContext
+
+StateSizes = Callable[["ActorID | None"], Mapping[str, int]]
+"""How large the states of an actor's network are, by state key."""
+StatesOfActor = dict[str, np.ndarray]
+"""Hidden states `[n_envs, size]` by state key."""
+
+
+class HiddenStates:
+    """What the networks of each actor remember in each of several environments; zero where an episode begins.
+
+    :param n_envs: Number of environments.
+    :param sizes: Sizes of the states.
+    """
+
+    def __init__(self, n_envs: int, sizes: StateSizes) -> None:
+        self.n_envs = n_envs
+        self._sizes = sizes
+        self._by_actor: dict[ActorID | None, StatesOfActor] = {}
+
+    def of(self, actor: ActorID | None) -> StatesOfActor:
+        """The states of an actor, to be read and overwritten."""
+        states = self._by_actor.get(actor)
+        if states is None:
+            sizes = self._sizes(actor)
+            states = self._by_actor[actor] = {
+                key: np.zeros((self.n_envs, size), np.float32) for key, size in sizes.items()
+            }
+        return states
+
+    def reset(self, envs: np.ndarray) -> None:
+        """Forgets all that was seen in some environments.
+
+        :param envs: Which, bool `[n_envs]`.
+        """
+        if envs.any():
+            for states in self._by_actor.values():
+                for array in states.values():
+                    array[envs] = 0.0
+
+    def copied(self) -> dict[ActorID | None, StatesOfActor]:
+        """The states as they are now, by actor."""
+        return {actor: {key: array.copy() for key, array in of.items()} for actor, of in self._by_actor.items()}
+
+    def act(
+        self,
+        env: Any,
+        actor: ActorID,
+        env_indices: Sequence[int] | None,
+        choose: Callable[[StatesOfActor], None],
+    ) -> None:
+        """Has a policy act in a vector environment, where new episodes begin without a memory.
+
+        :param env: The vector environment, as its latest step has left it.
+        :param actor: Who acts.
+        :param env_indices: In which environments; `None`: in all.
+        :param choose: Reads the states of these environments, `[n_chosen, size]`, and overwrites them.
+        """
+        ended = env.terminated | env.truncated
+        states = self.of(actor)
+        if env_indices is None:
+            self.reset(ended)
+            choose(states)
+            return
+        acting = np.zeros_like(ended)
+        acting[env_indices] = True
+        self.reset(ended & acting)
+        chosen = {key: array[env_indices] for key, array in states.items()}
+        choose(chosen)
+        for key, array in chosen.items():
+            states[key][env_indices] = array
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states in arrays and plain values."""
+        return {"actors": [[None if actor is None else tuple(actor), of] for actor, of in self.copied().items()]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on with states that :meth:`state_dict` gave; those of another number of environments are left out."""
+        self._by_actor.clear()
+        for actor, saved in state_dict["actors"]:
+            states = self.of(None if actor is None else ActorID(*actor))
+            for key, array in states.items():
+                if key in saved and saved[key].shape == array.shape:
+                    array[...] = saved[key]
+
+
+class EpisodeMemory:
+    """Hidden states of a policy that acts in one environment.
+
+    They begin anew with each episode. A policy that is asked again before the environment was stepped answers from the
+    same state.
+
+    :param sizes: Sizes of the states.
+    """
+
+    def __init__(self, sizes: StateSizes) -> None:
+        self._states = HiddenStates(1, sizes)
+        self._episode = -1
+        self._before: dict[ActorID | None, tuple[int, StatesOfActor]] = {}
+        """By actor when it was asked last, in steps of the simulation, and its states then."""
+
+    def now(self, context: EnvironmentContext, actor: ActorID | None) -> StatesOfActor:
+        """The states to act with, `[1, size]` by state key; to be overwritten by those that follow.
+
+        :param context: The environment's context.
+        :param actor: Who acts.
+        """
+        if context.n_episodes != self._episode:
+            self._episode = context.n_episodes
+            self._states.reset(np.ones(1, np.bool_))
+            self._before.clear()
+        states = self._states.of(actor)
+        asked_at, before = self._before.get(actor, (-1, {}))
+        if asked_at == context.n_substeps:
+            for key, array in before.items():
+                states[key][...] = array
+        else:
+            copies = {key: array.copy() for key, array in states.items()}
+            self._before[actor] = context.n_substeps, copies
+        return states

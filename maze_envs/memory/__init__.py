@@ -1,0 +1,1 @@
+"""Problems that nobody solves who forgets what was seen before."""
