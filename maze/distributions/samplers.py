@@ -30,6 +30,8 @@ HeadDescription = Mapping[str, Any]
 _TINY = np.finfo(np.float64).tiny
 _EPS = np.finfo(np.float32).eps
 _MASKED = np.finfo(np.float32).min
+_UNSUSPICIOUS = 1e12
+"""A sum of squares below this is one of finite numbers, of which none masks a choice."""
 """Masks put this in the place of a logit."""
 
 
@@ -234,6 +236,8 @@ def check_logits(logits: Array, sizes: Sequence[int], head: str, where: str) -> 
     :raises NonFiniteError: One is NaN or infinite; minus infinity masks a choice.
     :raises EnvironmentContractError: All choices of a row are masked.
     """
+    if np.vdot(logits, logits) < _UNSUSPICIOUS:  # asked for every batch: one product, not several extremes
+        return
     # extremes are NaN if any logit is; minus infinity masks a choice, and makes no sense elsewhere
     if not sizes:
         if np.minimum.reduce(logits, None) > -np.inf and np.maximum.reduce(logits, None) < np.inf:

@@ -286,6 +286,8 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def _count_episodes(self, finished: dict[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
         self.finished_episodes = finished
+        if not finished:
+            return
         if self.episode_quota is None:
             self.epoch_stats.receive_all(list(finished.values()))
             return
