@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ PAGES = [
 ]
 
 
+NEEDS = {"data.md": ("duckdb", "minari", "pyarrow")}
+"""What `make test` does not install, by page."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
@@ -26,6 +31,9 @@ PAGES = [
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    for package in NEEDS.get(page.name, ()):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     script = tmp_path / "page.py"
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     # Worker processes import the main module: without the guard they would run the page again.
@@ -33,6 +41,7 @@ def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: P
     body = body.replace("n_steps=20_000", "n_steps=1_000")  # training to a return has tests of its own
     script.write_text(f'if __name__ == "__main__":\n    {body}\n', encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "examples" / "own_algorithm")}  # one page is about it
+    environment["MINARI_DATASETS_PATH"] = str(tmp_path / "minari")
     finished = run_script(script, tmp_path, environment)
     assert finished.returncode == 0, f"{page.name}:\n{finished.stdout[-1500:]}\n{finished.stderr[-3000:]}"
 

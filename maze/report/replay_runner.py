@@ -15,7 +15,7 @@ from maze.core.errors import ConfigError
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.rollout.rollout_runner import RolloutRunner
-from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset, own_packages
+from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.utils.config_utils import whole_number
@@ -98,10 +98,9 @@ class ReplayRunner(Runner):
                 env.close()
 
     def _episodes(self, env: MazeEnv[Any] | None) -> list[StateTrajectoryRecord]:
-        packages = () if env is None else own_packages(env)
         episodes: list[StateTrajectoryRecord] = []
         for file in InMemoryDataset.list_trajectory_files(self.trajectory_data):
-            for found in load_trajectories(file, False, tuple(self.allow or ()), packages, "allow=['<type>']"):
+            for found in load_trajectories(file, False, tuple(self.allow or ()), (), "allow=['<type>']", env):
                 loaded: Any = found
                 if not isinstance(loaded, StateTrajectoryRecord) or not loaded.step_records:
                     raise ConfigError(f"{file}: expected episodes in terms of states, found a {type(loaded).__name__}.")

@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import pickle
+import pkgutil
 import random
 import resource
 import signal
@@ -31,6 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import maze_envs
 from tests.security import own_package
 
 SECONDS_PER_FILE = 5
@@ -196,7 +198,9 @@ class Generator:
         classes = trajectory_record._DATA_CLASSES | trajectory_record._EVENTS
         allowed = [*plain_rules(), *space_rules(), *torch_rules(), *classes, "torch.storage._load_from_bytes"]
         own = [("tests.security.own_package", name) for name in own_package.NAMES]
-        self.names = [*(tuple(name.rsplit(".", 1)) for name in allowed), *_EVIL, *own]
+        modules = [info.name for info in pkgutil.walk_packages(maze_envs.__path__, "maze_envs.")]
+        shipped = [(module, name) for module in modules for name in vars(importlib.import_module(module))]
+        self.names = [*(tuple(name.rsplit(".", 1)) for name in allowed), *_EVIL, *own, *shipped]
         self.events = [("maze.core.env.base_env_events", "BaseEnvEvents.reward")]
         self.pickles = [*legitimate["statistics"], *legitimate["spaces"], *legitimate["trajectory"]]
 

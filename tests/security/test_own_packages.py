@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from maze.core.errors import CheckpointError
-from maze.core.trajectory_recording.datasets.in_memory_dataset import own_packages
+from maze.core.trajectory_recording.records.trajectory_record import _DATA_CLASSES, packages_of
 from maze.core.utils.safe_pickle import safe_load
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
@@ -113,8 +114,55 @@ def test_a_method_is_not_replaced_and_fields_have_to_fit() -> None:
 def test_the_packages_are_those_of_the_chosen_environment_and_never_libraries() -> None:
     from tests.train.parallelization.toy_envs import counting_env
 
-    assert own_packages(TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=2)) == frozenset()
-    assert own_packages(TimeLimitWrapper.wrap(counting_env(), max_episode_steps=2)) == {"tests"}
+    assert packages_of(TimeLimitWrapper.wrap(GymMazeEnv("CartPole-v1"), max_episode_steps=2)) == frozenset()
+    assert packages_of(TimeLimitWrapper.wrap(counting_env(), max_episode_steps=2)) == {"tests"}
+
+
+def test_packages_of_wrappers_and_of_the_gymnasium_environment_inside_count_as_well() -> None:
+    from tests.core.wrappers.test_small_wrappers import CountingEnv  # a gymnasium environment of ours
+
+    assert packages_of(TimeLimitWrapper.wrap(GymMazeEnv(CountingEnv()), max_episode_steps=2)) == {"tests"}
+
+
+SHIPPED = "maze_envs.packing.bin_packing"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "maze_envs.packing.renderer.BinRenderer",
+        "maze_envs.logistics.cutting_2d.env.maze_state.Cutting2DMazeState",
+        "maze_envs.logistics.dispatching.simulation.Vehicle",
+        f"{SHIPPED}.PackingEvents",
+    ],
+)
+def test_data_and_events_of_the_shipped_environments_need_no_list(name: str) -> None:
+    module, _, qualified_name = name.rpartition(".")
+    made = safe_load(io.BytesIO(named(qualified_name, module) + b"."), data_classes=_DATA_CLASSES)
+    assert f"{made.__module__}.{made.__qualname__}" == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{SHIPPED}.BinPackingEnv",  # an environment
+        f"{SHIPPED}.BinPacking",
+        f"{SHIPPED}.item_sizes",  # a function
+        f"{SHIPPED}.BinRenderer",  # imported there, not defined
+        f"{SHIPPED}.np.load",
+        f"{SHIPPED}.functools.partial",
+        f"{SHIPPED}.nothing",
+        "maze_envs.common.array_policy.ArrayPolicy",  # a policy
+        "maze_envs.common.masked_flatten_concat.MaskedFlattenConcatPolicyNet",  # a network
+        "maze_envs.no_such_module.State",
+        "maze_envs_of_somebody_else.State",
+    ],
+)
+def test_nothing_else_of_the_shipped_environments_is_let_in(name: str) -> None:
+    module = SHIPPED if name.startswith(f"{SHIPPED}.") else name.rpartition(".")[0]
+    content = named(name.removeprefix(f"{module}."), module) + b")\x81."
+    with pytest.raises(CheckpointError, match=rf"type `{re.escape(name)}`.*allow it by name"):
+        safe_load(io.BytesIO(content), data_classes=_DATA_CLASSES)
 
 
 def test_the_lists_are_complete() -> None:

@@ -78,6 +78,7 @@ class ParallelRolloutWorker:
         episode_seeds: EpisodeSeeds | None = None,
         record_actions: bool = False,
         env_timeout: float | None = None,
+        record_parquet: bool = False,
     ) -> None:
         """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
 
@@ -94,7 +95,10 @@ class ParallelRolloutWorker:
                 agent_instance_seed,
                 env_timeout,
             )
-            with recorded(env, record_trajectory, record_event_logs, record_actions) as (recorded_env, recorder):
+            with recorded(env, record_trajectory, record_event_logs, record_actions, record_parquet=record_parquet) as (
+                recorded_env,
+                recorder,
+            ):
                 RolloutRunner.run_interaction_loop(
                     recorded_env,
                     agent,
@@ -169,6 +173,7 @@ class ParallelRolloutRunner(RolloutRunner):
         deterministic: bool = False,
         record_actions: bool = False,
         env_timeout: float | None = None,
+        record_parquet: bool = False,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -178,6 +183,7 @@ class ParallelRolloutRunner(RolloutRunner):
             deterministic,
             record_actions,
             env_timeout,
+            record_parquet,
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
@@ -214,6 +220,7 @@ class ParallelRolloutRunner(RolloutRunner):
                     "record_event_logs": self.record_event_logs,
                     "deterministic": self.deterministic,
                     "record_actions": self.record_actions,
+                    "record_parquet": self.record_parquet,
                     "env_timeout": self.env_timeout,
                     "episode_seeds": [seeds[episode] for episode in episodes],
                 }

@@ -36,6 +36,7 @@ from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
+from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ TRAJECTORY_DIR = Path("trajectory_data")
 PAGE_DIR = Path("episode_pages")
 EVENT_LOG_DIR = Path("event_logs")
 ACTION_RECORD_DIR = Path("action_records")
+PARQUET_DIR = Path("trajectory_parquet")
 
 
 class EpisodeStatsReport(NamedTuple):
@@ -107,11 +109,13 @@ def recorded(
     record_event_logs: bool,
     record_actions: bool = False,
     record_pages: bool = False,
+    record_parquet: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
     """Wraps an environment so that its episodes are recorded; what is recorded of them is written as they end.
 
     :param env: A Maze environment.
     :param record_pages: Write a page of each episode, and have gymnasium environments that can be drawn draw each step.
+    :param record_parquet: Write a table of each episode.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
     recorder = EpisodeRecorder(env)
@@ -139,6 +143,8 @@ def recorded(
             env = TrajectoryRecordingWrapper.wrap(env)
         if record_actions:
             env = ActionRecordingWrapper.wrap(env, output_dir=ACTION_RECORD_DIR)
+        if record_parquet:
+            env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
         yield env, recorder
 
 

@@ -69,6 +69,7 @@ class RolloutRunner(Runner, ABC):
     :param deterministic: Take the policy's most probable action instead of sampling one.
     :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
     :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
+    :param record_parquet: Store each episode as a table in `trajectory_parquet`.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RolloutRunner(Runner, ABC):
         deterministic: bool = False,
         record_actions: bool = False,
         env_timeout: float | None = None,
+        record_parquet: bool = False,
     ) -> None:
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
@@ -88,6 +90,7 @@ class RolloutRunner(Runner, ABC):
         self.record_event_logs = record_event_logs
         self.deterministic = deterministic
         self.record_actions = record_actions
+        self.record_parquet = record_parquet
         self.input_dir = ""
         self.maze_seeding = MazeSeeding(None, None, False)
         self.stats: LogStats | None = None

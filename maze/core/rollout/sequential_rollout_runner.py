@@ -26,6 +26,7 @@ class SequentialRolloutRunner(RolloutRunner):
         record_actions: bool = False,
         env_timeout: float | None = None,
         record_pages: bool = False,
+        record_parquet: bool = False,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -35,6 +36,7 @@ class SequentialRolloutRunner(RolloutRunner):
             deterministic,
             record_actions,
             env_timeout,
+            record_parquet,
         )
         self.render = render
         self.record_pages = record_pages
@@ -51,7 +53,12 @@ class SequentialRolloutRunner(RolloutRunner):
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         with (
             recorded(
-                maze_env, self.record_trajectory, self.record_event_logs, self.record_actions, self.record_pages
+                maze_env,
+                self.record_trajectory,
+                self.record_event_logs,
+                self.record_actions,
+                self.record_pages,
+                self.record_parquet,
             ) as (recorded_env, self._recorder),
             Progress(self.n_episodes, "Rollouts") as self._progress,
         ):

@@ -13,9 +13,10 @@ import pickle
 import sys
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 from types import FunctionType
-from typing import IO, Any
+from typing import IO, Any, Generic
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.files import open_seal
@@ -30,6 +31,7 @@ from maze.core.utils.pickle_rules import (
 )
 
 _registered: set[str] = set()
+_PLAIN_BASES = (object, ABC, tuple, Enum, Generic, int, str)
 
 
 def register_safe_types(*types: type | str) -> None:
@@ -64,7 +66,8 @@ def safe_load(
     :param allow_pickle: Trust the file: allow everything, including code that runs while it is loaded.
     :param hint: How the caller's user opts in, for the error message.
     :param data_classes: Full names of classes whose instances are filled without calling anything of the class, and of
-        event interfaces that are to be imported where a file names them.
+        event interfaces, that are to be imported where a file names them. A pattern `package.*` stands for those
+        classes defined there that only store data and are derived from nothing but each other and listed classes.
     :param own_packages: Packages of the user's own whose classes are filled in the same way as far as they only store
         data, and are imported already.
     :raises CheckpointError: The file cannot be read, is damaged, or holds something else than such data.
@@ -110,6 +113,7 @@ class _Names:
         self._trusted = {entry for entry in entries if not entry.endswith(".*")}
         self._prefixes = tuple(entry[:-1] for entry in entries if entry.endswith(".*"))
         self._data_classes = data_classes
+        self._data_prefixes = tuple(entry[:-1] for entry in data_classes if entry.endswith(".*"))
         self._own_packages = own_packages
         self._way_in = way_in
 
@@ -132,18 +136,26 @@ class _Names:
     def _own_rule(self, module_name: str, qualified_name: str, full_name: str) -> Rule | None:
         if full_name in self._trusted or full_name.startswith(self._prefixes):
             return self._trusted_rule(_resolve(module_name, qualified_name), full_name in self._trusted)
-        is_data = full_name in self._data_classes
-        if is_data or full_name.rpartition(".")[0] in self._data_classes or module_name in sys.modules:
-            found = _look_up(module_name, qualified_name)
+        is_listed, is_below_listed = full_name in self._data_classes, full_name.startswith(self._data_prefixes)
+        is_event_of_listed = full_name.rpartition(".")[0] in self._data_classes
+        if not (is_listed or is_below_listed or is_event_of_listed or module_name in sys.modules):
+            return None
+        found = _look_up(module_name, qualified_name)
+        # only under the name of its definition: what a module has imported is somebody else's
+        if isinstance(found, type) and _qualified_name(found) == full_name:
             is_own = module_name.partition(".")[0] in self._own_packages
-            # only under the name of its definition: what a module has imported is somebody else's
-            rule = None
-            if is_own and isinstance(found, type) and _qualified_name(found) == full_name:
+            if is_own or (is_below_listed and self._is_derived_from_data(found)):
                 rule = class_that_only_stores(found)
-            if rule is None and _is_harmless_interface(found):
-                rule = Rule(found)
-            return data_class(found) if rule is None and is_data and isinstance(found, type) else rule
-        return None
+                if rule is not None:
+                    return rule
+        if _is_harmless_interface(found):
+            return Rule(found)
+        return data_class(found) if is_listed and isinstance(found, type) else None
+
+    def _is_derived_from_data(self, klass: type) -> bool:
+        """Whether a class is data by its bases too: no environment, policy or network."""
+        names = {_qualified_name(base) for base in klass.__mro__ if base not in _PLAIN_BASES}
+        return all(name in self._data_classes or name.startswith(self._data_prefixes) for name in names)
 
     def _trusted_rule(self, found: Any, is_named: bool) -> Rule | None:
         # By a pattern only what is defined there, not what such a module imports, and no functions but events.
@@ -182,7 +194,10 @@ def _resolve(module_name: str, qualified_name: str) -> Any:
 
 def _look_up(module_name: str, qualified_name: str) -> Any:
     """Like :func:`_resolve`, without running anything that an attribute access could run; None if there is nothing."""
-    found: Any = importlib.import_module(module_name)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError:
+        return None
     for part in qualified_name.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     return found

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
@@ -21,6 +23,7 @@ from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajecto
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
+from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
@@ -261,8 +264,47 @@ def test_naming_a_module_allows_neither_its_functions_nor_what_it_imports(dock, 
             load_trajectory(path, extra_types=["dock_project.*"])
 
 
-@pytest.mark.parametrize("name", sorted(trajectory_record._DATA_CLASSES | trajectory_record._EVENTS))
+LISTED = sorted((trajectory_record._DATA_CLASSES | trajectory_record._EVENTS) - {"maze_envs.*"})
+
+
+@pytest.mark.parametrize("name", LISTED)
 def test_each_class_that_may_be_loaded_is_where_it_is_named(name):
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     assert (found.__module__, found.__qualname__) == (module, attribute)
+
+
+ENVIRONMENTS = sorted((Path(__file__).resolve().parents[3] / "maze_envs").rglob("conf/env/*.yaml"))
+
+
+@pytest.mark.parametrize("file", ENVIRONMENTS, ids=lambda file: file.stem)
+def test_trajectories_of_the_shipped_environments_are_loaded_without_permission(file, tmp_path):
+    config = OmegaConf.to_container(OmegaConf.create({"env": OmegaConf.load(file)}), resolve=True)
+    env = TrajectoryRecordingWrapper.wrap(EnvFactory(config["env"])())
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    env.seed(1)
+    observation = env.reset()
+    with SimpleTrajectoryRecordingSetup(env, tmp_path):
+        for _ in range(12):
+            observation, _, done, _ = env.step(policy.compute_action(observation, actor_id=env.actor_id()))
+            if done:
+                break
+    (path,) = tmp_path.glob("*.pkl")
+    episode = load_trajectory(path)
+    assert len(episode.step_records) > 1
+    assert type(episode.renderer) is type(env.get_renderer())
+
+
+class Level:
+    """A state that nobody registers."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_the_environment_that_was_recorded_allows_what_its_own_package_stores(tmp_path):
+    path = stored(Level(3), tmp_path)
+    with pytest.raises(CheckpointError, match=r"\.Level`"):
+        load_trajectory(path, env=GymMazeEnv("CartPole-v1"))
+    assert load_trajectory(path, env=counting_env()).step_records[0].maze_state.value == 3

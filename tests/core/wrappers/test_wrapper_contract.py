@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
 from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.observation_visualization_wrapper import ObservationVisualizationWrapper
+from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
@@ -115,6 +117,7 @@ class Case:
         return self.wrapper.__name__ + (f"-{self.name}" if self.name else "")
 
 
+PARQUET = [Case(ParquetRecordingWrapper)] if find_spec("pyarrow") is not None else []
 CASES = [
     Case(ActionRecordingWrapper),
     Case(DictActionWrapper, base=with_dict_actions, is_around_gym=True),
@@ -145,6 +148,7 @@ CASES = [
     Case(RewardScalingWrapper, {"scale": 0.1}),
     Case(SortedSpacesWrapper),
     Case(SpacesRecordingWrapper, {"output_dir": None}),
+    *PARQUET,
     Case(
         SplitActionsWrapper,
         {
@@ -176,6 +180,8 @@ def test_the_contract_covers_every_wrapper_of_the_package():
             if is_wrapper and member.__module__ == module.name and not getattr(member, "__abstractmethods__", None):
                 found.add(member)
     helpers = {klass for klass in found if klass is Wrapper or klass.__name__.startswith("_")}
+    if not PARQUET:
+        helpers.add(ParquetRecordingWrapper)
     assert found - helpers == {case.wrapper for case in CASES}
 
 
@@ -437,6 +443,7 @@ STRUCTURED = [
     Case(RewardScalingWrapper, {"scale": 0.1}),
     Case(SortedSpacesWrapper),
     Case(SpacesRecordingWrapper, {"output_dir": None}),
+    *PARQUET,
     Case(StepTimingWrapper),
     Case(TimeLimitWrapper, {"max_episode_steps": 3}),
     Case(TrajectoryRecordingWrapper),

@@ -15,9 +15,14 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.load_workers import load_in_processes
+from maze.core.trajectory_recording.datasets.minari_data import PREFIX, is_minari, minari_path, read_minari
 from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.core.trajectory_recording.records.trajectory_record import TrajectoryRecord, load_trajectories
+from maze.core.trajectory_recording.records.trajectory_record import (
+    TrajectoryRecord,
+    load_trajectories,
+    packages_of,
+)
 from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
 from maze.core.utils.factory import ConfigType, Factory
 
@@ -45,8 +50,9 @@ class InMemoryDataset(Dataset[Item], ABC):
     actions may be of classes of the package that the environment comes from, as far as it has imported them and they
     only store data; others are allowed by `extra_types` or `register_safe_types`.
 
-    :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, or a list of
-        these and of trajectories. None: start empty and use :meth:`append` or :meth:`load_data`.
+    :param input_data: A trajectory file (`*.pkl`, `*.npz`), a directory that is searched for them, a Minari data set
+        (`minari:<id>`, or its directory), or a list of these and of trajectories. None: start
+        empty and use :meth:`append` or :meth:`load_data`.
     :param conversion_env_factory: Makes the environment that converts states and actions of the simulation. None: there
         are only trajectories of observations and actions.
     :param n_workers: Number of processes that convert; with 1 (or a single file) it is done in this one.
@@ -152,7 +158,7 @@ class InMemoryDataset(Dataset[Item], ABC):
         :raises CheckpointError: There are none.
         """
         path = Path(data_dir)
-        if path.is_file():
+        if path.is_file() or is_minari(path):
             return [path]
         files = sorted(file for suffix in (".pkl", COLUMNS_SUFFIX) for file in path.rglob(f"*{suffix}"))
         if not files:
@@ -199,6 +205,8 @@ class InMemoryDataset(Dataset[Item], ABC):
     def _sources(self, input_data: InputData) -> list[Path | TrajectoryRecord[Any]]:
         if isinstance(input_data, TrajectoryRecord):
             return [input_data]
+        if isinstance(input_data, str) and input_data.startswith(PREFIX):
+            return [minari_path(input_data.removeprefix(PREFIX))]
         if isinstance(input_data, (str, Path)):
             return list(self.list_trajectory_files(input_data))
         is_sequence: Any = isinstance(input_data, Sequence)
@@ -236,19 +244,11 @@ class TrajectoryReader:
         """
         if isinstance(source, TrajectoryRecord):
             yield source
+        elif is_minari(source):
+            yield from read_minari(source, env)
         else:
-            packages = () if env is None else own_packages(env)
+            packages = () if env is None else packages_of(env)
             yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
-
-
-def own_packages(env: MazeEnv[Any]) -> frozenset[str]:
-    """Packages of the user's own that an environment, its simulation and its conversions are defined in."""
-    from maze.core.utils.stored_config import NEVER_WHOLE
-
-    parts: list[Any] = [env, getattr(env, "core_env", None)]
-    for name in ("observation_conversion_dict", "action_conversion_dict"):
-        parts += getattr(env, name, {}).values()
-    return frozenset(type(part).__module__.partition(".")[0] for part in parts) - NEVER_WHOLE
 
 
 class DataLoadWorker:

@@ -13,6 +13,7 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Step
 from maze.core.utils.safe_pickle import safe_load
 
 if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
     from maze.core.rendering.renderer import Renderer
 
 
@@ -104,6 +105,10 @@ class SpacesTrajectoryRecord(TrajectoryRecord[StructuredSpacesRecord]):
         return sum(reward for record in self.step_records for reward in record.rewards if reward is not None)
 
 
+_MOST_LAYERS = 100
+"""Wrappers around a simulation that are looked at."""
+
+# Classes of data by name, and packages of which all classes that only store data are.
 # fmt: off
 _DATA_CLASSES = frozenset({
     "maze.core.env.structured_env.ActorID",
@@ -112,6 +117,7 @@ _DATA_CLASSES = frozenset({
     "maze.core.log_events.step_event_log.StepEventLog",
     "maze.core.log_stats.log_stats.LogStatsKey",
     "maze.core.rendering.offscreen.RecordedFramesRenderer",
+    "maze.core.rendering.renderer.Renderer",
     "maze.core.trajectory_recording.records.action_record.ActionRecord",
     "maze.core.trajectory_recording.records.spaces_record.SpacesRecord",
     "maze.core.trajectory_recording.records.state_record.StateRecord",
@@ -119,19 +125,7 @@ _DATA_CLASSES = frozenset({
     "maze.core.trajectory_recording.records.trajectory_record.SpacesTrajectoryRecord",
     "maze.core.trajectory_recording.records.trajectory_record.StateTrajectoryRecord",
     "maze.core.trajectory_recording.records.trajectory_record.TrajectoryRecord",
-    "maze_envs.common.grid_renderer.GridRenderer",
-    "maze_envs.inventory.renderer.InventoryRenderer",
-    "maze_envs.logistics.cutting_2d.demand_generator.mixed_periodic.MixedPeriodicDemandGenerator",
-    "maze_envs.logistics.cutting_2d.demand_generator.static.StaticDemandGenerator",
-    "maze_envs.logistics.cutting_2d.demand_generator.uniform.UniformDemandGenerator",
-    "maze_envs.logistics.cutting_2d.env.maze_action.Cutting2DMazeAction",
-    "maze_envs.logistics.cutting_2d.env.maze_state.Cutting2DMazeState",
-    "maze_envs.logistics.cutting_2d.env.renderer.Cutting2DRenderer",
-    "maze_envs.logistics.dispatching.simulation.DispatchingSimulation",
-    "maze_envs.logistics.dispatching.simulation.Order",
-    "maze_envs.logistics.dispatching.simulation.Vehicle",
-    "maze_envs.queueing.renderer.QueueRenderer",
-    "maze_envs.scheduling.renderer.GanttRenderer",
+    "maze_envs.*",
 })
 _EVENTS = frozenset({
     "maze.core.env.base_env_events.BaseEnvEvents",
@@ -141,15 +135,25 @@ _EVENTS = frozenset({
     "maze.core.log_events.monitoring_events.RewardEvents",
     "maze.core.wrappers.step_timing_wrapper.StepTimingEvents",
     "maze.core.wrappers.observation_visualization_wrapper.ObservationVisualizationEvents",
-    "maze_envs.logistics.cutting_2d.env.events.CuttingEvents",
-    "maze_envs.logistics.cutting_2d.env.events.InventoryEvents",
-    "maze_envs.inventory.events.InventoryEvents",
-    "maze_envs.logistics.dispatching.events.DispatchingEvents",
-    "maze_envs.queueing.network.QueueingEvents",
-    "maze_envs.scheduling.job_shop.JobShopEvents",
-    "maze_envs.robotics.pick_and_place.events.PickAndPlaceEvents",
 })
 # fmt: on
+
+
+def packages_of(env: MazeEnv[Any]) -> frozenset[str]:
+    """Packages of the user's own that an environment is made of: wrappers, simulation, conversions.
+
+    Maze, torch, gymnasium, Python's own and a few others never count.
+    """
+    from maze.core.utils.stored_config import NEVER_WHOLE
+
+    parts: list[Any] = []
+    layer: Any = env
+    while layer is not None and len(parts) < _MOST_LAYERS:
+        parts.append(layer)
+        layer = getattr(layer, "env", None)
+    for name in ("observation_conversion_dict", "action_conversion_dict"):
+        parts += getattr(env, name, {}).values()
+    return frozenset(type(part).__module__.partition(".")[0] for part in parts) - NEVER_WHOLE
 
 
 def load_trajectory(
@@ -161,7 +165,8 @@ def load_trajectory(
     :param allow_pickle: Trust the file: load any type, which can run any code.
     :param extra_types: Further types that may be loaded: the classes of your environment's states, actions and
         renderer, their full names, or a pattern such as `my_project.envs.*`.
-    :param options: Further arguments of :func:`load_trajectories`.
+    :param options: Further arguments of :func:`load_trajectories`; `env=env` allows what the environment's own package
+        stores.
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or no trajectory.
     """
     trajectories = load_trajectories(path, allow_pickle, extra_types, **options)
@@ -178,18 +183,22 @@ def load_trajectories(
     extra_types: Iterable[type | str] = (),
     own_packages: Iterable[str] = (),
     hint: str = "`load_trajectory(path, extra_types=[...])` or `register_safe_types(...)`",
+    env: MazeEnv[Any] | None = None,
 ) -> list[TrajectoryRecord[object]]:
     """Reads the trajectories in a file that holds one of them, or a list.
 
     :param path: The file.
     :param allow_pickle: Trust the file: load any type, which can run any code.
     :param extra_types: Further types that may be loaded, as for :func:`load_trajectory`.
-    :param own_packages: Packages of your own, such as that of your environment: as far as they are imported, their
-        classes that only store data may be loaded.
+    :param own_packages: Packages of your own: as far as they are imported, their classes that only store data may be
+        loaded.
     :param hint: How the caller's user allows further types.
+    :param env: The environment that was recorded, made by the reader of the file: its packages count as named
+        (:func:`packages_of`).
     :raises CheckpointError: The file is damaged, holds types that are not allowed, or something else.
     """
-    content = safe_load(path, extra_types, allow_pickle, hint, _DATA_CLASSES | _EVENTS, own_packages)
+    named = {*own_packages, *(() if env is None else packages_of(env))}
+    content = safe_load(path, extra_types, allow_pickle, hint, _DATA_CLASSES | _EVENTS, named)
     trajectories = list(content) if isinstance(content, list | tuple) else [content]
     for trajectory in trajectories:
         if not isinstance(trajectory, TrajectoryRecord):

@@ -31,7 +31,7 @@ class RemoteRollouts:
 
     :param what: Environment, wrappers, steps after which episodes are cut off, agent, and the directory of the run.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param recording: Whether trajectories, event logs and actions are recorded.
+    :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Take the most probable actions.
     """
 
@@ -39,7 +39,7 @@ class RemoteRollouts:
         self,
         what: tuple[Any, Any, int, Any, str],
         env_timeout: float | None,
-        recording: tuple[bool, bool, bool],
+        recording: tuple[bool, ...],
         deterministic: bool,
     ) -> None:
         self._env, self._agent = RolloutRunner.init_env_and_agent(*what, env_timeout=env_timeout)
@@ -117,7 +117,7 @@ class RayRolloutRunner(RolloutRunner):
         self._announce(agent)
         report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         what = (env, wrappers, self.max_episode_steps, agent, self.input_dir)
-        recording = (self.record_trajectory, self.record_event_logs, self.record_actions)
+        recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
         maker = partial(RemoteRollouts, what, self.env_timeout, recording, self.deterministic)
         try:
             crew = self.placement.crew(self.n_episodes)

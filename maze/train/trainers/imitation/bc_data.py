@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, random_split
 
 from maze.core.errors import ConfigError
+from maze.core.trajectory_recording.datasets.minari_data import PREFIX
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 
@@ -90,7 +91,7 @@ def _from_working_directory(path: Any) -> Any:
     """Relative paths, one or a list, as seen from where the command was started; runs work in their own directories."""
     if isinstance(path, list):
         return [_from_working_directory(each) for each in path]
-    if not isinstance(path, str) or Path(path).exists():
+    if not isinstance(path, str) or path.startswith(PREFIX) or Path(path).exists():
         return path
     from hydra.core.hydra_config import HydraConfig
 

@@ -1,0 +1,275 @@
+"""Minari data sets: read as trajectories, and written from them. Needs the extra `minari`.
+
+A Minari data set is a directory of this machine; nothing is downloaded. Its steps have one observation and one action
+each, so that environments with sub-steps have no place in it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError
+from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.state_record import StateRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import (
+    SpacesTrajectoryRecord,
+    StateTrajectoryRecord,
+    TrajectoryRecord,
+)
+
+if TYPE_CHECKING:
+    from maze.core.env.maze_env import MazeEnv
+
+PREFIX = "minari:"
+"""What the id of a Minari data set is preceded by where a path may stand as well."""
+_DATA, _METADATA = "data", "metadata.json"
+
+
+def minari_path(dataset_id: str) -> Path:
+    """The directory of a data set.
+
+    :param dataset_id: Its id, such as `stockroom/rule-v0`.
+    :raises CheckpointError: It is not on this machine.
+    """
+    _minari()
+    from minari.storage.datasets_root_dir import get_dataset_path
+
+    path = Path(get_dataset_path(dataset_id))
+    if not is_minari(path):
+        raise CheckpointError(
+            f"{PREFIX}{dataset_id}: there is no such data set at {path}. Expected one that was written here, or "
+            f"downloaded before (`minari download {dataset_id}`); MINARI_DATASETS_PATH says where they are."
+        )
+    return path
+
+
+def is_minari(path: str | Path) -> bool:
+    """Whether a directory holds a Minari data set."""
+    return (Path(path) / _DATA / _METADATA).is_file()
+
+
+def read_minari(path: str | Path, env: MazeEnv[Any] | None = None) -> Iterator[TrajectoryRecord[Any]]:
+    """The episodes of a data set, as trajectories.
+
+    In terms of the simulation where it was recorded in the gymnasium environment inside `env`: its wrappers are applied
+    when they are converted. Otherwise in terms of the spaces.
+
+    :param path: Directory of the data set.
+    :param env: The environment that is to learn from it; `None`: trajectories of spaces, with the entries
+        `observation` and `action` where these are no dictionaries.
+    :raises ConfigError: It was recorded in an environment with other spaces.
+    :raises CheckpointError: It cannot be read.
+    """
+    minari = _minari()
+    try:
+        dataset = minari.MinariDataset(Path(path) / _DATA)
+        recorded = (dataset.observation_space, dataset.action_space)
+    except Exception as error:  # a damaged one can fail with nearly any type
+        raise CheckpointError(f"{path}: is no readable Minari data set ({type(error).__name__}: {error}).") from error
+    of_states = env is not None and _fit(recorded, _gym_spaces(env))
+    step_key: Any = 0
+    if env is not None and not of_states:
+        step_key = _only_substep(env, "be learned from")
+        shown = (env.observation_spaces_dict[step_key], env.action_spaces_dict[step_key])
+        if not _fit(recorded, shown):
+            expected = _gym_spaces(env) or shown
+            raise ConfigError(
+                f"{path}: was recorded in another environment: expected observations {expected[0]} and actions "
+                f"{expected[1]}, found {recorded[0]} and {recorded[1]}."
+            )
+    for episode in dataset.iterate_episodes():
+        steps = _steps(episode)
+        yield _state_trajectory(episode.id, steps) if of_states else _spaces_trajectory(episode.id, steps, step_key)
+
+
+def write_minari(
+    dataset_id: str, trajectories: Iterable[TrajectoryRecord[Any]], env: MazeEnv[Any], **details: Any
+) -> Path:
+    """Writes trajectories as a Minari data set.
+
+    Trajectories of a gymnasium environment in terms of the simulation (`trajectory_data` of rollouts) keep its own
+    observations and actions; all others get those of `env`, wrappers included, which are dictionaries.
+
+    :param dataset_id: Id of the data set, such as `stockroom/rule-v0`; there must be none of that name.
+    :param trajectories: The episodes, of one kind.
+    :param env: The environment that they were recorded in, without sub-steps.
+    :param details: Further arguments of `minari.create_dataset_from_buffers`, such as `author`, `description`,
+        `algorithm_name` and `data_format` (`arrow` or `hdf5`).
+    :return: Its directory.
+    :raises ConfigError: There are no trajectories, or a step has several sub-steps.
+    """
+    minari = _minari()
+    step_key = _only_substep(env, "be written")
+    episodes = list(trajectories)
+    gym_spaces = _gym_spaces(env)
+    is_raw = gym_spaces is not None and all(isinstance(episode, StateTrajectoryRecord) for episode in episodes)
+    if is_raw:
+        pairs = [_raw_steps(episode) for episode in episodes]
+    else:
+        gym_spaces = (env.observation_spaces_dict[step_key], env.action_spaces_dict[step_key])
+        pairs = [_converted_steps(episode, env) for episode in episodes]
+    buffers = [_buffer(minari, index, *pair) for index, pair in enumerate(pairs) if pair[0]]
+    if not buffers:
+        raise ConfigError(f"{PREFIX}{dataset_id}: there are no steps to write.")
+    assert gym_spaces is not None
+    given = {"observation_space": gym_spaces[0], "action_space": gym_spaces[1], "data_format": "arrow", **details}
+    given.setdefault("env", getattr(env.core_env.env, "spec", None) if is_raw else None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="minari")  # who made it need not be told
+        minari.create_dataset_from_buffers(dataset_id=dataset_id, buffer=buffers, **given)
+    return minari_path(dataset_id)
+
+
+_Steps = Sequence[tuple[Any, Any, float, bool, bool]]
+"""Observation, action, reward, terminated, truncated."""
+
+
+def _steps(episode: Any) -> list[tuple[Any, Any, Any, bool, bool]]:
+    """The steps of a Minari episode, and the last observation with nothing else."""
+    n_steps = len(episode.rewards)
+    steps: list[tuple[Any, Any, Any, bool, bool]] = [
+        (
+            _at(episode.observations, t),
+            _at(episode.actions, t),
+            float(episode.rewards[t]),
+            bool(episode.terminations[t]),
+            bool(episode.truncations[t]),
+        )
+        for t in range(n_steps)
+    ]
+    return [*steps, (_at(episode.observations, n_steps), None, None, False, False)]
+
+
+def _at(values: Any, t: int) -> Any:
+    if isinstance(values, Mapping):
+        return {key: _at(value, t) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_at(value, t) for value in values)
+    return values[t]
+
+
+def _state_trajectory(id_: Any, steps: Sequence[tuple[Any, Any, Any, bool, bool]]) -> StateTrajectoryRecord:
+    trajectory = StateTrajectoryRecord(str(id_))
+    for t, (observation, action, reward, terminated, truncated) in enumerate(steps[:-1]):
+        info = {TRUNCATION_KEY: True} if truncated and not terminated else {}
+        done = terminated or truncated
+        trajectory.append(StateRecord(observation, action, StepEventLog(t), reward, done, info, {}))
+    events = StepEventLog(len(steps) - 1)
+    trajectory.append(StateRecord(steps[-1][0], None, events, None, None, None, {}))
+    return trajectory
+
+
+def _spaces_trajectory(
+    id_: Any, steps: Sequence[tuple[Any, Any, Any, bool, bool]], step_key: Any
+) -> SpacesTrajectoryRecord:
+    trajectory = SpacesTrajectoryRecord(str(id_))
+    for (observation, action, reward, terminated, truncated), following in pairwise(steps):
+        record = SpacesRecord(
+            ActorID(step_key, 0), _entries(observation, "observation"), _entries(action, "action"), reward
+        )
+        record.done, record.info = terminated or truncated, {TRUNCATION_KEY: True} if truncated else {}
+        record.next_observation = _entries(following[0], "observation")
+        trajectory.append(StructuredSpacesRecord([record]))
+    return trajectory
+
+
+def _entries(value: Any, name: str) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {name: value}
+
+
+def _raw_steps(episode: TrajectoryRecord[Any]) -> tuple[list[Any], Any]:
+    """Steps with a last observation, in gymnasium's terms."""
+    taken = [record for record in episode.step_records if record.maze_action is not None]
+    last = episode.step_records[-1].maze_state if episode.step_records else None
+    steps = [(record.maze_state, record.maze_action, *_outcome(record)) for record in taken]
+    return steps, last
+
+
+def _converted_steps(episode: TrajectoryRecord[Any], env: MazeEnv[Any]) -> tuple[list[Any], Any]:
+    processor = IdentityWithNextObservationTrajectoryProcessor()
+    records = [step.substep_records[0] for step in processor.convert_trajectory_with_env(episode, env)]
+    steps = [(record.observation, record.action, *_outcome(record)) for record in records]
+    return steps, records[-1].next_observation if records else None
+
+
+def _outcome(record: Any) -> tuple[float, bool, bool]:
+    truncated = is_truncated(bool(record.done), record.info or {})
+    return float(record.reward), bool(record.done) and not truncated, truncated
+
+
+def _buffer(minari: Any, index: int, steps: _Steps, last: Any) -> Any:
+    observations, actions, rewards, terminations, truncations = (list(values) for values in zip(*steps, strict=True))
+    truncations[-1] = truncations[-1] or not terminations[-1]  # what was left in the middle was cut off
+    return minari.data_collector.EpisodeBuffer(
+        id=index,
+        observations=_stacked([*observations, last]),
+        actions=_stacked(actions),
+        rewards=rewards,
+        terminations=terminations,
+        truncations=truncations,
+    )
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """Trees of values as a tree of arrays, time first."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _stacked([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked([value[index] for value in values]) for index in range(len(first)))
+    return np.stack([np.asarray(value) for value in values])
+
+
+def _gym_spaces(env: MazeEnv[Any]) -> tuple[Any, Any] | None:
+    """The spaces of the gymnasium environment inside, whose observations are the states of the simulation."""
+    gym_env = getattr(env.core_env, "env", None)
+    found = tuple(getattr(gym_env, name, None) for name in ("observation_space", "action_space"))
+    return found if all(isinstance(space, spaces.Space) for space in found) else None  # type: ignore[return-value]
+
+
+def _only_substep(env: MazeEnv[Any], what: str) -> Any:
+    keys = list(env.action_spaces_dict)
+    if len(keys) != 1:
+        raise ConfigError(
+            f"Minari data sets have one action in each step; sub-steps {keys} of {type(env).__name__} cannot {what}. "
+            f"Record trajectories (`runner.record_trajectory=true`) or tables (`runner.record_parquet=true`) instead."
+        )
+    return keys[0]
+
+
+def _fit(recorded: tuple[Any, Any], expected: tuple[Any, Any] | None) -> bool:
+    """Whether the values of spaces are of the same kinds, sizes and names; bounds may differ."""
+    return expected is not None and all(_alike(*pair) for pair in zip(recorded, expected, strict=True))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, spaces.Dict):
+        names_fit = set(one.spaces) == set(other.spaces)
+        return names_fit and all(_alike(one[key], other[key]) for key in one.spaces)
+    if isinstance(one, spaces.Tuple):
+        return len(one) == len(other) and all(_alike(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, spaces.Box):
+        return bool(one.shape == other.shape)
+    return bool(one == other)
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ModuleNotFoundError as error:
+        raise ConfigImportError('Minari data sets need the extra: pip install "maze-rl[minari]".') from error
+    return minari

@@ -1,0 +1,249 @@
+"""Episodes as Parquet columns, which pandas, polars, DuckDB and others read without Maze.
+
+A row is a sub-step. All files of one environment have the same columns, which follow from its spaces and event
+interfaces, so that many of them are read as one table. Needs pyarrow (extra `parquet`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.env.base_env import is_truncated
+from maze.core.env.structured_env import StepKeyType
+from maze.core.errors import ConfigImportError, EnvironmentContractError
+from maze.core.events.event_record import EventRecord
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.utils.files import atomic_write
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_NUMBERS = (int, float, bool, np.number, np.bool_)
+_TEXT_ANNOTATIONS = (str, "str")
+_STORED = {np.dtype(np.float16): np.dtype(np.float32)}
+"""What becomes of types that few readers of Parquet know."""
+
+
+class SubstepRow(NamedTuple):
+    """What is stored of one sub-step."""
+
+    step: int
+    """Number of the environment step in its episode, from 0 on."""
+    substep: int
+    """Number of the sub-step in it, from 0 on."""
+    record: SpacesRecord
+    """Who acted; observation, action, reward, done and info."""
+    events: Sequence[EventRecord] = ()
+    """What the sub-step fired."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where the values of an observation or action are stored, and how."""
+
+    dtype: np.dtype[Any] | None
+    """Of its numbers; `None`: it is stored as text, if need be as JSON."""
+    shape: tuple[int, ...] | None
+    """Of an array; `None`: it differs between sub-steps, and lists of various lengths are stored."""
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape or ()))
+
+
+class ParquetColumns:
+    """The columns of an environment's episodes.
+
+    | column | |
+    | --- | --- |
+    | `episode_id`, `step`, `substep`, `step_key`, `agent_id` | which row it is: counted from 0; who acted |
+    | `observation.<entry>`, `action.<entry>` | a number, or the list of an array's numbers in C order |
+    | `reward`, `done`, `truncated` | what came of the sub-step; `truncated`: it was cut off |
+    | `event.<Interface>.<event>` | how often the sub-step fired the event |
+    | `event.<Interface>.<event>.<argument>` | sum of the argument over these; null where it did not, or is no number |
+    | `events` | list of all: `event`, and its `attributes` as JSON |
+    | `kpi.<name>` | in the last row of an episode: its key performance indicators |
+
+    :param observation_spaces: Observation space of each sub-step.
+    :param action_spaces: Action space of each sub-step.
+    :param interfaces: The event interfaces of the environment.
+    :raises ConfigImportError: pyarrow is missing.
+    """
+
+    def __init__(
+        self,
+        observation_spaces: Mapping[StepKeyType, spaces.Space[Any]],
+        action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
+        interfaces: Iterable[type[Any]] = (),
+    ) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigImportError('Parquet files need pyarrow: pip install "maze-rl[parquet]".') from error
+        self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
+        self._events = dict(event for interface in interfaces for event in _event_columns(interface))
+
+    def write(
+        self, path: str | Path, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float] | None = None
+    ) -> Path:
+        """Writes an episode, whole or not at all.
+
+        :param path: The file; its directory is created if need be.
+        :param episode_id: Of the episode.
+        :param rows: Its sub-steps, in order.
+        :param kpis: Its key performance indicators, if it is over.
+        :raises EnvironmentContractError: An observation or action is not what its space says.
+        """
+        import pyarrow.parquet as pq
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        pq.write_table(self._table(episode_id, rows, kpis or {}), content, compression="zstd")
+        atomic_write(path, lambda file: file.write(content.getbuffer()))
+        return path
+
+    def _table(self, episode_id: str, rows: Sequence[SubstepRow], kpis: Mapping[str, float]) -> pa.Table:
+        import pyarrow as pa
+
+        n_rows, records = len(rows), [row.record for row in rows]
+        columns: list[tuple[str, pa.Array, Mapping[str, str] | None]] = []
+
+        def add(name: str, values: Any, kind: Any = None, metadata: Mapping[str, str] | None = None) -> None:
+            columns.append((name, values if isinstance(values, pa.Array) else pa.array(values, kind), metadata))
+
+        add("episode_id", [str(episode_id)] * n_rows, pa.string())
+        add("step", [row.step for row in rows], pa.int32())
+        add("substep", [row.substep for row in rows], pa.int16())
+        add("step_key", [str(record.substep_key) for record in records], pa.string())
+        add("agent_id", [int(record.agent_id) for record in records], pa.int32())
+        for field, entries in self._entries.items():
+            for key, entry in entries.items():
+                values = [(getattr(record, field) or {}).get(key) for record in records]
+                metadata = {"shape": json.dumps(entry.shape)} if entry.shape else None
+                add(f"{field}.{key}", _column(f"{field} `{key}`", values, entry), metadata=metadata)
+        add("reward", [None if record.reward is None else float(record.reward) for record in records], pa.float64())
+        add("done", [bool(record.done) for record in records], pa.bool_())
+        cut_off = [is_truncated(bool(record.done), record.info or {}) for record in records]
+        add("truncated", cut_off, pa.bool_())
+        fired = [_by_name(row.events) for row in rows]
+        for name, arguments in self._events.items():
+            add(f"event.{name}", [len(events.get(name, ())) for events in fired], pa.int32())
+            for argument in arguments:
+                sums = [_sum(events.get(name, ()), argument) for events in fired]
+                add(f"event.{name}.{argument}", sums, pa.float64())
+        described = pa.list_(pa.struct([("event", pa.string()), ("attributes", pa.string())]))
+        add("events", [[_described(event) for event in row.events] for row in rows], described)
+        for name, value in kpis.items():
+            add(f"kpi.{name}", [*[None] * (n_rows - 1), float(value)], pa.float64())
+        schema = pa.schema([pa.field(name, array.type, metadata=metadata) for name, array, metadata in columns])
+        return pa.Table.from_arrays([array for _, array, _ in columns], schema=schema)
+
+
+def _entries(by_key: Mapping[StepKeyType, spaces.Space[Any]]) -> dict[str, _Entry]:
+    """How entries are stored, those of one name in the same column, whatever sub-step they are of."""
+    found: dict[str, _Entry] = {}
+    for space in by_key.values():
+        parts = space.spaces if isinstance(space, spaces.Dict) else {}
+        for key, part in parts.items():
+            entry = _entry(part)
+            found[key] = _joined(found[key], entry) if key in found else entry
+    return found
+
+
+def _entry(space: spaces.Space[Any]) -> _Entry:
+    if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        dtype = np.dtype(space.dtype)
+        return _Entry(_STORED.get(dtype, dtype), tuple(space.shape or ()))
+    return _Entry(None, ())
+
+
+def _joined(one: _Entry, other: _Entry) -> _Entry:
+    if one.dtype is None or other.dtype is None:
+        return _Entry(None, ())
+    shape = one.shape if one.shape == other.shape else None
+    return _Entry(np.promote_types(one.dtype, other.dtype), shape)
+
+
+def _column(name: str, values: Sequence[Any], entry: _Entry) -> pa.Array:
+    import pyarrow as pa
+
+    if entry.dtype is None:
+        return pa.array([None if value is None else _text(value) for value in values], pa.string())
+    kind = pa.from_numpy_dtype(entry.dtype)
+    try:
+        if entry.shape is None:
+            flat = [None if value is None else np.asarray(value, entry.dtype).ravel() for value in values]
+            return pa.array(flat, pa.list_(kind))
+        stacked = np.zeros((len(values), *entry.shape), entry.dtype)
+        is_missing = np.array([value is None for value in values], np.bool_)
+        for row, value in enumerate(values):
+            if value is not None:
+                stacked[row] = np.asarray(value).reshape(entry.shape)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"The {name} cannot be stored as a column: expected {entry.dtype} of the shape {entry.shape}, as its space "
+            f"says ({error}). `maze-run -cn conf_check env=<option>` looks for such faults."
+        ) from error
+    if entry.size == 1:
+        return pa.array(stacked.reshape(-1), kind, mask=is_missing)
+    flat_values = pa.array(stacked.reshape(-1), kind)
+    mask = pa.array(is_missing) if is_missing.any() else None
+    return pa.FixedSizeListArray.from_arrays(flat_values, entry.size, mask=mask)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a value."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return str(value)
+
+
+def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
+    """The events of an interface, each with those of its arguments that may be numbers."""
+    methods: Mapping[str, Callable[..., Any]] = {
+        name: method for name, method in inspect.getmembers(interface, inspect.isfunction) if not name.startswith("_")
+    }
+    columns = []
+    for name, method in methods.items():
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        numeric = [parameter.name for parameter in parameters if parameter.annotation not in _TEXT_ANNOTATIONS]
+        columns.append((f"{interface.__name__}.{name}", numeric))
+    return columns
+
+
+def _name_of(event: EventRecord) -> str:
+    return f"{event.interface_class.__name__}.{event.interface_method.__name__}"
+
+
+def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:
+    named: dict[str, list[EventRecord]] = {}
+    for event in events:
+        named.setdefault(_name_of(event), []).append(event)
+    return named
+
+
+def _sum(events: Sequence[EventRecord], argument: str) -> float | None:
+    values = [event.attributes.get(argument) for event in events]
+    if not values or not all(isinstance(value, _NUMBERS) for value in values):
+        return None
+    return float(sum(values))  # type: ignore[arg-type]  # numbers
+
+
+def _described(event: EventRecord) -> dict[str, str]:
+    return {"event": _name_of(event), "attributes": json.dumps(event.attributes, default=_plain)}

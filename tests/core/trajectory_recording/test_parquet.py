@@ -1,0 +1,209 @@
+"""Episodes as tables: their columns, what stands in them, and that all files of an environment agree."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from abc import ABC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from gymnasium import spaces
+
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigImportError, EnvironmentContractError
+from maze.core.events.event_record import EventRecord
+from maze.core.rollout.parallel_rollout_runner import ParallelRolloutRunner
+from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow
+from maze.core.utils.seeding import MazeSeeding
+from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze_envs.packing.bin_packing import BinPackingEnv
+from tests.train.parallelization.toy_envs import counting_env
+from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+class ShopEvents(ABC):
+    def sold(self, units: int, product: str) -> None:
+        """Units of a product."""
+
+    def closed(self) -> None:
+        """Nobody came."""
+
+
+SEEN = {
+    "pick": spaces.Dict(stock=spaces.Box(0, 9, (2, 2), np.float32), hour=spaces.Discrete(24)),
+    "amount": spaces.Dict(stock=spaces.Box(0, 9, (2, 2), np.float32), room=spaces.Box(0, 9, (1,), np.float16)),
+}
+DONE = {"pick": spaces.Dict(choice=spaces.Discrete(3)), "amount": spaces.Dict(choice=spaces.MultiDiscrete([5, 5]))}
+
+
+def two_rows() -> list[SubstepRow]:
+    stock = np.array([[1, 2], [3, 4]], np.float32)
+    first = SpacesRecord(ActorID("pick", 0), {"stock": stock, "hour": np.array(7)}, {"choice": 2}, 0.0, False, {})
+    second = SpacesRecord(
+        *(
+            ActorID("amount", 1),
+            {"stock": stock + 1, "room": np.array([0.5], np.float16)},
+            {"choice": np.array([1, 4])},
+        ),
+        *(1.5, True, {"TimeLimit.truncated": True}),
+    )
+    sold = [EventRecord(ShopEvents, ShopEvents.sold, {"units": units, "product": "tea"}) for units in (2, 3)]
+    return [SubstepRow(0, 0, first), SubstepRow(0, 1, second, sold)]
+
+
+def test_a_table_has_a_row_for_each_sub_step_and_a_column_for_each_entry(tmp_path: Path) -> None:
+    path = ParquetColumns(SEEN, DONE, [ShopEvents]).write(
+        tmp_path / "new" / "a.parquet", "a", two_rows(), {"waste": 0.25}
+    )
+    table = pq.read_table(path)
+    assert table.to_pydict() == {
+        "episode_id": ["a", "a"],
+        "step": [0, 0],
+        "substep": [0, 1],
+        "step_key": ["pick", "amount"],
+        "agent_id": [0, 1],
+        "observation.stock": [[1, 2, 3, 4], [2, 3, 4, 5]],
+        "observation.hour": [7, None],
+        "observation.room": [None, 0.5],
+        "action.choice": [[2], [1, 4]],  # of two shapes: lists of their own lengths
+        "reward": [0.0, 1.5],
+        "done": [False, True],
+        "truncated": [False, True],
+        "event.ShopEvents.closed": [0, 0],
+        "event.ShopEvents.sold": [0, 2],
+        "event.ShopEvents.sold.units": [None, 5.0],
+        "events": [
+            [],
+            [{"event": "ShopEvents.sold", "attributes": json.dumps({"units": n, "product": "tea"})} for n in (2, 3)],
+        ],
+        "kpi.waste": [None, 0.25],
+    }
+    assert json.loads(table.schema.field("observation.stock").metadata[b"shape"]) == [2, 2]
+    types = {name: str(table.schema.field(f"observation.{name}").type) for name in ("stock", "hour", "room")}
+    assert types == {"stock": "fixed_size_list<element: float>[4]", "hour": "int64", "room": "float"}
+
+
+def test_what_a_space_does_not_describe_becomes_text(tmp_path: Path) -> None:
+    seen = {0: spaces.Dict(note=spaces.Text(9), parts=spaces.Sequence(spaces.Discrete(3)))}
+    record = SpacesRecord(ActorID(0, 0), {"note": "hot", "parts": (np.int64(1), 2)}, {}, 1.0, False, None)
+    path = ParquetColumns(seen, {0: spaces.Dict()}).write(tmp_path / "a.parquet", "a", [SubstepRow(0, 0, record)])
+    found = pq.read_table(path).to_pydict()
+    assert (found["observation.note"], found["observation.parts"]) == (["hot"], ["[1, 2]"])
+
+
+def test_a_value_that_is_not_in_its_space_is_named(tmp_path: Path) -> None:
+    record = SpacesRecord(ActorID("pick", 0), {"stock": np.zeros(3), "hour": 1}, {"choice": 2}, 0.0, False, {})
+    with pytest.raises(EnvironmentContractError, match=r"observation `stock`.*expected float32 of the shape \(2, 2\)"):
+        ParquetColumns(SEEN, DONE).write(tmp_path / "a.parquet", "a", [SubstepRow(0, 0, record)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def played(env: Any, directory: Path, n_episodes: int = 2) -> Any:
+    env = ParquetRecordingWrapper.wrap(LogStatsWrapper.wrap(env), output_dir=directory)
+    policy = RandomPolicy(env.action_spaces_dict)
+    policy.seed(1)
+    env.seed(1)
+    for _ in range(n_episodes):
+        observation, done = env.reset(), False
+        while not done:
+            observation, _, done, _ = env.step(policy.compute_action(observation, actor_id=env.actor_id()))
+    env.close()
+    return env
+
+
+def test_an_episode_is_recorded_as_it_was_played(tmp_path: Path) -> None:
+    played(counting_env(((3, "truncated"), (2, "terminated"))), tmp_path)
+    tables = [pq.read_table(path) for path in sorted(tmp_path.iterdir())]
+    tables.sort(key=len, reverse=True)
+    assert tables[0].schema == tables[1].schema
+    first = tables[0].to_pydict()
+    assert first["observation.count"] == [[0, 0], [1, 0], [2, 0]]
+    assert first["observation.flag"] == [0, 1, 0]
+    assert (first["step"], first["substep"]) == ([0, 1, 2], [0, 0, 0])
+    assert first["reward"] == [1, 2, 3]
+    assert (first["done"], first["truncated"]) == ([False, False, True], [False, False, True])
+    assert tables[1].to_pydict()["truncated"] == [False, False]
+
+
+def test_sub_steps_events_and_kpis_are_told_apart(tmp_path: Path) -> None:
+    env = struct_env_factory(max_pieces_in_inventory=20, raw_piece_size=(100, 100), static_demand=[(30, 15)])
+    from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+
+    played(TimeLimitWrapper.wrap(env, max_episode_steps=6), tmp_path)
+    steps = pd.read_parquet(tmp_path)  # several files as one table
+    assert steps.groupby("episode_id").size().tolist() == [12, 12]
+    assert steps["step_key"].tolist() == ["0", "1"] * 12
+    assert steps["substep"].tolist() == [0, 1] * 12
+    assert steps["action.piece_idx"].notna().tolist() == [True, False] * 12
+    assert (steps.loc[steps["step_key"] == "0", "reward"] == 0).all()
+    kpis = steps.filter(like="kpi.").columns.tolist()
+    assert kpis
+    assert steps[kpis[0]].notna().tolist() == ([False] * 11 + [True]) * 2
+    counted = {name: steps[f"event.{name}"].sum() for name in ("CuttingEvents.valid_cut", "CuttingEvents.invalid_cut")}
+    assert sum(counted.values()) == 12, "each step cuts, or fails to"
+    listed = [event["event"] for events in steps["events"] for event in events]
+    assert {name: listed.count(name) for name in counted} == counted
+
+
+def test_an_episode_that_is_left_is_written_without_kpis(tmp_path: Path) -> None:
+    env = ParquetRecordingWrapper.wrap(BinPackingEnv(n_items=5), output_dir=tmp_path)
+    env.seed(1)
+    env.reset()
+    env.step({"level": 150})
+    assert list(tmp_path.iterdir()) == []
+    env.reset()
+    (path,) = tmp_path.iterdir()
+    table = pq.read_table(path).to_pydict()
+    assert (table["done"], table["event.PackingEvents.opened.bins"]) == ([False], [1.0])
+
+
+def test_rollouts_write_the_same_tables_in_one_process_as_in_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    recording = {"record_trajectory": False, "record_event_logs": False, "record_parquet": True}
+    for runner in (
+        SequentialRolloutRunner(3, 8, render=False, **recording),
+        ParallelRolloutRunner(3, 8, n_processes=2, **recording),
+    ):
+        directory = tmp_path / type(runner).__name__
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        runner.maze_seeding = MazeSeeding(1, 2, False)
+        env = {"_target_": "maze.core.wrappers.maze_gym_env_wrapper.GymMazeEnv", "env": "CartPole-v1"}
+        runner.run_with(env, {}, {"_target_": "maze.core.agent.random_policy.RandomPolicy"})
+        found.append({path.name: pq.read_table(path) for path in Path("trajectory_parquet").iterdir()})
+    assert len(found[0]) == 3
+    assert found[0] == found[1]
+
+
+def test_a_full_disk_costs_tables_and_gives_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("maze.core.trajectory_recording.writers.parquet.atomic_write", full)
+    with caplog.at_level(logging.WARNING):
+        played(counting_env(), tmp_path, n_episodes=3)
+    assert [record.getMessage().partition(" (")[2] for record in caplog.records] == [
+        "[Errno 28] No space left on device); no more tables are."
+    ]
+
+
+def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]"'):
+        ParquetRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)
