@@ -1,10 +1,13 @@
 """Learning results of the shipped experiments, several seeds each, through the command line as a user would run them.
 
-Each run is one `maze-run -cn conf_train +experiment=...`; the best policy it saved is then evaluated on 100 fresh
-episodes with actions drawn deterministically. The table says what was reached and within how many environment steps.
+Each run is one `maze-run -cn conf_train +experiment=...`; the best policy that it saved and the last one are then
+evaluated on 100 fresh episodes, with the most probable actions and with sampled ones. The table says what was reached
+and within how many environment steps; the goal is for the best policy's most probable actions. The last 100 episodes of
+the training itself, with sampled actions, are what many publish.
 
-    python benchmarks/learning.py                            # everything (an hour on two cores)
+    python benchmarks/learning.py                            # everything but continuous control (an hour on two cores)
     python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
+    python benchmarks/learning.py mujoco                     # continuous control: the names that begin so (hours)
     python benchmarks/learning.py --markdown docs/benchmarks/learning.md
 """
 
@@ -35,10 +38,17 @@ class Target:
     n_seeds: int
     first_seed: int = 0
     """Settings that were tuned on the first seeds are judged by others."""
+    variant: str = ""
+    """Tells targets of one experiment apart: what is appended to its name."""
+
+    @property
+    def name(self) -> str:
+        """What it is called here."""
+        return self.experiment + self.variant
 
 
 TARGETS = {
-    target.experiment: target
+    target.name: target
     for target in (
         Target("cartpole_ppo", "CartPole-v1", mean_return=475.0, max_env_steps=100_000, n_seeds=5),
         Target("cartpole_a2c", "CartPole-v1", mean_return=475.0, max_env_steps=500_000, n_seeds=3),
@@ -61,6 +71,17 @@ TARGETS = {
             "lunar_lander_dqn", "LunarLander-v3", mean_return=200.0, max_env_steps=500_000, n_seeds=3, first_seed=10
         ),
         Target("cartpole_impala", "CartPole-v1", mean_return=475.0, max_env_steps=400_000, n_seeds=3, first_seed=10),
+        *(
+            Target(experiment, f"{game}-v5", mean_return, max_env_steps, n_seeds=3, variant=f"_{game}")
+            for experiment, game, mean_return, max_env_steps in (
+                ("mujoco_ppo", "InvertedPendulum", 950.0, 1_000_000),
+                ("mujoco_ppo", "HalfCheetah", 2_000.0, 1_000_000),
+                ("mujoco_ppo", "Hopper", 2_500.0, 1_000_000),
+                ("mujoco_ppo", "Walker2d", 3_000.0, 1_000_000),
+                ("mujoco_sac", "HalfCheetah", 6_000.0, 300_000),
+                ("mujoco_sac", "Hopper", 2_500.0, 300_000),
+            )
+        ),
     )
 }
 
@@ -70,11 +91,19 @@ class Result:
     """One training run and its evaluation."""
 
     experiment: str
+    """Name of the target."""
     seed: int
     env_steps: int
     mean_return: float
+    """Of the best policy's most probable actions, as the next two."""
     min_return: float
     max_return: float
+    best_sampled: float
+    last: float
+    """Of the last policy's most probable actions."""
+    last_sampled: float
+    in_training: float
+    """Mean of the last 100 episodes of the training."""
     seconds: float
 
 
@@ -82,6 +111,7 @@ def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
     """One training run in a process of its own: environment steps used, seconds."""
     command = [
         *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={target.experiment}"),
+        f"env.name={target.env_id}",
         *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
     ]
     start = time.monotonic()
@@ -123,8 +153,29 @@ def episode_steps(directory: Path) -> int:
     return int(sum(events.Scalars(tag)[-1].value for tag in tags))
 
 
-def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int = 987_654) -> list[float]:
-    """Undiscounted returns of the saved policy, in one environment, from seeds that training never saw."""
+def return_in_training(directory: Path, n_episodes: int = 100) -> float:
+    """Mean return of the training's last epochs with so many episodes, actions sampled."""
+    from maze.report.progress import read_progress
+
+    rows = [values for path, *_, values in read_progress(directory).rows() if path == "train"]
+    total, count = 0.0, 0.0
+    for values in reversed(rows):
+        n = values.get("BaseEnvEvents/reward/episode_count", 0.0)
+        total, count = total + n * values.get("BaseEnvEvents/reward/mean", 0.0), count + n
+        if count >= n_episodes:
+            break
+    return total / count if count else float("nan")
+
+
+def evaluate(
+    target: Target,
+    directory: Path,
+    file: str = "state_dict.pt",
+    deterministic: bool = True,
+    n_episodes: int = 100,
+    seed: int = 987_654,
+) -> list[float]:
+    """Undiscounted returns of a saved policy, in one environment, from seeds that training never saw."""
     from omegaconf import OmegaConf
 
     from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -133,17 +184,18 @@ def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int =
     config = OmegaConf.load(directory / ".hydra" / "config.yaml")
     policy = SerializedTorchPolicy(
         model=OmegaConf.to_container(config.model, resolve=False),
-        state_dict_file=str(directory / "state_dict.pt"),
+        state_dict_file=str(directory / file),
         spaces_dict_file=str(directory / "spaces_config.pkl"),
         device="cpu",
     )
+    policy.seed(seed)
     env = GymMazeEnv(target.env_id)
     returns: list[float] = []
     for episode in range(n_episodes):
         env.seed(seed + episode)
         observation, total, done = env.reset(), 0.0, False
         while not done:
-            observation, reward, done, _ = env.step(policy.compute_action(observation, deterministic=True))
+            observation, reward, done, _ = env.step(policy.compute_action(observation, deterministic=deterministic))
             total += reward
         returns.append(total)
     env.close()
@@ -152,11 +204,17 @@ def evaluate(target: Target, directory: Path, n_episodes: int = 100, seed: int =
 
 def run_one(target: Target, seed: int) -> Result:
     """Train and evaluate one seed."""
-    with tempfile.TemporaryDirectory(prefix=f"{target.experiment}_{seed}_") as name:
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}_{seed}_") as name:
         directory = Path(name) / "run"
         env_steps, seconds = train(target, seed, directory)
         returns = evaluate(target, directory)
-    result = Result(target.experiment, seed, env_steps, mean(returns), min(returns), max(returns), seconds)
+        others = [
+            mean(evaluate(target, directory, file, deterministic))
+            for file, deterministic in (("state_dict.pt", False), ("latest.pt", True), ("latest.pt", False))
+        ]
+        in_training = return_in_training(directory)
+    reached = mean(returns), min(returns), max(returns), *others, in_training
+    result = Result(target.name, seed, env_steps, *reached, seconds)
     print(f"  {json.dumps(asdict(result))}", flush=True)
     return result
 
@@ -164,15 +222,19 @@ def run_one(target: Target, seed: int) -> Result:
 def table(results: Sequence[Result]) -> str:
     """Markdown table over all runs."""
     lines = [
-        "| experiment | seed | environment steps | mean return (100 episodes) | worst | best | goal | reached |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        (
+            "| experiment | seed | environment steps | mean return (100 episodes) | worst | best | sampled "
+            "| last policy | sampled | last 100 of the training | goal | reached |"
+        ),
+        f"|{' --- |' * 12}",
     ]
     for result in results:
         target = TARGETS[result.experiment]
         reached = result.mean_return >= target.mean_return and result.env_steps <= target.max_env_steps
         lines.append(
             f"| {result.experiment} | {result.seed} | {result.env_steps:,} | {result.mean_return:.1f} "
-            f"| {result.min_return:.1f} | {result.max_return:.1f} "
+            f"| {result.min_return:.1f} | {result.max_return:.1f} | {result.best_sampled:.1f} | {result.last:.1f} "
+            f"| {result.last_sampled:.1f} | {result.in_training:.1f} "
             f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if reached else 'no'} |"
         )
     return "\n".join(lines)
@@ -186,12 +248,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
     parser.add_argument("--markdown", type=Path, help="also write the table here")
     arguments = parser.parse_args()
-    if unknown := set(arguments.experiments) - set(TARGETS):
+    wanted = arguments.experiments or [name for name in TARGETS if not name.startswith("mujoco")]
+    if unknown := [each for each in wanted if not any(name.startswith(each) for name in TARGETS)]:
         parser.error(f"unknown experiment {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     jobs = [
         (target, seed)
         for name, target in TARGETS.items()
-        if not arguments.experiments or name in arguments.experiments
+        if any(name.startswith(each) for each in wanted)
         for seed in range(target.first_seed, target.first_seed + (arguments.seeds or target.n_seeds))
     ]
     with ThreadPoolExecutor(arguments.jobs) as pool:

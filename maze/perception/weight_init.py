@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -39,6 +40,53 @@ def make_module_init_normc(std: float = 1.0) -> Callable[[nn.Module], None]:
                 module.bias.zero_()
 
     return initialise
+
+
+def make_module_init_orthogonal(gain: float = 1.0) -> Callable[[nn.Module], None]:
+    """Initialises linear and convolution layers with orthogonal weight matrices and biases of zero (Saxe et al. 2014).
+
+    The weight vectors of different units are perpendicular as long as there are not more units than inputs, and have
+    length `gain`. Other modules are left as they are, so that the result fits `net.apply`:
+
+    >>> net = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
+    >>> _ = net.apply(make_module_init_orthogonal(2.0))
+    >>> bool(torch.allclose(net[0].weight @ net[0].weight.T, 4.0 * torch.eye(4), atol=1e-5))
+    True
+
+    :param gain: Factor of the orthogonal matrix.
+    """
+
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            nn.init.orthogonal_(module.weight, gain)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    return initialise
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """How the layers of a template's networks begin.
+
+    :param layers: Initialises the layers of a module whose units get weight vectors of a length.
+    :param hidden_length: That length for all layers but outputs.
+    """
+
+    layers: Callable[[float], Callable[[nn.Module], None]]
+    hidden_length: float
+
+    def hidden(self) -> Callable[[nn.Module], None]:
+        """For all layers but outputs."""
+        return self.layers(self.hidden_length)
+
+
+INITIALIZATIONS: Mapping[str, Initialization] = {
+    "normc": Initialization(make_module_init_normc, 1.0),
+    # as the literature on PPO has it (Engstrom et al. 2020; Andrychowicz et al. 2021)
+    "orthogonal": Initialization(make_module_init_orthogonal, math.sqrt(2.0)),
+}
+"""Initializations by the names that configurations may use."""
 
 
 def compute_sigmoid_bias(probability: float) -> float:

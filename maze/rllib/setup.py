@@ -28,6 +28,7 @@ from maze.train.parallelization.on_ray.session import RaySession, require_cpus, 
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
 
 _MODULES: Mapping[str, type[MazeRLModule]] = {
     "PPO": PolicyGradientModule,
@@ -186,6 +187,7 @@ class TrainingSetup:
             state = load_state(input_file)
             state = state.get("model", state)
             (policy if not uses_critic or "critics" not in state else trained).load_state_dict(state)
+        ObservationStatistics(trained).require_learned("RLlib")
         parts = {
             self._rllib_module_id(keys.network_key): self._module_class.parts(policy, critic, keys.network_key)
             for keys in network_keys(policy).values()

@@ -9,6 +9,7 @@ class CumulativeMovingMeanStd:
     """Mean and standard deviation of everything seen so far, without keeping it (Chan et al. 1979).
 
     :param epsilon: Initial weight of a mean of 0 and a variance of 1; avoids a deviation of 0 after the first value.
+        With 0 the statistics are those of the data alone.
     """
 
     def __init__(self, epsilon: float = 1e-8) -> None:
@@ -32,11 +33,19 @@ class CumulativeMovingMeanStd:
         :param new_data: One number, or an array whose first axis counts samples; the others are kept apart.
         """
         data = np.atleast_1d(np.asarray(new_data, dtype=np.float64))
-        if len(data) == 0:
-            return
-        count = self.count + len(data)
-        shift = data.mean(axis=0) - self.mean
-        squares = self.var * self.count + data.var(axis=0) * len(data) + shift**2 * self.count * len(data) / count
-        self.mean = self.mean + shift * len(data) / count
-        self.var = squares / count
-        self.count = count
+        if len(data):
+            self.merge(len(data), data.mean(axis=0), data.var(axis=0))
+
+    def merge(self, count: float, mean: np.ndarray | float, var: np.ndarray | float) -> None:
+        """Takes further data into account of which only the statistics are known.
+
+        :param count: Number of samples, above 0.
+        :param mean: Their mean; a number, or `[...]` as the samples.
+        :param var: Their variance, in the same shape.
+        """
+        total = self.count + count
+        shift = mean - self.mean
+        squares = self.var * self.count + var * count + shift**2 * self.count * count / total
+        self.mean = self.mean + shift * count / total
+        self.var = squares / total
+        self.count = total

@@ -26,6 +26,9 @@ _OLDER_GYM = (
     "(GymV21Environment-v0 where `reset` takes no seed)."
 )
 
+_EXTRAS = ("box2d", "mujoco")
+"""Extras of the same names as the packages that they bring."""
+
 
 def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     """Makes the registered environment `name`; a retired version gives the current one and a warning.
@@ -48,7 +51,8 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         env.close()
         return gymnasium.make(_spec_in_current_api(env.spec))
     except gymnasium.error.DependencyNotInstalled as error:
-        hint = ' Or: pip install "maze-rl[box2d]"' if "box2d" in str(error).lower() else ""
+        extra = next((extra for extra in _EXTRAS if extra in str(error).lower()), None)
+        hint = f' Or: pip install "maze-rl[{extra}]"' if extra else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(_cannot_be_made(name, error, broken)) from error

@@ -18,6 +18,7 @@ from maze.perception.blocks.general.gap import GlobalAveragePoolingBlock
 from maze.perception.blocks.general.masked_global_pooling import MaskedGlobalPoolingBlock
 from maze.perception.blocks.general.multi_index_slicing import MultiIndexSlicingBlock
 from maze.perception.blocks.general.repeat_to_match import RepeatToMatchBlock
+from maze.perception.blocks.general.running_normalization import RunningNormalizationBlock
 from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.general.self_attention_conv import SelfAttentionConvBlock
 from maze.perception.blocks.general.self_attention_seq import SelfAttentionSeqBlock
@@ -32,6 +33,7 @@ from maze.perception.blocks.joint_blocks.set_attention import SetAttentionBlock
 from maze.perception.blocks.joint_blocks.strided_conv_dense import StridedConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_gap import VGGConvolutionGAPBlock
+from maze.perception.blocks.output.gaussian import GaussianOutputBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.blocks.recurrent.lstm import LSTMBlock
 from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
@@ -46,6 +48,7 @@ __all__ = [
     "FlattenBlock",
     "FlattenDenseBlock",
     "FunctionalBlock",
+    "GaussianOutputBlock",
     "GlobalAveragePoolingBlock",
     "GraphAttentionBlock",
     "GraphConvBlock",
@@ -63,6 +66,7 @@ __all__ = [
     "PointNetFeatureBlock",
     "RecurrentCellBlock",
     "RepeatToMatchBlock",
+    "RunningNormalizationBlock",
     "ScalingBlock",
     "SelfAttentionConvBlock",
     "SelfAttentionSeqBlock",

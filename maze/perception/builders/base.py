@@ -35,6 +35,8 @@ class BaseModelBuilder(ABC):
         a set (`items: [items_mask]`) or the adjacency of a graph. They need no modality of their own.
     :param observation_scales: Factors that observations are multiplied by before anything else: one for all numbers, or
         a list with one for each entry of the last dimension.
+    :param normalized_observations: Observations that are normalized with statistics which the trainer learns, see
+        :class:`~maze.perception.blocks.general.running_normalization.RunningNormalizationBlock`.
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class BaseModelBuilder(ABC):
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
         joint_observations: Mapping[str, Sequence[str]] | None = None,
         observation_scales: Mapping[str, float | Sequence[float]] | None = None,
+        normalized_observations: Sequence[str] | None = None,
     ) -> None:
         self.modality_config = _checked_modality_config(modality_config)
         self.observation_modality_mapping = self._checked_mapping(observation_modality_mapping)
         self.joint_observations = self._checked_joint_observations(joint_observations)
         self.observation_scales = self._checked_scales(observation_scales)
+        self.normalized_observations = self._checked_normalized(normalized_observations)
         self.shared_embedding_keys: dict[StepKeyType, list[str]] = {}
         self._shared_embedding_keys = plain_container(shared_embedding_keys, f"{WHERE}.shared_embedding_keys")
 
@@ -229,6 +233,20 @@ class BaseModelBuilder(ABC):
                 raise ConfigError(f"{where}.{key}: expected a number or a list of numbers, found {scale!r}.")
         return dict(given)
 
+    def _checked_normalized(self, normalized_observations: Any) -> list[str]:
+        where = f"{WHERE}.normalized_observations"
+        given = plain_container(normalized_observations, where) or []
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ConfigError(f"{where}: expected a list of observations, found {given!r}.")
+        for key in given:
+            if key not in self.observation_modality_mapping:
+                raise ConfigError(
+                    f"{where}: `{key}` has no modality.{did_you_mean(key, self.observation_modality_mapping)}"
+                )
+            if key in self.observation_scales:
+                raise ConfigError(f"{where}: `{key}` is scaled already (`observation_scales`); choose one of the two.")
+        return list(given)
+
 
 def free_name(name: str, taken: Container[str]) -> str:
     """The name, with underscores behind it as long as something else is called like that.
@@ -249,6 +267,11 @@ def encoded_items_key(observation_key: str) -> str:
 def scaled_key(observation_key: str) -> str:
     """What an observation is called when it is multiplied by its factor."""
     return f"{observation_key}_ScalingBlock"
+
+
+def normalized_key(observation_key: str) -> str:
+    """What an observation is called when it is normalized with running statistics."""
+    return f"{observation_key}_RunningNormalizationBlock"
 
 
 def _checked_modality_config(modality_config: Any) -> dict[str, dict[str, Any]]:

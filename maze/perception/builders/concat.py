@@ -12,15 +12,17 @@ from maze.core.errors import ConfigError
 from maze.perception.blocks.base import PerceptionBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
+from maze.perception.blocks.general.running_normalization import RunningNormalizationBlock
 from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, scaled_key
+from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, normalized_key, scaled_key
 
 
 class ConcatModelBuilder(BaseModelBuilder):
     """Processes each observation by its modality's block, concatenates the results, then `hidden` and `recurrence`.
 
-    The tensors are called `<observation>_ScalingBlock` (where there is a factor), `<observation>_<block>` (such as
+    The tensors are called `<observation>_ScalingBlock` (where there is a factor), or
+    `<observation>_RunningNormalizationBlock` (where it is normalized), `<observation>_<block>` (such as
     `observation_DenseBlock`), `concat`, `hidden` and `recurrence`. What a modality's block returns is flattened first
     where it is no vector. Where an observation has one of these names, an underscore follows. With a recurrence all
     observations carry the time steps in their first dimension (see `ObservationStackWrapper`), which stays, unless it
@@ -31,6 +33,7 @@ class ConcatModelBuilder(BaseModelBuilder):
     :param shared_embedding_keys: See :class:`BaseModelBuilder`.
     :param joint_observations: See :class:`BaseModelBuilder`.
     :param observation_scales: See :class:`BaseModelBuilder`.
+    :param normalized_observations: See :class:`BaseModelBuilder`.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class ConcatModelBuilder(BaseModelBuilder):
         shared_embedding_keys: list[str] | dict[str, list[str]] | None,
         joint_observations: Mapping[str, Sequence[str]] | None = None,
         observation_scales: Mapping[str, float | Sequence[float]] | None = None,
+        normalized_observations: Sequence[str] | None = None,
     ) -> None:
         super().__init__(
             modality_config,
@@ -47,6 +51,7 @@ class ConcatModelBuilder(BaseModelBuilder):
             shared_embedding_keys,
             joint_observations,
             observation_scales,
+            normalized_observations,
         )
 
     @override(BaseModelBuilder)
@@ -80,10 +85,13 @@ class ConcatModelBuilder(BaseModelBuilder):
                 f"{WHERE}.joint_observations.{key}: there is no observation {missing[0]!r} beside `{key}`."
             )
         shapes = [in_shapes[other] for other in in_keys]
+        if key in self.normalized_observations:
+            in_keys[0] = normalized_key(key)
+            blocks[in_keys[0]] = RunningNormalizationBlock(key, in_keys[0], [shapes[0]])
         if not shapes[0]:  # a single number
-            in_keys[0] = f"{key}_FlattenBlock"
-            blocks[in_keys[0]] = FlattenBlock(key, in_keys[0], shapes[0], num_flatten_dims=0)
-            shapes[0] = (1,)
+            flat = f"{key}_FlattenBlock"
+            blocks[flat] = FlattenBlock(in_keys[0], flat, shapes[0], num_flatten_dims=0)
+            in_keys[0], shapes[0] = flat, (1,)
         scale = self.observation_scales.get(key)
         if scale is not None:
             scaled = scaled_key(key)

@@ -44,7 +44,10 @@ _GRID_SIZE = 16
 """Images smaller than this hold codes of what is in their cells, not intensities."""
 _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
 """How the paths of the networks begin that flatten and concatenate all observations."""
-_SETTINGS = ("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks", "attention")
+_SETTINGS = (
+    *("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks", "attention"),
+    *("normalize_observations", "initialization", "state_dependent_std"),
+)
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 _BLOCKS = "maze.perception.blocks."
@@ -83,6 +86,10 @@ class AutoModelComposer(TemplateModelComposer):
     :param shared_embedding: Whether policy and critic share all but their outputs.
     :param action_masks: For action heads, the observation with their mask, where the names do not say so.
     :param attention: Whether the items of sets of up to 64 attend to each other.
+    :param normalize_observations: Whether vectors and flattened arrays are normalized with running statistics, which
+        the trainer learns from what the policy observes, instead of scaled by their bounds.
+    :param initialization: See :class:`~maze.perception.models.template_model_composer.TemplateModelComposer`.
+    :param state_dependent_std: See there.
     """
 
     def __init__(
@@ -99,13 +106,16 @@ class AutoModelComposer(TemplateModelComposer):
         shared_embedding: bool = False,
         action_masks: Mapping[str, str] | None = None,
         attention: bool = True,
+        normalize_observations: bool = False,
+        initialization: str = "normc",
+        state_dependent_std: bool = True,
     ) -> None:
         if recurrence not in (True, False, CARRIED):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
         masks = {**recognised_masks(action_spaces_dict, observation_spaces_dict), **(action_masks or {})}
         self.remarks = _ambiguous_masks(action_spaces_dict, observation_spaces_dict, masks)
         """What the names and sizes of the spaces do not tell, in a sentence each."""
-        self.template = {
+        self.template: dict[str, Any] = {
             "model_builder": model_builder_config(
                 action_spaces_dict,
                 observation_spaces_dict,
@@ -115,11 +125,14 @@ class AutoModelComposer(TemplateModelComposer):
                 recurrence=recurrence,
                 shared_embedding=shared_embedding,
                 attention=attention,
+                normalize_observations=normalize_observations,
             ),
             "action_masks": masks,
             "action_items": {}
             if recurrence is True
             else _action_items(action_spaces_dict, observation_spaces_dict, masks, hidden_units, non_lin),
+            "initialization": initialization,
+            "state_dependent_std": state_dependent_std,
         }
         self._parts = {
             "distribution_mapper_config": plain_container(distribution_mapper_config) or [],
@@ -289,6 +302,7 @@ def model_builder_config(
     recurrence: bool | str,
     shared_embedding: bool,
     attention: bool = True,
+    normalize_observations: bool = False,
 ) -> dict[str, Any]:
     """Configuration of a :class:`~maze.perception.builders.concat.ConcatModelBuilder` for these spaces.
 
@@ -300,7 +314,8 @@ def model_builder_config(
     :param recurrence: Whether an LSTM follows, over stacked observations (true) or from step to step (`carried`).
     :param shared_embedding: Whether policy and critic share all but their outputs.
     :param attention: Whether items of sets attend to each other, where they are not too many.
-    :raises ConfigError: There is no observation but masks.
+    :param normalize_observations: Whether vectors and flattened arrays are normalized with running statistics.
+    :raises ConfigError: There is no observation but masks, or none to normalize.
     """
     dense = {"hidden_units": list(hidden_units), "non_lin": non_lin}
     is_stacked = recurrence is True
@@ -322,6 +337,13 @@ def model_builder_config(
     if not modalities:
         raise ConfigError("model: there are no observations to derive a model from, apart from masks of actions.")
     names = _names(modalities)
+    normalized = [key for key, modality in modalities.items() if modality.kind == "feature" and normalize_observations]
+    if normalize_observations and not normalized:
+        raise ConfigError(
+            "model.normalize_observations: expected a vector among the observations, found "
+            f"{ {key: modality.kind for key, modality in modalities.items()} }, which are scaled or encoded already. "
+            "Leave it false."
+        )
     config: dict[str, Any] = {names[key]: modality.config() for key, modality in modalities.items()}
     config["hidden"] = {"block_type": f"{_BLOCKS}DenseBlock", "block_params": dense}
     config["recurrence"] = {}
@@ -346,8 +368,9 @@ def model_builder_config(
         "observation_scales": {
             key: scale
             for key, modality in modalities.items()
-            if modality.kind in _SCALED and (scale := _scale(by_key[key])) is not None
+            if modality.kind in _SCALED and key not in normalized and (scale := _scale(by_key[key])) is not None
         },
+        "normalized_observations": normalized,
         "modality_config": config,
     }
 

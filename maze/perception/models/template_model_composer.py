@@ -30,7 +30,7 @@ from maze.perception.models.template_parts import (
     network_of,
     resolve_shared_keys,
 )
-from maze.perception.weight_init import make_module_init_normc
+from maze.perception.weight_init import INITIALIZATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from maze.core.env.structured_env import StepKeyType
     from maze.core.utils.factory import ConfigType
 
-_KEYS = ("_target_", "distribution_mapper_config", "model_builder", "policy", "critic", "action_masks", "action_items")
+_KEYS = (
+    *("_target_", "distribution_mapper_config", "model_builder", "policy", "critic"),
+    *("action_masks", "action_items", "initialization", "state_dependent_std"),
+)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 
 
@@ -60,6 +63,11 @@ class TemplateModelComposer(BaseModelComposer):
     :param action_items: For `Discrete` action heads that choose one of the items of an observation `[n, features]`:
         `observations` (that one, and vectors that the choice depends on besides), `hidden_units` and `non_lin` of the
         layers that score each item; `by_place: false` where nothing but these scores decides.
+    :param initialization: How linear and convolution layers begin: `normc`, random directions of length 1, or
+        `orthogonal`, perpendicular ones of length sqrt(2), as is usual for PPO. The weights of policy outputs have
+        length 0.01, those of values 1 in both cases.
+    :param state_dependent_std: Whether the standard deviations of (squashed) Gaussian action heads depend on the
+        observation; otherwise there is one for each component of an action, learned as a parameter.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class TemplateModelComposer(BaseModelComposer):
         critic: ConfigType,
         action_masks: Mapping[str, str] | None = None,
         action_items: Mapping[str, Mapping[str, Any]] | None = None,
+        initialization: str = "normc",
+        state_dependent_std: bool = True,
     ) -> None:
         super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
         self._policy_config = policy
@@ -80,7 +90,13 @@ class TemplateModelComposer(BaseModelComposer):
         self.model_builder: BaseModelBuilder = Factory(BaseModelBuilder).instantiate(  # type: ignore[type-abstract]
             model_builder, config_path=WHERE
         )
-        self._heads = ActionHeads(self.distribution_mapper, action_masks or {}, action_items or {})
+        if initialization not in INITIALIZATIONS:
+            known = ", ".join(INITIALIZATIONS)
+            raise ConfigError(f"model.initialization: expected one of {known}, found {initialization!r}.")
+        self._initialization = INITIALIZATIONS[initialization]
+        self._heads = ActionHeads(
+            self.distribution_mapper, action_masks or {}, action_items or {}, self._initialization, state_dependent_std
+        )
         self._heads.check_masks(action_spaces_dict, observation_spaces_dict)
         self._heads.check_items(action_spaces_dict, observation_spaces_dict)
         self.model_builder.check_observations(map(self._features, observation_spaces_dict.values()))
@@ -108,7 +124,7 @@ class TemplateModelComposer(BaseModelComposer):
         """
         perception_net = self.model_builder.from_observation_space(self._features(observation_space))
         check_latent(perception_net)
-        perception_net.apply(make_module_init_normc(1.0))
+        perception_net.apply(self._initialization.hidden())
         return perception_net
 
     def template_policy_net(
@@ -149,7 +165,7 @@ class TemplateModelComposer(BaseModelComposer):
         latent = perception_net.out_keys[0]
         name = free_name("value", perception_net.tensor_shapes())
         head = LinearOutputBlock(latent, name, perception_net.out_shapes(), output_units=1)
-        head.apply(make_module_init_normc(1.0))
+        head.apply(self._initialization.layers(1.0))
         in_shapes, blocks = cut_at(perception_net, resolve_shared_keys(perception_net, shared_embedding_keys or []))
         return network_of(in_shapes, {**blocks, name: head}, {"value": name})
 
@@ -192,9 +208,9 @@ class TemplateModelComposer(BaseModelComposer):
             concat, hidden, q_value = (free_name(n, taken) for n in ("concat_action", "hidden_action", "q_value"))
             joint = blocks[concat] = ConcatenationBlock(keys, concat, shapes, concat_dim=-1)
             block = self.model_builder.build_block("hidden", concat, hidden, joint.out_shapes())
-            blocks[hidden] = block.apply(make_module_init_normc(1.0))
+            blocks[hidden] = block.apply(self._initialization.hidden())
             head = LinearOutputBlock(hidden, q_value, block.out_shapes(), 1)
-            blocks[q_value] = head.apply(make_module_init_normc(0.1))
+            blocks[q_value] = head.apply(self._initialization.layers(0.1))
             return network_of(in_shapes, blocks, {"q_value": q_value})
         outputs = {}
         for action, n_units in sizes.items():

@@ -13,19 +13,23 @@ from gymnasium import spaces
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
+from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.perception.blocks.base import PerceptionBlock, TensorDict
 from maze.perception.blocks.general.action_masking import ActionMaskingBlock
 from maze.perception.blocks.general.functional import FunctionalBlock
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
+from maze.perception.blocks.output.gaussian import GaussianOutputBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
-from maze.perception.builders.base import WHERE, encoded_items_key, free_name, scaled_key
+from maze.perception.builders.base import WHERE, encoded_items_key, free_name, normalized_key, scaled_key
 from maze.perception.program.network_program import Places, ProgramReader
-from maze.perception.weight_init import make_module_init_normc
+from maze.perception.weight_init import Initialization
 
 _MASKS = "model.action_masks"
 _ITEMS = "model.action_items"
+_GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilityDistribution)
 
 
 class _NamedOutputs(InferenceBlock):
@@ -79,6 +83,10 @@ class ActionHeads:
         :class:`~maze.perception.blocks.joint_blocks.item_scores.ItemScoresBlock`. With `by_place: false` there is
         nothing but its scores: no logit of its own for each place, so that neither the order of the items nor their
         number matters.
+    :param initialization: How their layers begin.
+    :param state_dependent_std: Whether the standard deviations of normal distributions depend on the observation.
+    :raises ConfigError: They are not to, and there are no normal distributions, or one over something else than a
+        vector.
     """
 
     def __init__(
@@ -86,10 +94,31 @@ class ActionHeads:
         distribution_mapper: DistributionMapper,
         masks: Mapping[str, str],
         items: Mapping[str, Mapping[str, Any]],
+        initialization: Initialization,
+        state_dependent_std: bool = True,
     ) -> None:
         self._mapper = distribution_mapper
         self.masks = dict(masks)
         self.items = dict(items)
+        self._initialization = initialization
+        self._own_std = () if state_dependent_std else self._gaussian_heads()
+
+    def _gaussian_heads(self) -> tuple[str, ...]:
+        """The heads whose logits are means and logarithms of standard deviations."""
+        mapper = self._mapper
+        heads = [head for head in mapper.action_heads if issubclass(mapper.distribution_class(head), _GAUSSIAN)]
+        if not heads:
+            raise ConfigError(
+                "model.state_dependent_std: no action has a normal distribution, found "
+                f"{ {head: mapper.distribution_class(head).__name__ for head in mapper.action_heads} }. Leave it true."
+            )
+        for head in heads:
+            if len(mapper.required_logits_shape(head)) != 1:
+                raise ConfigError(
+                    f"model.state_dependent_std: expected actions that are vectors, found {head!r} with the space "
+                    f"{mapper.action_space[head]}. Flatten it in the action conversion, or leave the option true."
+                )
+        return tuple(heads)
 
     def check_masks(
         self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
@@ -165,7 +194,13 @@ class ActionHeads:
                 stages.insert(0, f"{head}_flat_logits")
             stages = [free_name(stage, taken) for stage in stages]
             # starts close to the uniform policy
-            blocks |= self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
+            if head in self._own_std:
+                latent, shapes = perception_net.out_keys[0], perception_net.out_shapes()
+                means = GaussianOutputBlock(latent, stages[0], shapes, shape[0] // 2)
+                means.mean_layer.apply(self._initialization.layers(0.01))
+                blocks[stages[0]] = means
+            else:
+                blocks |= self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
             if len(shape) != 1:
                 unflatten = partial(_unflatten, shape=shape)
                 blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], [(math.prod(shape),)], unflatten)
@@ -192,14 +227,16 @@ class ActionHeads:
         blocks: dict[str, PerceptionBlock] = {}
         if settings is None or settings.get("by_place", True):
             block: PerceptionBlock = LinearOutputBlock(latent, places, latent_shapes, n_units)
-            blocks[places] = block.apply(make_module_init_normc(initial_norm))
+            blocks[places] = block.apply(self._initialization.layers(initial_norm))
         if settings is not None:
             shapes = {**perception_net.tensor_shapes(), places: (n_units,)}
-            known_as = [(encoded_items_key(key), scaled_key(key), key) for key in settings["observations"]]
+            names_of = (encoded_items_key, scaled_key, normalized_key)
+            known_as = [(*(name_of(key) for name_of in names_of), key) for key in settings["observations"]]
             keys = [*blocks, *(next(key for key in names if key in shapes) for names in known_as), latent]
             in_shapes = [shapes[key] for key in keys]
             block = ItemScoresBlock(keys, name, in_shapes, settings["hidden_units"], settings["non_lin"])
-            block.apply(make_module_init_normc(1.0)).score_layer.apply(make_module_init_normc(initial_norm))
+            block.apply(self._initialization.hidden())
+            block.score_layer.apply(self._initialization.layers(initial_norm))
             blocks[name] = block
         return blocks
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.perception import blocks
 from maze.perception.blocks import PerceptionBlock
 
@@ -46,6 +48,19 @@ def dense(data: st.DataObject) -> PerceptionBlock:
 
 def linear_output(data: st.DataObject) -> PerceptionBlock:
     return blocks.LinearOutputBlock("x", "out", sizes(data, 1), data.draw(SMALL))
+
+
+def gaussian_output(data: st.DataObject) -> PerceptionBlock:
+    return blocks.GaussianOutputBlock("x", "out", sizes(data, 1), data.draw(SMALL), log_std=-0.5)
+
+
+def running_normalization(data: st.DataObject) -> PerceptionBlock:
+    shape = sizes(data, data.draw(st.integers(0, 3)))
+    block = blocks.RunningNormalizationBlock("x", "out", [shape], clip=2.0)
+    observed = CumulativeMovingMeanStd(epsilon=0.0)
+    observed.update(np.random.default_rng(1).normal(1.0, 2.0, (7, *shape)))
+    block.learn(observed)
+    return block
 
 
 def torch_model(data: st.DataObject) -> PerceptionBlock:
@@ -370,6 +385,8 @@ CASES: dict[str, Callable[[st.DataObject], PerceptionBlock]] = {
     "scaling": scaling,
     "inference": inference,
     "linear_output": linear_output,
+    "gaussian_output": gaussian_output,
+    "running_normalization": running_normalization,
     "lstm": lstm,
     "lstm_last_step": lstm_last_step,
     "masked_global_pooling": masked_global_pooling,

@@ -450,3 +450,51 @@ def test_an_environment_that_shows_only_masks_is_named():
     observations = spaces.Dict({"action_mask": spaces.Box(0, 1, (2,))})
     with pytest.raises(ConfigError, match="no observations to derive a model from"):
         composed(observations, ACTIONS_ONE)
+
+
+PENDULUM = spaces.Dict({"observation": spaces.Box(-8.0, 8.0, (3,), np.float32)})
+TORQUE = spaces.Dict({"torque": spaces.Box(-2.0, 2.0, (2,), np.float32), "gear": spaces.Discrete(3)})
+
+
+def test_standard_deviations_of_their_own_are_the_same_wherever_the_policy_is_and_are_learned():
+    policy = composed(PENDULUM, TORQUE, state_dependent_std=False).policy
+    network = policy.networks[0]
+    logits = network(tensors(some(PENDULUM)))
+    assert logits["gear"].shape == (3, 3)
+    means, log_stds = logits["torque"].chunk(2, dim=-1)
+    assert log_stds.tolist() == [[0.0, 0.0]] * 3
+    assert len(set(means[:, 0].tolist())) == 3
+    (-policy.compute_substep_policy_output(some(PENDULUM), ActorID(0, 0)).entropy.mean()).backward()
+    head = network.perception_blocks["torque"]
+    assert head.log_std_layer.bias.grad.tolist() == [-1.0, -1.0]  # the derivative of the entropy
+    assert head.log_std_layer.weight.grad is None
+    assert not head.log_std_layer.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (spaces.Dict({"gear": spaces.Discrete(3)}), "no action has a normal distribution.*Categorical"),
+        (spaces.Dict({"grid": spaces.Box(-1.0, 1.0, (2, 2), np.float32)}), "actions that are vectors, found 'grid'"),
+    ],
+)
+def test_standard_deviations_of_their_own_need_a_normal_distribution_over_a_vector(actions, message):
+    with pytest.raises(ConfigError, match=rf"state_dependent_std: .*{message}"):
+        composed(PENDULUM, actions, state_dependent_std=False)
+
+
+def test_orthogonal_layers_have_the_lengths_of_the_literature():
+    model = composed(PENDULUM, TORQUE, initialization="orthogonal", hidden_units=[8, 4])
+    layers = [layer for layer in model.policy.networks[0].modules() if isinstance(layer, torch.nn.Linear)]
+    *hidden, torque, gear = layers
+    torch.testing.assert_close(hidden[1].weight @ hidden[1].weight.T, 2.0 * torch.eye(4), rtol=0, atol=1e-5)
+    for head in (torque, gear):
+        torch.testing.assert_close(head.weight.norm(dim=1), torch.full((len(head.weight),), 0.01))
+    value = [layer for layer in model.critic.networks[0].modules() if isinstance(layer, torch.nn.Linear)][-1]
+    assert value.weight.norm().item() == pytest.approx(1.0)
+    assert not any(layer.bias.any() for layer in layers)
+
+
+def test_an_unknown_initialization_is_named():
+    with pytest.raises(ConfigError, match=r"model\.initialization: expected one of normc, orthogonal, found 'xavier'"):
+        composed(PENDULUM, TORQUE, initialization="xavier")

@@ -7,10 +7,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from maze.core.agent.networks import depends_on_mode
 from maze.core.annotations import override
+from maze.core.errors import ConfigError
 from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer, policy_of
@@ -81,6 +82,8 @@ class ReplayTrainer(EpochTrainer, ABC):
     :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
     """
 
+    learns_observation_statistics: ClassVar[bool] = True
+
     def __init__(
         self,
         algorithm_config: Any,
@@ -100,6 +103,8 @@ class ReplayTrainer(EpochTrainer, ABC):
             checkpoint_file=checkpoint_file,
         )
         self.workers = workers
+        self._n_rows_seen = 0
+        """Number of rows of the buffer that observation statistics have learned from."""
         self.collects_ahead = False
         """Whether the next rollouts are collected while it learns; the workers need a policy of their own for that."""
         self._has_modes = depends_on_mode(self.policy.networks.values())
@@ -181,6 +186,8 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _begin_training(self, n_epochs: int) -> None:
+        if self.observation_statistics.is_missing:
+            self._learn_observation_statistics()  # from what the buffer begins with
         self.model.train()
 
     @override(EpochTrainer)
@@ -189,6 +196,7 @@ class ReplayTrainer(EpochTrainer, ABC):
         stats, sampling = self.stats, 0.0
         start = time.perf_counter()
         waiting = self._collect()
+        self._learn_observation_statistics()
         stats.add_time("time_learner_rollout", time.perf_counter() - start - waiting)
         stats.add_time("time_dequeuing_actors", waiting)
         for _ in range(self.config.num_batches_per_iter):
@@ -197,6 +205,19 @@ class ReplayTrainer(EpochTrainer, ABC):
             sampling += time.perf_counter() - start
             self._learn_from(batch)
         stats.add_time("time_sampling_from_buffer", sampling)
+
+    def _learn_observation_statistics(self) -> None:
+        """Learns from the rows that have come into the buffer; what is drawn of it is normalized with the newest."""
+        if not self.observation_statistics:
+            return
+        buffer = self.workers.replay_buffer
+        if not isinstance(buffer, UniformReplayBuffer):
+            raise ConfigError(
+                f"model.normalize_observations: statistics are learned from a UniformReplayBuffer, found a "
+                f"{type(buffer).__name__}. Derive it from that one, or normalize by wrappers=vector_obs."
+            )
+        first, self._n_rows_seen = self._n_rows_seen, buffer.n_rows_added
+        self.observation_statistics.learn_from(buffer.columns.observations_since(first))
 
     def _collect(self) -> float:
         """Has the workers collect with the current policy.
@@ -251,13 +272,16 @@ class ReplayTrainer(EpochTrainer, ABC):
         self.workers.finish_rollouts()
         buffer = self.workers.replay_buffer
         with_content = is_last or buffer.n_bytes <= ALWAYS_SAVED_BYTES
-        return {**super().training_state(is_last), "replay_buffer": buffer.state_dict(with_content)}
+        of_buffer = {"replay_buffer": buffer.state_dict(with_content), "n_rows_seen": self._n_rows_seen}
+        return {**super().training_state(is_last), **of_buffer}
 
     @override(EpochTrainer)
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
         self.workers.finish_rollouts()
         self.workers.replay_buffer.load_state_dict(state["replay_buffer"])
         problems = super()._load_parts(state)
+        self._n_rows_seen = state.get("n_rows_seen", 0)
         if state["replay_buffer"]["content"] is None:
+            self._n_rows_seen = self.workers.replay_buffer.n_rows_added
             problems.insert(0, "the replay buffer was too large to be saved with every epoch, and is filled anew")
         return problems

@@ -14,6 +14,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.trainers.common.training_state import SavedTraining
 from maze.train.utils.training_record import EpochSummary
@@ -130,6 +131,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     """Whether it takes environment steps though their number in an update is not fixed (:meth:`_steps_per_update`)."""
     learns_recurrent: ClassVar[bool] = False
     """Whether it learns models that carry hidden states from step to step."""
+    learns_observation_statistics: ClassVar[bool] = False
+    """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 
@@ -157,6 +160,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
             model.to(resolve_device(self.config.device))
         except ConfigError as error:
             raise ConfigError(f"algorithm.{error}") from error
+        self.observation_statistics = ObservationStatistics(model)
+        """What networks know of observations that they normalize; a part of their weights."""
         self.evaluator = evaluator
         self.model_selection = model_selection
         if evaluator is not None and model_selection is not None:
@@ -237,6 +242,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         """
         n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(n_epochs)
+        if not self.learns_observation_statistics:
+            self.observation_statistics.require_learned(type(self).__name__)
         if self.config.kl_to_initial_coef and self._initial_policy is None:
             self._initial_policy = InitialPolicy(self.policy)
         with self.session.opened(n_epochs) as session:

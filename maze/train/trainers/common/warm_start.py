@@ -17,6 +17,7 @@ from maze.core.trajectory_recording.records.structured_spaces_record import Stru
 from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -72,8 +73,9 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
     rollouts = run.rollouts()
+    statistics: ObservationStatistics = trainer.observation_statistics  # type: ignore[attr-defined]  # has a policy
     try:
-        share = clone_policy(learner, demonstrator, rollouts, config, seed=run.agent_seed())
+        share = clone_policy(learner, demonstrator, rollouts, config, seed=run.agent_seed(), statistics=statistics)
     finally:
         rollouts.env.close()
     name = type(demonstrator).__name__
@@ -81,7 +83,12 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
 
 
 def clone_policy(
-    learner: TorchPolicy, demonstrator: Policy, rollouts: RolloutGenerator, config: WarmStart, seed: int
+    learner: TorchPolicy,
+    demonstrator: Policy,
+    rollouts: RolloutGenerator,
+    config: WarmStart,
+    seed: int,
+    statistics: ObservationStatistics | None = None,
 ) -> float:
     """Trains a policy to act as another one does, by maximum likelihood.
 
@@ -90,10 +97,12 @@ def clone_policy(
     :param rollouts: Where it acts.
     :param config: How long, and how it is learned from.
     :param seed: Seed of the order of minibatches.
+    :param statistics: What the model's networks know of observations that they normalize; they learn first.
     :return: Geometric mean of the probabilities that the learner gives to the demonstrated actions in the end.
     """
     columns = rollouts.allocate(-(-config.n_steps // int(rollouts.env.n_envs)))
     rollouts.collect(demonstrator, columns)
+    (statistics or ObservationStatistics(learner)).learn(columns)
     parts = [part for part, _ in records_by_policy(columns, learner.substeps_with_separate_agent_nets, learner.device)]
     optimizer = torch.optim.Adam(learner.parameters(), lr=config.lr)
     generator = seeded_generator(seed)

@@ -57,6 +57,7 @@ class BCTrainer(EpochTrainer):
 
     config: BCAlgorithmConfig
     data_loader: Any
+    learns_observation_statistics: ClassVar[bool] = True
     policy: TorchPolicy
     optimizer: Optimizer
     loss: BCLoss
@@ -161,6 +162,16 @@ class BCTrainer(EpochTrainer):
     @override(EpochTrainer)
     def _n_updates_per_epoch(self) -> int:
         return len(self.data_loader)
+
+    @override(EpochTrainer)
+    def _begin_training(self, n_epochs: int) -> None:
+        super()._begin_training(n_epochs)
+        if self.observation_statistics.is_missing:
+            self.observation_statistics.learn_from(
+                {key: tensor.cpu().numpy() for key, tensor in of_actor.items()}
+                for observations, _, _ in self.data_loader
+                for of_actor in observations
+            )
 
     @override(EpochTrainer)
     def _update(self) -> None:

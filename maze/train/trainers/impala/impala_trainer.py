@@ -13,7 +13,7 @@ from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig
 from maze.train.trainers.common.actor_critic.actor_critic_trainer import ActorCritic
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, RolloutBatch
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
@@ -111,6 +111,7 @@ class IMPALA(ActorCritic):
         losses = self._losses(valued)
         computed = time.perf_counter()
         self._gradient_step(losses)
+        self.observation_statistics.learn(batch.columns)
         self.rollout_generator.broadcast_updated_policy(self.model.policy.state_dict())
         done = time.perf_counter()
 
@@ -127,6 +128,7 @@ class IMPALA(ActorCritic):
         for lag in batch.policy_lags:
             events.policy_lag(lag)
 
+    @override(ActorCritic)
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
         """The batch with its targets.
 
@@ -135,9 +137,9 @@ class IMPALA(ActorCritic):
         """
         if not self._has_modes:
             self.model.train()
-            return value_rollout(self.model, columns, self._returns)
+            return super()._valued(columns)
         self.model.eval()
         with torch.no_grad():
-            valued = value_rollout(self.model, columns, self._returns)
+            valued = super()._valued(columns)
         self.model.train()
         return valued

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 LR_SCHEDULES: Mapping[str, Callable[[float], float]] = {
@@ -77,6 +78,10 @@ class ActorCriticConfig(AlgorithmConfig):
     """How fast the estimate of the average reward follows each rollout, above 0 to 1; the estimate is subtracted from
     the rewards, and `gamma` may be 1. For problems without an end that are judged by averages; 0: off."""
 
+    reward_scaling: bool = field(default=False, kw_only=True)
+    """Whether rewards are divided by the running standard deviation of the discounted return, and clipped to
+    [-10, 10], for learning only: statistics and evaluations keep the environment's."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_integer("n_rollout_steps", minimum=1)
@@ -87,6 +92,12 @@ class ActorCriticConfig(AlgorithmConfig):
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
         self.require_choice("advantage_normalization", (True, False))
+        self.require_choice("reward_scaling", (True, False))
+        if self.reward_scaling and self.reward_centering:
+            raise ConfigError(
+                "algorithm.reward_scaling: expected at most one of it and `reward_centering`, which estimates averages "
+                "of the environment's rewards. Leave one of them out."
+            )
         self.require_choice("lr_schedule", LR_SCHEDULES)
 
 

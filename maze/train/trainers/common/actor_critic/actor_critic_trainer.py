@@ -28,6 +28,7 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
+from maze.train.trainers.common.actor_critic.reward_scaling import RewardScaling
 from maze.train.trainers.common.actor_critic.valuation import (
     GAE,
     AlignedSubsteps,
@@ -84,6 +85,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
     learns_recurrent: ClassVar[bool] = True
+    learns_observation_statistics: ClassVar[bool] = True
     events_class: ClassVar[type[Any]] = ActorCriticEvents
     config: ActorCriticConfig
     model: TorchActorCritic
@@ -127,6 +129,7 @@ class ActorCritic(EpochTrainer, ABC):
         """What a recurrent critic remembers where the next rollout begins."""
         if model.is_recurrent:
             self._memory = HiddenStates(self.rollout_generator.env.n_rollout_envs, model.critic.state_sizes)
+        self._reward_scaling = RewardScaling(self.config.gamma) if self.config.reward_scaling else None
         self._columns: RolloutColumns | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
 
@@ -177,6 +180,8 @@ class ActorCritic(EpochTrainer, ABC):
             parts["average_reward"] = self._returns
         if self._memory is not None:
             parts["critic_memory"] = self._memory
+        if self._reward_scaling is not None:
+            parts["reward_scaling"] = self._reward_scaling
         return {**parts, "rollouts": self.rollout_generator}
 
     @override(EpochTrainer)
@@ -185,6 +190,11 @@ class ActorCritic(EpochTrainer, ABC):
             raise ConfigError(
                 f"algorithm.reward_centering: the training in `{origin}` learned without it. Leave it at 0 to go on, "
                 "or start a new training with the weights alone."
+            )
+        if self._reward_scaling is not None and "reward_scaling" not in state["parts"]:
+            raise ConfigError(
+                f"algorithm.reward_scaling: the training in `{origin}` learned without it. Leave it false to go on, or "
+                "start a new training with the weights alone."
             )
 
     @override(EpochTrainer)
@@ -209,10 +219,11 @@ class ActorCritic(EpochTrainer, ABC):
         start = time.perf_counter()
         columns = self._collect()
         collected = time.perf_counter()
-        batch = value_rollout(self.model, columns, self._returns, self._memory, self._sequence_length)
+        batch = self._valued(columns)
         self._report_average_reward()
         self.model.train()
         self._optimize(batch)
+        self.observation_statistics.learn(columns)
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
@@ -232,6 +243,12 @@ class ActorCritic(EpochTrainer, ABC):
         self.rollout_generator.collect(self.model.policy, self._columns)
         self._columns.check_finite(self.rollout_generator.env.seeding_at)
         return self._columns
+
+    def _valued(self, columns: RolloutColumns) -> RolloutBatch:
+        """The rollout with its targets."""
+        if self._reward_scaling is not None:
+            self._reward_scaling.scale(columns)
+        return value_rollout(self.model, columns, self._returns, self._memory, self._sequence_length)
 
     def _optimize(self, batch: RolloutBatch) -> None:
         """Learns from a rollout."""

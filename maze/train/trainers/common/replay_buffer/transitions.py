@@ -8,7 +8,7 @@ was cut off, and otherwise something that the observation space allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,6 +191,17 @@ class TransitionColumns:
                 self._fill_unobserved(numbers % self.capacity, rows)
         self._link(slots, numbers, rows.follows)
         self.n_added += n
+
+    def observations_since(self, first: int) -> Iterator[Arrays]:
+        """What actors saw in the rows that are still here and not older than a number.
+
+        :param first: Number of the first of them, counted over all that were ever added.
+        :return: Of each actor, arrays `[n, ...]`.
+        """
+        slots = np.arange(max(first, self.n_added - self.capacity), self.n_added) % self.capacity
+        for position, arrays in enumerate(self.observations):
+            seen = slots if len(self.actors) == 1 else slots[self.n_substeps[slots] > position]
+            yield {key: array[seen] for key, array in arrays.items()}
 
     def _fill_unobserved(self, slots: np.ndarray, rows: TransitionRows) -> None:
         for position in range(1, len(self.actors)):
