@@ -26,6 +26,7 @@ from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import value_text
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
 from maze.runner import Runner
@@ -179,9 +180,11 @@ class ConfigurationLoader:
                     "ProbabilisticPolicyComposer(...) or its configuration."
                 )
             key = {"launcher": "hydra/launcher"}.get(name, name)
+            texts: tuple[str, ...] = (f"{key}={value}",)
             if name == "env" and _GYM_ID.search(value):
-                key, value = "env.name", value_text(value)
-            return Choice(value, (f"{key}={value}",))
+                option = ("env=pettingzoo",) if is_pettingzoo_name(value) else ()
+                texts = (*option, f"env.name={value_text(value)}")
+            return Choice(value, texts)
         if name == "env" and isinstance(value, type):
             value = {TARGET_KEY: value}  # which the run's files can name
         if name == "wrappers":

@@ -21,6 +21,7 @@ TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
 """Sections whose values keep the type of their default; the arguments of environments and models are their own."""
 FREE_SECTIONS = ("algorithm.config.",)
 """Sections among them that another framework checks: RLlib takes schedules in place of numbers, for instance."""
+_FILES_OF_POLICY = ("bundle", "path", "normalization")
 
 
 def complete(cfg: DictConfig, project: Path) -> None:
@@ -34,6 +35,7 @@ def complete(cfg: DictConfig, project: Path) -> None:
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
             cfg.input_dir = str(project / str(cfg.input_dir))
+        _name_files_of_policy(cfg.get("policy"), project)
         model = cfg.get("model")
         if isinstance(model, DictConfig):
             is_ours = "_target_" in model  # RLlib's own models have no critic of ours
@@ -43,6 +45,14 @@ def complete(cfg: DictConfig, project: Path) -> None:
             if is_ours:
                 _use_distributions_of_algorithm(cfg)
         _draw_seeds(cfg)
+
+
+def _name_files_of_policy(policy: Any, project: Path) -> None:
+    """Makes the names of files absolute that a policy is read from, where they lie in the project's directory."""
+    for key in _FILES_OF_POLICY if isinstance(policy, DictConfig) else ():
+        name = policy.get(key)
+        if isinstance(name, str) and (project / name).exists():
+            policy[key] = str((project / name).absolute())
 
 
 def _use_distributions_of_algorithm(cfg: DictConfig) -> None:

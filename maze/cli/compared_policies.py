@@ -21,6 +21,7 @@ _GROUP = "policy"
 _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
+_SB3 = ".zip"
 
 
 def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
@@ -106,11 +107,16 @@ class PolicyReader:
         path = self._project / entry
         if path.is_dir():
             return self._trainings(path)
-        if path.suffix == _BUNDLE:
-            if not path.is_file():
-                raise UsageError(f"{self.where}: there is no bundle {path}.")
-            return path.stem, {"policy": {TARGET_KEY: _WHOLE_BUNDLE, "bundle": str(path)}}
+        if path.suffix in (_BUNDLE, _SB3):
+            return path.stem, {"policy": self._file(path)}
         return entry, {"policy": self._option(entry)}
+
+    def _file(self, path: Path) -> dict[str, Any]:
+        if not path.is_file():
+            raise UsageError(f"{self.where}: there is no file {path}.")
+        if path.suffix == _BUNDLE:
+            return {TARGET_KEY: _WHOLE_BUNDLE, "bundle": str(path)}
+        return {**self._option("sb3"), "path": str(path)}
 
     def surrounded(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration with wrappers, where it has none: what the first training has around its environment."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from maze.report.report_writer import ReportWriter
     from maze.report.run_page import RunFacts
 
-_GYM_ENVS = ("gym_env", "atari")
+_BY_NAME = ("gym_env", "atari", "pettingzoo")
 _GROUPS = ("env", "wrappers", "model", "critic", "algorithm", "rllib/algorithm", "runner", "rllib/runner", "experiment")
 _SHOWN_VERSIONS = ("maze-rl", "python", "torch", "numpy", "gymnasium")
 
@@ -79,8 +79,8 @@ def title_of(directory: Path, cfg: Mapping[str, Any]) -> str:
     :param cfg: Its configuration.
     """
     option = chosen_options(directory).get("env")
-    # An environment that an option describes is called what the option is called; some describe many.
-    names = [str(option) if option and option not in _GYM_ENVS else environment_name(cfg.get("env"))]
+    # An environment that an option describes is called what the option is called, unless it describes all of a package.
+    names = [str(option) if option and option not in _BY_NAME else environment_name(cfg.get("env"))]
     names += [algorithm_name(cfg["algorithm"], directory)] if "algorithm" in cfg else []
     return ", ".join(name for name in names if name and name != "None") or directory.name
 

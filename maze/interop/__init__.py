@@ -1,5 +1,51 @@
-"""Maze environments in other frameworks."""
+"""Maze environments and policies in other frameworks, and theirs in Maze.
 
+What needs an optional package is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from maze.core.errors import ConfigImportError
 from maze.interop.gymnasium_export import MazeGymnasiumEnv, to_gymnasium
 
-__all__ = ["MazeGymnasiumEnv", "to_gymnasium"]
+if TYPE_CHECKING:
+    from maze.interop.pettingzoo_env import PettingZooEnv
+    from maze.interop.pettingzoo_export import MazeAECEnv, to_aec, to_parallel
+    from maze.interop.sb3_policy import SB3Policy
+    from maze.interop.sb3_predictor import SB3Predictor, to_sb3
+
+__all__ = [
+    "MazeAECEnv",
+    "MazeGymnasiumEnv",
+    "PettingZooEnv",
+    "SB3Policy",
+    "SB3Predictor",
+    "to_aec",
+    "to_gymnasium",
+    "to_parallel",
+    "to_sb3",
+]
+
+_MODULES = {
+    "MazeAECEnv": "pettingzoo_export",
+    "PettingZooEnv": "pettingzoo_env",
+    "SB3Policy": "sb3_policy",
+    "SB3Predictor": "sb3_predictor",
+    "to_aec": "pettingzoo_export",
+    "to_parallel": "pettingzoo_export",
+    "to_sb3": "sb3_predictor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "pettingzoo":
+            raise
+        raise ConfigImportError(f'{name}: PettingZoo is not installed: pip install "maze-rl[pettingzoo]".') from error

@@ -90,6 +90,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         self.observation_spaces = {name: env.observation_spaces_dict[key] for name, key in names.items()}
         self.action_spaces = {name: env.action_spaces_dict[key] for name, key in names.items()}
         self._acted: dict[str, Any] = {}  # by agent, the observation it acted on last
+        self._order: list[str] = []  # who acted in each sub-step of the episode
         self._waiting: Any = None
         self._env_time = 0
         self._discrete = {
@@ -103,6 +104,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
             self.maze_env.seed(self._seeds.seed_for(seed))
         observation = self.maze_env.reset()
         self._acted.clear()
+        self._order.clear()
         self._env_time = self.maze_env.get_env_time()
         return self._of_next_actor(observation), {}
 
@@ -110,6 +112,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
     def step(self, action_dict: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
         acting = agent_name(self.maze_env.actor_id())
         self._acted[acting] = self._waiting
+        self._order.append(acting)
         observation, reward, done, info = self.maze_env.step(action_dict[acting])
         truncated = is_truncated(done, info)
         observations = self._of_next_actor(observation)
@@ -141,7 +144,10 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         of_actors = self.maze_env.get_actor_rewards() if is_step_complete else None
         if of_actors is None:
             return dict.fromkeys(self._acted, reward)
-        return dict(zip(self.possible_agents, map(float, np.ravel(of_actors)), strict=False))
+        rewards = dict.fromkeys(self._acted, 0.0)
+        for name, earned in zip(reversed(self._order), reversed(np.ravel(of_actors)), strict=False):
+            rewards[name] += float(earned)
+        return rewards
 
     def _of_next_actor(self, observation: Mapping[str, Any]) -> dict[str, Any]:
         name = agent_name(self.maze_env.actor_id())

@@ -222,7 +222,7 @@ def test_thresholds_come_from_a_file_or_from_the_command_line(capsys: pytest.Cap
         ([], "baseline: name a training, a bundle or an option of policy"),
         (["baseline=random"], "candidate: name a training"),
         (["baseline=random", "candidate=randon"], "baseline or candidate: randon is neither an option of policy"),
-        (["baseline=random", "candidate=new.maze"], "there is no bundle"),
+        (["baseline=random", "candidate=new.maze"], "there is no file"),
         (["baseline=random", "candidate=damaged.maze"], "no whole policy bundle"),
         (["baseline=random", "candidate=random", "thresholds=nothing.yaml"], "There is no configuration file"),
         (["baseline=random", "candidate=random", "thresholds=damaged.maze"], "thresholds: "),

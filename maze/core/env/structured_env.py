@@ -13,6 +13,11 @@ StepKeyType = Union[str, int]
 """Names a sub-step, and with it the policy that acts in it."""
 
 
+ACTORS_DONE_KEY = "actors_done"
+"""Key of `info` for actors that are done, where it need not be the one that has just acted: how many sub-steps ago each
+of them acted last, 0 for the one just taken. For them it says what `is_actor_done` says of the last one."""
+
+
 class ActorID(NamedTuple):
     """Who acts: a policy, named by the sub-step it belongs to, on behalf of an agent.
 
@@ -46,7 +51,9 @@ class StructuredEnv(BaseEnv):
     def get_actor_rewards(self) -> np.ndarray | None:
         """Rewards of the environment step just completed, one per actor in the order in which they acted.
 
-        The array has the shape `[n_actors]`.
+        The array has the shape `[n_actors]`. Where sub-steps of earlier steps of the episode have earned something in
+        this one, as the last move of who loses a game, it is longer: entries for these come before, in the same order,
+        down to the latest, and add to what they had.
 
         :return: None where rewards cannot be attributed to actors; all sub-steps then share the step's reward.
         """

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.policy import acting_in
-from maze.core.env.structured_env import ActorID
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue
 from maze.core.log_stats.log_stats_env import LogStatsEnv
@@ -240,7 +240,7 @@ class RolloutGenerator:
         env = self.env
         common_actors: list[ActorID | None] = []
         n_completed = 0
-        if -1 in env.agent_counts_dict.values():
+        if asks_who_left := -1 in env.agent_counts_dict.values():
             columns.actor_done = np.zeros_like(columns.terminated)
         while columns.wants_more(tick := len(common_actors), n_completed):
             actors = env.actor_ids()
@@ -258,10 +258,12 @@ class RolloutGenerator:
                 self._note_final_observations(tick, columns)
             if env.actor_rewards is not None:
                 _spread_actor_rewards(env.actor_rewards, tick, columns)
-            if columns.actor_done is not None:
+            if asks_who_left and columns.actor_done is not None:
                 columns.actor_done[tick] = env.is_actor_done()
                 if n_completed and columns.actor_rewards is None:
                     columns.actor_done = None  # who has no rewards of their own are not told apart
+            if any(infos):
+                _note_actors_done(infos, tick, columns)
         return common_actors
 
     def _note_final_observations(self, tick: int, columns: RolloutColumns) -> None:
@@ -282,15 +284,17 @@ class RolloutGenerator:
         while n_steps is None or len(trajectory) < n_steps:
             step_record = StructuredSpacesRecord()
             trajectory.append(step_record)
-            if self._take_step(choose, step_record) and self.terminate_on_done:
+            if self._take_step(choose, trajectory) and self.terminate_on_done:
                 break
         return trajectory
 
-    def _take_step(self, choose: _ChoosingFunction, step_record: StructuredSpacesRecord) -> bool:
+    def _take_step(self, choose: _ChoosingFunction, trajectory: SpacesTrajectoryRecord) -> bool:
         """One environment step of a single environment: sub-steps until it is complete.
 
+        :param trajectory: Its last record is the one of this step.
         :return: Whether the episode is over; the next one has then begun.
         """
+        step_record = trajectory.step_records[-1]
         env = self.env
         done = False
         while not (done or (step_record.substep_records and env.context.is_step_complete)):
@@ -305,8 +309,7 @@ class RolloutGenerator:
             step_record.append(record)
         own_rewards = env.get_actor_rewards()
         if own_rewards is not None:
-            for record, reward in zip(step_record.substep_records, own_rewards, strict=False):
-                record.reward = float(reward)
+            _share_out(own_rewards, trajectory)
         if self.record_step_stats:
             step_record.step_stats = dict(env.get_stats(LogStatsLevel.STEP).last_stats)
         if done:
@@ -344,11 +347,33 @@ def _copy(source: Any, target: Any) -> None:
             target[step_key][key][...] = array
 
 
+def _share_out(own_rewards: np.ndarray, trajectory: SpacesTrajectoryRecord) -> None:
+    """Gives the sub-steps of the last step their own rewards, and earlier ones what they have earned since."""
+    of_step = trajectory.step_records[-1].substep_records
+    for record in of_step:
+        record.reward = 0.0
+    records = of_step
+    if len(own_rewards) > len(of_step):
+        records = [record for step in trajectory.step_records for record in step.substep_records]
+    for record, reward in zip(reversed(records), reversed(own_rewards), strict=False):
+        record.reward = float(record.reward or 0.0) + float(reward)
+
+
+def _note_actors_done(infos: Sequence[Mapping[Any, Any]], tick: int, columns: RolloutColumns) -> None:
+    """Marks the last ticks of actors that have left for good while others acted, as far as the rollout has them."""
+    for env_index, info in enumerate(infos):
+        for n_ago in info.get(ACTORS_DONE_KEY, ()):
+            if columns.actor_done is None:
+                columns.actor_done = np.zeros_like(columns.terminated)
+            if n_ago <= tick:
+                columns.actor_done[tick - n_ago, env_index] = True
+
+
 def _spread_actor_rewards(rewards: list[np.ndarray | None], tick: int, columns: RolloutColumns) -> None:
-    """Gives the actors of a completed step their rewards: those of the last ticks, as far as the rollout has them."""
+    """Gives the last ticks what their actors have earned, as far as the rollout has them."""
     if columns.actor_rewards is None:
         columns.actor_rewards = np.zeros_like(columns.rewards)
     for env_index, of_actors in enumerate(rewards):
         if of_actors is not None:
             n_ticks = min(len(of_actors), tick + 1)
-            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] = of_actors[len(of_actors) - n_ticks :]
+            columns.actor_rewards[tick + 1 - n_ticks : tick + 1, env_index] += of_actors[len(of_actors) - n_ticks :]

@@ -261,13 +261,14 @@ def _build_env(config: Any) -> MazeEnv[Any]:
 
 
 def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
-    """Builds the agent; one that asks for action spaces, as the random policy does, gets the environment's."""
+    """Builds the agent; one that asks for spaces, as the random policy does, gets the environment's."""
     config = plain_container(config, "policy")
     spaces: dict[str, Any] = {}
     if isinstance(config, Mapping) and TARGET_KEY in config:
         target = locate(config[TARGET_KEY], "policy")
-        if "action_spaces_dict" in inspect.signature(target).parameters:
-            spaces["action_spaces_dict"] = env.action_spaces_dict
+        asked = inspect.signature(target).parameters
+        names = ("action_spaces_dict", "observation_spaces_dict")
+        spaces = {name: getattr(env, name) for name in names if name in asked}
     return Factory(Policy).instantiate(config, config_path="policy", **spaces)  # type: ignore[type-abstract]
 
 

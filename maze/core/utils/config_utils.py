@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _GYM_ENV = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
 """Target of the default configuration of environments."""
+_PETTINGZOO = "maze.interop.pettingzoo_env"
+"""Upwards of this package, and therefore only named."""
+_PETTINGZOO_NAME = re.compile(r"\w+/\w+_v\d+")
 _USUAL_CONFIG_NAMES = ("config", "conf", "conf_rollout", "conf_train")
 
 
@@ -67,9 +72,9 @@ def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, An
 class EnvFactory:
     """Makes environments, each with its wrappers; can be sent to other processes.
 
-    :param env: Configuration of the environment, the id of a gymnasium environment, or a class or function that makes a
-        Maze or gymnasium environment without arguments. Of an environment that is given as such, every call makes a
-        copy.
+    :param env: Configuration of the environment, the id of a gymnasium environment, the name of one of PettingZoo with
+        its family, or a class or function that makes an environment of Maze or of one of these without arguments. Of an
+        environment that is given as such, every call makes a copy.
     :param wrappers: Wrappers to apply, the first one innermost.
     :param timeout: Seconds that a step or reset may take; `None`: any time.
     """
@@ -101,10 +106,13 @@ class EnvFactory:
         elif is_environment(env):
             env = _copy_of(env)
         elif isinstance(env, str):
-            env = Factory(object).instantiate({TARGET_KEY: _GYM_ENV, "name": env}, config_path="env")
+            target = f"{_PETTINGZOO}.make_pettingzoo_env" if is_pettingzoo_name(env) else _GYM_ENV
+            env = Factory(object).instantiate({TARGET_KEY: target, "name": env}, config_path="env")
         elif callable(env):
             env = env()
-        if not isinstance(env, StructuredEnv) and is_environment(env):
+        if _is_pettingzoo_env(env):
+            env = Factory(object).instantiate({TARGET_KEY: f"{_PETTINGZOO}.PettingZooEnv"}, env=env)
+        elif not isinstance(env, StructuredEnv) and is_environment(env):
             from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 
             env = GymMazeEnv(env)
@@ -150,10 +158,20 @@ def _required_arguments(target: Any) -> list[str]:
 
 
 def is_environment(value: Any) -> bool:
-    """Whether something is a Maze or gymnasium environment, rather than what makes one."""
+    """Whether something is an environment of Maze, gymnasium or PettingZoo, rather than what makes one."""
     import gymnasium
 
-    return isinstance(value, StructuredEnv | gymnasium.Env)
+    return isinstance(value, StructuredEnv | gymnasium.Env) or _is_pettingzoo_env(value)
+
+
+def is_pettingzoo_name(name: str) -> bool:
+    """Whether a name is one of PettingZoo's with its family, such as `mpe2/simple_spread_v3`."""
+    return _PETTINGZOO_NAME.fullmatch(name) is not None
+
+
+def _is_pettingzoo_env(value: Any) -> bool:
+    pettingzoo: Any = sys.modules.get("pettingzoo")  # without it there are no such environments
+    return pettingzoo is not None and isinstance(value, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
 
 
 def _copy_of(env: Any) -> Any:

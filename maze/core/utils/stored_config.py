@@ -51,6 +51,7 @@ _KINDS = frozenset({
 """A class is of a known kind if it, or a class that it derives from, is one of these."""
 
 _FUNCTIONS = frozenset({
+    "maze.interop.pettingzoo_env.make_pettingzoo_env",
     "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env",
     "maze_envs.logistics.dispatching.maze_env.dispatching_env",
     "maze_envs.logistics.dispatching.maze_env.flat_dispatching_env",

@@ -164,6 +164,8 @@ def _registering_modules() -> list[str]:
 
 def _cannot_be_made(name: str, error: Exception, broken: Mapping[str, Exception]) -> str:
     """What to do where gymnasium does not know an id, or cannot import what makes its environment."""
+    if re.search(r"\w_v\d+$", name):
+        return f"Environment `{name}` is none of gymnasium. If it is one of PettingZoo: env=pettingzoo env.name={name}"
     older = getattr(sys.modules.get("gym"), "envs", None)
     if name in getattr(older, "registry", ()):
         return f"Environment `{name}` is registered in the older package `gym`. {_OLDER_GYM.format(id=name)}"

@@ -145,11 +145,10 @@ class _Episode:
         if shares is None:
             return
         shares = np.asarray(shares, dtype=np.float64)
-        if shares.shape != (len(self.actors),):
-            found = (
-                f"expected one reward for each of the {len(self.actors)} actors of the step, found {shares.tolist()}."
-            )
-        elif len(self.rewards) == len(self.actors) and not math.isclose(shares.sum(), sum(self.rewards), abs_tol=1e-5):
+        n_actors = len(self.actors)
+        if shares.ndim != 1 or not n_actors <= len(shares) <= max(n_actors, self.n_taken):
+            found = f"expected one reward for each of the {n_actors} actors of the step, found {shares.tolist()}."
+        elif len(self.rewards) == n_actors and not math.isclose(shares.sum(), sum(self.rewards), abs_tol=1e-5):
             found = f"the actors' rewards {shares.tolist()} do not add up to the step's {sum(self.rewards)}."
         else:
             return

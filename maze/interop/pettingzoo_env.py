@@ -1,0 +1,439 @@
+"""PettingZoo environments, AEC or parallel, as Maze environments."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.base_env import TRUNCATION_KEY
+from maze.core.env.core_env import CoreEnv
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.events.pubsub import Pubsub
+from maze.core.log_events.episode_event_log import EpisodeEventLog
+from maze.core.log_events.kpi_calculator import KpiCalculator
+from maze.core.wrappers.gym_adapters import ACTION_MASK
+from maze.core.wrappers.gym_make import import_modules
+from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
+from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, tells_masks
+from maze.interop.pettingzoo_make import as_aec, make_aec_env, whole
+
+AGAINST_RANDOM = "return_against_random"
+"""KPI: what the agent that learns earns in an episode in which all others act at random."""
+_RETURN = "return_"
+_MOST_RETURNS = 16
+"""With more agents, the returns of single ones are no KPIs: nobody reads so many."""
+
+
+def make_pettingzoo_env(
+    name: str,
+    kwargs: Mapping[str, Any] | None = None,
+    policies: str | Mapping[str, str] = "by_name",
+    random_opponents: float = 0.0,
+    drop: Sequence[str] = (),
+    encode: Mapping[str, int] | None = None,
+    action_mask: bool | None = None,
+    **further_kwargs: Any,
+) -> PettingZooEnv:
+    """Makes a PettingZoo environment as a Maze environment, by name.
+
+    :param name: Such as `simple_spread_v3` or `mpe2/simple_spread_v3`; of others' packages the module or function that
+        makes it, `my_package.my_env_v0` or `my_package.envs:make`.
+    :param kwargs: Arguments of the environment, `max_cycles` for instance.
+    :param policies: See :class:`PettingZooEnv`.
+    :param random_opponents: See :class:`PettingZooEnv`.
+    :param drop: Observations that are left out.
+    :param encode: Number of characters or items that are kept of a text or sequence.
+    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`:
+        where there is one. Masks among the observations need nothing.
+    :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
+        first.
+    :raises ConfigError: There is no such environment, a package is missing, or an argument is not taken.
+    """
+    import_modules(further_kwargs.pop("import", None) or ())
+    make = functools.partial(make_aec_env, name, **{**(kwargs or {}), **further_kwargs})
+    return PettingZooEnv(make, policies, random_opponents, drop, encode, action_mask)
+
+
+class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
+    """A PettingZoo environment as a Maze environment: its agents are actors that act in turn.
+
+    An environment step is complete when it is the turn of an agent that has acted in it, so it is a round. Agents of a
+    parallel environment see the state at its beginning, whoever acts first. The reward is the sum over all agents; what
+    each decision has earned is told by `get_actor_rewards`, also where that turns out in a later step (see
+    :meth:`~maze.core.env.structured_env.StructuredEnv.get_actor_rewards`). The return of each agent is a KPI.
+
+    An agent that terminates while others go on is done; one that is truncated leaves as well, and the value of what it
+    saw last stands in for the future that it would have had.
+
+    :param env: A PettingZoo environment (AEC or parallel), or a function that makes one.
+    :param policies: Which agents share a policy, as a step key is called. `by_name`: those whose names differ in their
+        number only (`player_0` and `player_1` act by `player`) and whose spaces agree; `shared`: all (`agent`);
+        `separate`: none; or the step key of each agent.
+    :param random_opponents: Share of episodes, 0 to 1, in which only one agent, drawn in each, is asked for actions,
+        and all others act at random. Self-play has no other measure of its progress; the KPI is
+        `return_against_random`. The rewards of these episodes are those of the one.
+    :param drop: Observations that are left out.
+    :param encode: Number of characters or items that are kept of a text or sequence.
+    :param action_mask: Whether the mask of valid actions in `infos` becomes the observation `action_mask`; `None`:
+        where there is one.
+    :raises ConfigError: It is no such environment, or its agents cannot share policies as it is said.
+    """
+
+    def __init__(
+        self,
+        env: Any | Callable[..., Any],
+        policies: str | Mapping[str, str] = "by_name",
+        random_opponents: float = 0.0,
+        drop: Sequence[str] = (),
+        encode: Mapping[str, int] | None = None,
+        action_mask: bool | None = None,
+    ) -> None:
+        if not 0.0 <= random_opponents <= 1.0:
+            raise ConfigError(f"env.random_opponents: expected a share of episodes, 0 to 1, got {random_opponents}.")
+        make = env if isinstance(env, type) or (callable(env) and not hasattr(env, "step")) else None
+        aec_env = as_aec(env if make is None else make())
+        actors = actors_of(aec_env, policies)
+        has_mask = tells_masks(aec_env, list(actors)) if action_mask is None else action_mask
+        adapters: dict[StepKeyType, AgentAdapter] = {}
+        for agent, actor in actors.items():
+            adapter = AgentAdapter(
+                aec_env.observation_space(agent), aec_env.action_space(agent), drop, encode, has_mask
+            )
+            known = adapters.setdefault(actor.step_key, adapter)
+            own = (adapter.observation_space, adapter.action_space)
+            if (known.observation_space, known.action_space) != own:
+                raise ConfigError(
+                    f"env.policies: {agent} cannot act by the policy {actor.step_key!r} of others, whose spaces differ "
+                    f"from its {own[0]} and {own[1]}."
+                )
+        # what the classes of gymnasium's conversions need to know of an environment are its spaces
+        sides: dict[StepKeyType, Any] = dict(adapters)
+        super().__init__(
+            core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
+            action_conversion_dict={key: GymActionConversion(side) for key, side in sides.items()},
+            observation_conversion_dict={key: GymObservationConversion(side) for key, side in sides.items()},
+        )
+
+
+class AgentEvents(ABC):
+    """What PettingZoo's agents earn."""
+
+    def agent_return(self, agent: str, value: float, is_against_random: bool) -> None:
+        """An episode is over.
+
+        :param agent: Name of an agent that was asked for actions.
+        :param value: The sum of its rewards, also of those before it acted first.
+        :param is_against_random: Whether all others acted at random.
+        """
+
+
+class AgentReturns(KpiCalculator):
+    """The return of each agent, unless there are very many, and the one against agents that act at random."""
+
+    @override(KpiCalculator)
+    def calculate_kpis(self, episode_event_log: EpisodeEventLog, last_maze_state: MazeStateType) -> dict[str, float]:
+        kpis: dict[str, float] = {}
+        for record in episode_event_log.query_events(AgentEvents.agent_return):
+            agent, value, is_against_random = (
+                record.attributes[name] for name in ("agent", "value", "is_against_random")
+            )
+            kpis[AGAINST_RANDOM if is_against_random else f"{_RETURN}{agent}"] = float(value)
+        return kpis if len(kpis) <= _MOST_RETURNS else {}
+
+
+class PettingZooCoreEnv(CoreEnv):
+    """A PettingZoo environment as a core environment. Its state is what the agent observes that acts next.
+
+    :param env: The environment, AEC.
+    :param actors: The actor that each agent is.
+    :param adapters: By step key, what observations and actions are converted by.
+    :param random_opponents: See :class:`PettingZooEnv`.
+    :param make: Makes such an environment with another `render_mode`; `None`: the environment was given.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        actors: Mapping[str, ActorID],
+        adapters: Mapping[StepKeyType, AgentAdapter],
+        random_opponents: float = 0.0,
+        make: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.env = env
+        self.renderer = GymRenderer(env)
+        self.events = Pubsub(self.context.event_service).create_event_topic(AgentEvents)
+        self._actors = dict(actors)
+        self._adapters = dict(adapters)
+        self._random_opponents = random_opponents
+        self._make = make
+        self._rng = np.random.default_rng()
+        self._next_seed: int | None = None
+        self._maze_state: MazeStateType = None
+        self._shares: np.ndarray = np.zeros(0)
+        self._begin_episode()
+
+    def _begin_episode(self) -> None:
+        self._agent = next(iter(self._actors))
+        self._learner: str | None = None
+        """The only agent that is asked for actions; `None`: all are."""
+        self._over: set[str] = set()
+        """Agents that have terminated or were truncated."""
+        self._acted: set[str] = set()
+        """Agents that have acted in this environment step."""
+        self._n_decisions = 0
+        self._first_of_step = 0
+        """Number of the decision that began this environment step."""
+        self._decisions: dict[str, int] = {}
+        """By agent, the number of its latest decision in the episode."""
+        self._earned: dict[int, float] = {}
+        """By number of a decision, what it has earned since the last step was complete."""
+        self._returns = dict.fromkeys(self._actors, 0.0)
+        self._is_step_complete = True  # none has begun
+        self._is_actor_done = False
+
+    @override(CoreEnv)
+    def reset(self) -> MazeStateType:
+        seed, self._next_seed = self._next_seed, None
+        self.env.reset() if seed is None else self.env.reset(seed=seed)
+        self._begin_episode()
+        if self._random_opponents and self._rng.random() < self._random_opponents:
+            self._learner = str(self._rng.choice(list(self._actors)))
+        self._to_next_decision([])
+        return self._observed()
+
+    @override(CoreEnv)
+    def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
+        agent = self._agent
+        if self._is_step_complete:
+            self._acted.clear()
+            self._first_of_step = self._n_decisions
+        self._acted.add(agent)
+        self._decisions[agent] = self._n_decisions
+        self._n_decisions += 1
+        done_agents: list[str] = []
+        action = self._adapter(agent).taken(maze_action)
+        is_valid = self._is_valid(action)
+        reward = self._take(action, done_agents)
+        reward += self._to_next_decision(done_agents)
+        is_over = self._is_over()
+        is_truncated = is_over and self._choose_final_agent()
+        self._is_actor_done = agent in done_agents
+        self._is_step_complete = is_over or self._agent in self._acted
+        if self._is_step_complete:
+            self._shares = self._take_shares()
+        info = {key: value for key, value in self.env.infos.get(agent, {}).items() if key != ACTION_MASK}
+        if not is_valid:
+            info["error"] = f"the action {action} of {agent} is masked"
+        if is_truncated:
+            info[TRUNCATION_KEY] = True
+        if left := [self._decisions[one] for one in done_agents if one in self._decisions]:
+            info[ACTORS_DONE_KEY] = [self._n_decisions - 1 - number for number in left]
+        if is_over:
+            self._tell_returns()
+        return self._observed(), reward, is_over, info
+
+    # -- PettingZoo's turns --------------------------------------------------------------------------------------------
+
+    def _take(self, action: Any, done_agents: list[str]) -> float:
+        """Takes one step of the environment, and credits what agents earn by it to their latest decisions.
+
+        :param done_agents: Agents that terminate are added.
+        :return: What counts of it.
+        """
+        env = self.env
+        env.step(action)
+        counted = 0.0
+        for other, reward in env.rewards.items():
+            earned = float(reward)
+            if not earned:
+                continue
+            self._returns[other] += earned
+            if self._learner is None or other == self._learner:
+                counted += earned
+                if (number := self._decisions.get(other)) is not None:
+                    self._earned[number] = self._earned.get(number, 0.0) + earned
+        for other in env.agents:
+            if other not in self._over and (env.terminations[other] or env.truncations[other]):
+                self._over.add(other)
+                if env.terminations[other]:
+                    done_agents.append(other)
+        return counted
+
+    def _to_next_decision(self, done_agents: list[str]) -> float:
+        """Goes on to the next agent that is to be asked, and removes those that are over, as PettingZoo wants it.
+
+        :return: What was earned meanwhile.
+        """
+        env, reward = self.env, 0.0
+        while not self._is_over():
+            agent = env.agent_selection
+            if agent in self._over or env.terminations[agent] or env.truncations[agent]:
+                self._over.add(agent)
+                env.step(None)
+            elif self._learner is not None and agent != self._learner:
+                reward += self._take(self._random_action(agent), done_agents)
+            else:
+                self._agent = agent
+                break
+        return reward
+
+    def _is_over(self) -> bool:
+        if self._learner is not None and self._learner in self._over:
+            return True
+        return all(agent in self._over for agent in self.env.agents)
+
+    def _choose_final_agent(self) -> bool:
+        """Has the last observation be one of an agent that was cut off, if there is any.
+
+        :return: Whether there is.
+        """
+        env = self.env
+        asked = [agent for agent in env.agents if self._learner in (None, agent)]
+        cut_off = [agent for agent in asked if env.truncations[agent] and not env.terminations[agent]]
+        if asked and self._agent not in (cut_off or asked):
+            self._agent = (cut_off or asked)[0]
+        return bool(cut_off)
+
+    def _random_action(self, agent: str) -> Any:
+        space = self.env.action_space(agent)
+        space.seed(int(self._rng.integers(2**31)))
+        mask = self._mask(agent)
+        return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+
+    def _is_valid(self, action: Any) -> bool:
+        """Whether the mask that was shown allows an action."""
+        mask = self._maze_state.get(ACTION_MASK) if isinstance(self._maze_state, Mapping) else None
+        if mask is None or not isinstance(action, int):
+            return True
+        index = action - int(getattr(self.env.action_space(self._agent), "start", 0))
+        return not (0 <= index < len(mask)) or bool(mask[index])
+
+    def _mask(self, agent: str) -> Any:
+        observation = self.env.observe(agent)
+        if isinstance(observation, Mapping) and ACTION_MASK in observation:
+            return observation[ACTION_MASK]
+        return self.env.infos.get(agent, {}).get(ACTION_MASK)
+
+    def _observed(self) -> MazeStateType:
+        agent = self._agent
+        self._maze_state = self._adapter(agent).observed(self.env.observe(agent), self.env.infos.get(agent, {}))
+        return self._maze_state
+
+    def _adapter(self, agent: str) -> AgentAdapter:
+        return self._adapters[self._actors[agent].step_key]
+
+    # -- rewards -------------------------------------------------------------------------------------------------------
+
+    def _take_shares(self) -> np.ndarray:
+        """What decisions have earned, the latest last, from the first one that the step has anything to do with."""
+        first = min(self._first_of_step, *self._earned) if self._earned else self._first_of_step
+        shares = np.zeros(self._n_decisions - first)
+        for number, earned in self._earned.items():
+            shares[number - first] = earned
+        self._earned.clear()
+        return shares
+
+    def _tell_returns(self) -> None:
+        if self._learner is not None:
+            self.events.agent_return(self._learner, self._returns[self._learner], True)
+            return
+        for agent, value in self._returns.items():
+            self.events.agent_return(agent, value, False)
+
+    # -- a core environment --------------------------------------------------------------------------------------------
+
+    @override(CoreEnv)
+    def seed(self, seed: int | None) -> None:
+        """Makes the next reset a seeded one; the resets after it continue the sequence."""
+        self._next_seed = None if seed is None else int(seed)
+        self._rng = np.random.default_rng(self._next_seed)
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        self.env.close()
+
+    @override(CoreEnv)
+    def get_maze_state(self) -> MazeStateType:
+        return self._maze_state
+
+    @override(CoreEnv)
+    def actor_id(self) -> ActorID:
+        return self._actors[self._agent]
+
+    @override(CoreEnv)
+    def is_actor_done(self) -> bool:
+        return self._is_actor_done
+
+    @override(CoreEnv)
+    def is_step_complete(self) -> bool:
+        return self._is_step_complete
+
+    @override(CoreEnv)
+    def get_actor_rewards(self) -> np.ndarray:
+        return self._shares
+
+    @property
+    @override(CoreEnv)
+    def agent_counts_dict(self) -> dict[StepKeyType, int]:
+        counts: dict[StepKeyType, int] = {}
+        for actor in self._actors.values():
+            counts[actor.step_key] = counts.get(actor.step_key, 0) + 1
+        return counts
+
+    @property
+    def agent_name(self) -> str:
+        """PettingZoo's name for the agent that acts next."""
+        return self._agent
+
+    @override(CoreEnv)
+    def get_renderer(self) -> GymRenderer:
+        return self.renderer
+
+    @override(CoreEnv)
+    def get_kpi_calculator(self) -> AgentReturns:
+        return AgentReturns()
+
+    def set_render_mode(self, render_mode: str) -> None:
+        """Makes the environment again with another render mode. The running episode is lost: call it before `reset`.
+
+        :raises ConfigError: The environment was given, and cannot be made again.
+        """
+        if getattr(self.env, "render_mode", None) == render_mode:
+            return
+        if self._make is None:
+            raise ConfigError(f"{self!r} was not made by name; make it with render_mode={render_mode!r} yourself.")
+        self.env.close()
+        self.env = self.renderer.env = as_aec(self._make(render_mode=render_mode))
+
+    @override(CoreEnv)
+    def clone_from(self, env: CoreEnv) -> None:
+        assert isinstance(env, PettingZooCoreEnv)
+        own = ("context", "events", "env", "renderer", "_make")
+        try:
+            self.env = self.renderer.env = pickle.loads(whole(env.env))
+        except Exception as error:
+            raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
+        vars(self).update(copy.deepcopy({name: value for name, value in vars(env).items() if name not in own}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "env": whole(self.env), "renderer": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.env = pickle.loads(state["env"])
+        self.renderer = GymRenderer(self.env)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.env})"

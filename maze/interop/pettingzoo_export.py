@@ -1,0 +1,326 @@
+"""Maze environments, those with several actors above all, as PettingZoo environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+from maze.core.agent.random_policy import masked_heads
+from maze.core.annotations import override
+from maze.core.env.base_env import is_truncated
+from maze.core.env.maze_env import MazeEnv
+from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID, StepKeyType
+from maze.core.errors import ConfigError
+from maze.core.wrappers.gym_adapters import ACTION_MASK
+from maze.interop.gymnasium_export import RENDER_MODES, discrete_keys, drawn, with_numbers
+
+
+class MazeAECEnv(AECEnv):
+    """A Maze environment with PettingZoo's interface for agents that act in turn: each actor is an agent.
+
+    Agents are called by their sub-step and number, `vehicle_0`. An agent earns its own actor rewards where the
+    environment tells them, when an environment step is complete; otherwise all agents earn what every sub-step gives.
+    Observations are those of the Maze environment, and so are actions, without their dictionary where it has one entry.
+    Masks of actions are in `infos` as well, as PettingZoo's `action_space(agent).sample(mask)` takes them.
+
+    Agents that have not been asked yet observe zeros: nobody knows what they will see before it is their turn. Where
+    the number of agents varies they come into being when they act first, and there are no `possible_agents`.
+
+    :param env: The Maze environment with all its wrappers.
+    :param render_mode: `human` or `rgb_array`; `None`: nothing is drawn.
+    :raises ConfigError: It is none, or there is no such render mode.
+    """
+
+    metadata: dict[str, Any]
+    agents: list[str]
+    rewards: dict[str, float]
+    _cumulative_rewards: dict[str, float]
+    terminations: dict[str, bool]
+    truncations: dict[str, bool]
+    infos: dict[str, dict[str, Any]]
+
+    def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:
+        super().__init__()
+        is_maze: Any = isinstance(env, MazeEnv)
+        if not is_maze:
+            raise ConfigError(f"to_aec: expected a Maze environment, got {type(env).__name__}.")
+        if render_mode not in (None, *RENDER_MODES):
+            raise ConfigError(f"to_aec: `render_mode` must be one of {RENDER_MODES}, got {render_mode!r}.")
+        self.maze_env = env
+        """The Maze environment."""
+        self.render_mode = render_mode
+        self.metadata = {
+            "name": type(env.core_env).__name__,
+            "render_modes": RENDER_MODES,
+            "render_fps": 10,
+            "is_parallelizable": False,
+        }
+        self._actor_of: dict[str, ActorID] = {}
+        self._step_keys: dict[str, StepKeyType] = {_prefix(key): key for key in env.action_spaces_dict}
+        counts = env.agent_counts_dict
+        self._is_fixed = all(count > 0 for count in counts.values())
+        names = [self._name(ActorID(key, number)) for key, count in counts.items() for number in range(max(count, 0))]
+        if self._is_fixed:
+            self.possible_agents = names
+        self.agents = []
+        self._heads: dict[StepKeyType, str] = {}
+        self._action_spaces: dict[StepKeyType, spaces.Space[Any]] = {}
+        for key, space in env.action_spaces_dict.items():
+            self._action_spaces[key] = space
+            if isinstance(space, spaces.Dict) and len(space.spaces) == 1:
+                ((self._heads[key], self._action_spaces[key]),) = space.spaces.items()
+        self._masks = {key: _masks(env, key) for key in env.action_spaces_dict}
+        self._discrete = {key: discrete_keys(space) for key, space in env.observation_spaces_dict.items()}
+        self._observations: dict[str, Any] = {}
+        self._order: list[str] = []
+        self._pending = 0.0
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of what an agent observes."""
+        space: spaces.Space[Any] = self.maze_env.observation_spaces_dict[self._step_key(agent)]
+        return space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of what an agent does."""
+        return self._action_spaces[self._step_key(agent)]
+
+    def observe(self, agent: str) -> Any:
+        """What an agent has seen last."""
+        if agent not in self._observations:
+            self._observations[agent] = _zeros(self.observation_space(agent))
+        return self._observations[agent]
+
+    @override(AECEnv)
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        if seed is not None:
+            self.maze_env.seed(seed)
+        observation = self.maze_env.reset()
+        self._observations, self._order, self._pending = {}, [], 0.0
+        self.agents = []
+        self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos = {}, {}, {}, {}, {}
+        for agent in self.possible_agents if self._is_fixed else ():
+            self._enter(agent)
+        self._skip_agent_selection = None
+        self._turn_to_next(observation)
+
+    @override(AECEnv)
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self._order.append(agent)
+        env_time = self.maze_env.get_env_time()
+        head = self._heads.get(self._step_key(agent))
+        observation, reward, done, info = self.maze_env.step(action if head is None else {head: action})
+        self._give(float(reward), bool(done) or self.maze_env.get_env_time() != env_time)
+        self._end(agent, bool(done), info)
+        self._accumulate_rewards()
+        self._turn_to_next(observation)
+        if self.render_mode == "human":
+            self.render()
+
+    def render(self) -> Any:
+        """The current state: pixels for "rgb_array"; shown in a window for "human"."""
+        return drawn(self.maze_env, self.render_mode)
+
+    def close(self) -> None:
+        """Closes the Maze environment."""
+        self.maze_env.close()
+
+    def _give(self, reward: float, is_complete: bool) -> None:
+        self._clear_rewards()
+        self._pending += reward
+        if not is_complete:
+            return
+        own = self.maze_env.get_actor_rewards()
+        if own is None:
+            self.rewards = dict.fromkeys(self.agents, self._pending)
+        else:
+            for agent, earned in zip(reversed(self._order), reversed(np.ravel(own)), strict=False):
+                if agent in self.rewards:
+                    self.rewards[agent] += float(earned)
+        self._pending = 0.0
+
+    def _end(self, agent: str, done: bool, info: Mapping[Any, Any]) -> None:
+        """Notes who is done, and how."""
+        left = [self._order[-1 - ago] for ago in info.get(ACTORS_DONE_KEY, ()) if ago < len(self._order)]
+        if self.maze_env.is_actor_done():
+            left.append(agent)
+        for name in left:
+            if name in self.terminations:
+                self.terminations[name] = True
+        if done:
+            ends = self.truncations if is_truncated(done, info) else self.terminations
+            ends.update({name: True for name in self.agents if not self.terminations[name]})
+
+    def _turn_to_next(self, observation: Any) -> None:
+        """Shows the next actor its observation; those who are done take their last steps first."""
+        actor = self.maze_env.actor_id()
+        agent = self._name(actor)
+        if agent not in self.agents and not self._is_all_over():
+            self._enter(agent)
+        if agent in self.agents:
+            numbers = self._discrete[actor.step_key]
+            self._observations[agent] = observation = with_numbers(observation, numbers)
+            if (mask := self._mask(actor.step_key, observation)) is not None:
+                self.infos[agent] = {ACTION_MASK: mask}
+            self.agent_selection = agent
+        if any(self.terminations[name] or self.truncations[name] for name in self.agents):
+            if agent not in self.agents:
+                self.agent_selection = self.agents[0]
+            self._deads_step_first()
+
+    def _is_all_over(self) -> bool:
+        return bool(self.agents) and all(self.terminations[name] or self.truncations[name] for name in self.agents)
+
+    def _enter(self, agent: str) -> None:
+        self.agents.append(agent)
+        self.rewards[agent] = self._cumulative_rewards[agent] = 0.0
+        self.terminations[agent] = self.truncations[agent] = False
+        self.infos[agent] = {}
+
+    def _name(self, actor: ActorID) -> str:
+        return f"{_prefix(actor.step_key)}_{actor.agent_id}"
+
+    def _step_key(self, agent: str) -> StepKeyType:
+        return self._step_keys[agent.rpartition("_")[0]]
+
+    def _mask(self, step_key: StepKeyType, observation: Any) -> Any:
+        masks = self._masks[step_key]
+        if not masks:
+            return None
+        of_heads = {head: np.asarray(np.asarray(observation[mask]) > 0, np.int8) for head, mask in masks.items()}
+        space = self._action_spaces[step_key]
+        if not isinstance(space, spaces.Dict):
+            return next(iter(of_heads.values()))
+        return {head: of_heads.get(head) for head in space.spaces}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.maze_env!r})"
+
+
+class MazeParallelEnv(ParallelEnv):
+    """A Maze environment with PettingZoo's interface for agents that all act at once.
+
+    Actors of Maze act one after the other, and may see what those before them did. So one of them acts in each parallel
+    step, the one whose `infos[agent]["acts"]` is true; what the others are given to do is not looked at.
+
+    :param env: The Maze environment with all its wrappers; its number of agents is fixed.
+    :param render_mode: As of :class:`MazeAECEnv`.
+    :raises ConfigError: The number of agents varies.
+    """
+
+    metadata: dict[str, Any]
+    agents: list[str]
+
+    def __init__(self, env: MazeEnv[Any], render_mode: str | None = None) -> None:
+        self.aec_env = MazeAECEnv(env, render_mode)
+        if not hasattr(self.aec_env, "possible_agents"):
+            raise ConfigError(
+                f"to_parallel: {env!r} has agents that come and go (agent counts {env.agent_counts_dict}). Export it "
+                "by to_aec."
+            )
+        self.metadata = self.aec_env.metadata
+        self.render_mode = render_mode
+        self.possible_agents = self.aec_env.possible_agents
+        self.agents = []
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of what an agent observes."""
+        return self.aec_env.observation_space(agent)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """The space of what an agent does."""
+        return self.aec_env.action_space(agent)
+
+    @override(ParallelEnv)
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.aec_env.reset(seed, options)
+        self.agents = list(self.aec_env.agents)
+        return self._observations(), self._infos()
+
+    @override(ParallelEnv)
+    def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        aec = self.aec_env
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        aec.step(actions[aec.agent_selection])
+        rewards = {agent: aec.rewards[agent] for agent in self.agents}
+        terminations = {agent: aec.terminations[agent] for agent in self.agents}
+        truncations = {agent: aec.truncations[agent] for agent in self.agents}
+        observations, infos = self._observations(), self._infos()
+        while aec.agents and (aec.terminations[aec.agent_selection] or aec.truncations[aec.agent_selection]):
+            aec.step(None)
+        self.agents = list(aec.agents)
+        if self.agents:
+            infos[aec.agent_selection]["acts"] = True
+        return observations, rewards, terminations, truncations, infos
+
+    def render(self) -> Any:
+        """As of :class:`MazeAECEnv`."""
+        return self.aec_env.render()
+
+    def close(self) -> None:
+        """Closes the Maze environment."""
+        self.aec_env.close()
+
+    def state(self) -> np.ndarray:
+        """Not known: Maze environments have no state that is an array."""
+        raise NotImplementedError("Maze environments have no state that is an array.")
+
+    def _observations(self) -> dict[str, Any]:
+        return {agent: self.aec_env.observe(agent) for agent in self.agents}
+
+    def _infos(self) -> dict[str, Any]:
+        acting = self.aec_env.agent_selection
+        return {agent: {**self.aec_env.infos[agent], "acts": agent == acting} for agent in self.agents}
+
+
+def to_aec(env: MazeEnv[Any], render_mode: str | None = None) -> MazeAECEnv:
+    """Exports a Maze environment, whatever its actors, as an AEC environment of PettingZoo.
+
+    :param env: The environment with all its wrappers.
+    :param render_mode: How `render` draws.
+    """
+    return MazeAECEnv(env, render_mode)
+
+
+def to_parallel(env: MazeEnv[Any], render_mode: str | None = None) -> MazeParallelEnv:
+    """Exports a Maze environment with a fixed number of actors as a parallel environment of PettingZoo.
+
+    :param env: The environment with all its wrappers.
+    :param render_mode: How `render` draws.
+    """
+    return MazeParallelEnv(env, render_mode)
+
+
+def _prefix(step_key: StepKeyType) -> str:
+    return f"step_{step_key}" if isinstance(step_key, int) else step_key
+
+
+def _masks(env: Any, step_key: StepKeyType) -> dict[str, str]:
+    """The masks of action heads in a sub-step."""
+    inner, observation_space = env, env.observation_spaces_dict[step_key]
+    while not isinstance(inner.action_spaces_dict[step_key], spaces.Dict):
+        inner = inner.env
+    if not isinstance(observation_space, spaces.Dict):
+        return {}
+    shapes = {key: tuple(space.shape or ()) for key, space in observation_space.spaces.items()}
+    return {head: mask for mask, head in masked_heads(shapes, inner.action_spaces_dict[step_key], {})[0].items()}
+
+
+def _zeros(space: spaces.Space[Any]) -> Any:
+    """The element of a space that is nearest to zero."""
+    if isinstance(space, spaces.Dict):
+        return {key: _zeros(part) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return space.start if isinstance(space, spaces.Discrete) else np.array(space.start, space.dtype)
+    return np.zeros(space.shape or (), space.dtype)

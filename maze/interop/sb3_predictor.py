@@ -1,0 +1,176 @@
+"""Maze policies for code that expects a model of stable-baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.agent.policy import Policy
+from maze.core.agent_deployment.stored_run import read_stored_run
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.factory import Factory
+
+
+class SB3Predictor:
+    """Answers `predict` as models of stable-baselines3 do: for `evaluate_policy`, `VecVideoRecorder` and others' code.
+
+    :param policy: A policy that chooses by observations alone.
+    :param actor_id: Whom it acts for.
+    :param shapes: Shapes of its observations, by name, without the batch dimension.
+    :param heads: Names of its actions.
+    :param packs_actions: Whether actions are dictionaries, also where there is one head only.
+    :raises ConfigError: The policy wants to see the environment or its state.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        actor_id: ActorID,
+        shapes: Mapping[str, tuple[int, ...]],
+        heads: Sequence[str],
+        packs_actions: bool = False,
+    ) -> None:
+        if policy.needs_state() or policy.needs_env():
+            raise ConfigError(
+                f"to_sb3: {type(policy).__name__} wants to see the environment or its state, and `predict` is only "
+                "given observations."
+            )
+        self.policy = policy
+        """The Maze policy."""
+        self._actor_id = actor_id
+        self._shapes = dict(shapes)
+        self._heads = list(heads)
+        self._packs_actions = packs_actions or len(self._heads) > 1
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Chooses actions.
+
+        :param observation: An array, or a dictionary of arrays, of one environment or of several, `[n_envs, ...]`.
+        :param state: Given back: Maze's policies have no state but what their observations hold.
+        :param episode_start: Not needed, for the same reason.
+        :param deterministic: Take the most probable actions instead of drawing them.
+        :return: Actions, `[n_envs, ...]` where there are several environments, and the state. Where actions are
+            dictionaries there is a list of them, one for each environment.
+        :raises EnvironmentContractError: An observation is missing, or has none of these shapes.
+        """
+        entries = self._entries(observation)
+        has_batch = {self._has_batch(name, entries[name]) for name in self._shapes}
+        if len(has_batch) > 1:
+            raise EnvironmentContractError("predict: some observations have a batch dimension, and others have none.")
+        is_batch = has_batch == {True}
+        batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
+        actions = self._actions(batch, deterministic)
+        if self._packs_actions:
+            n_rows = len(actions[self._heads[0]])
+            rows: Any = [{head: actions[head][row] for head in self._heads} for row in range(n_rows)]
+        else:
+            rows = actions[self._heads[0]]
+        return (rows if is_batch else rows[0]), state
+
+    def seed(self, seed: int) -> None:
+        """Restarts the policy's generators."""
+        self.policy.seed(seed)
+
+    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool) -> dict[str, np.ndarray]:
+        compute_actions: Any = getattr(self.policy, "compute_actions", None)
+        if compute_actions is not None:
+            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic)
+            return chosen
+        n_rows = len(next(iter(batch.values())))
+        rows = [
+            self.policy.compute_action(
+                {name: value[row] for name, value in batch.items()}, None, None, self._actor_id, deterministic
+            )
+            for row in range(n_rows)
+        ]
+        return {head: np.stack([np.asarray(row[head]) for row in rows]) for head in self._heads}
+
+    def _entries(self, observation: Any) -> dict[str, np.ndarray]:
+        if not isinstance(observation, Mapping):
+            if len(self._shapes) != 1:
+                raise EnvironmentContractError(
+                    f"predict: expected a dictionary with the observations {', '.join(self._shapes)}, got one array."
+                )
+            observation = {next(iter(self._shapes)): observation}
+        if missing := [name for name in self._shapes if name not in observation]:
+            raise EnvironmentContractError(
+                f"predict: the observation {', '.join(missing)} is missing; there are {', '.join(observation)}."
+            )
+        return {name: np.asarray(observation[name]) for name in self._shapes}
+
+    def _has_batch(self, name: str, value: np.ndarray) -> bool:
+        shape = self._shapes[name]
+        if value.shape == shape:
+            return False
+        if value.shape[1:] == shape and value.ndim:
+            return True
+        raise EnvironmentContractError(
+            f"predict: expected the observation `{name}` in the shape {shape}, or {('n_envs', *shape)}, got "
+            f"{value.shape}."
+        )
+
+
+def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Sequence[str] = ()) -> SB3Predictor:
+    """Makes a Maze policy answer `predict(observation, state, episode_start, deterministic)`.
+
+    Observations are those of the environment with the wrappers that the policy was trained with, as
+    :func:`~maze.interop.to_gymnasium` exports it, single or dictionaries.
+
+    :param policy: A policy, the directory of a training run, or the file of a policy bundle.
+    :param env: The environment that the caller acts in, exported or not: its actions tell whether dictionaries are
+        expected. A policy that is given as such needs it, unless it has been loaded from a run.
+    :param trusted_packages: Packages of your own that the configuration of a run may name.
+    :raises ConfigError: There is nothing to act by, or several actors with different spaces.
+    :raises CheckpointError: The run, or the bundle, cannot be read.
+    """
+    acted_in = getattr(env, "maze_env", env)
+    packs_actions = acted_in is not None and isinstance(acted_in.action_space, spaces.Dict)
+    known = _spaces_of(acted_in) if acted_in is not None else None
+    if isinstance(policy, str | Path):
+        path = Path(policy)
+        if path.is_file():
+            bundled: Any = Factory(Policy).instantiate(  # type: ignore[type-abstract]  # a concrete one
+                {"_target_": "maze.serve.policy.BundlePolicy", "bundle": str(path)}
+            )
+            step_key, step = next(iter(bundled.bundle.steps.items()))
+            shapes = {name: tuple(shape) for name, shape in step.inputs.items()}
+            return SB3Predictor(bundled, ActorID(step_key, 0), shapes, list(step.heads), packs_actions)
+        run = read_stored_run(path, "cpu", "state_dict.pt", trusted_packages)
+        own_env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers, 0, run.policy, input_dir=str(path))
+        known = _spaces_of(own_env)
+        own_env.close()
+    elif known is None and (stored := getattr(policy, "spaces", None)) is not None:
+        known = (stored.observation_spaces_dict, stored.action_spaces_dict)
+    if known is None:
+        raise ConfigError("to_sb3: name the environment that the policy acts in, to_sb3(policy, env).")
+    observation_spaces, action_spaces = known
+    if len(action_spaces) != 1:
+        raise ConfigError(
+            f"to_sb3: the policy acts in the sub-steps {list(action_spaces)}, and models of stable-baselines3 in one."
+        )
+    ((step_key, observation_space),) = observation_spaces.items()
+    shapes = {name: tuple(space.shape or ()) for name, space in observation_space.spaces.items()}
+    return SB3Predictor(policy, ActorID(step_key, 0), shapes, list(action_spaces[step_key].spaces), packs_actions)
+
+
+def _spaces_of(env: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    """Observation and action spaces by step key, of the environment inside of wrappers that take dictionaries away."""
+    found = []
+    for name in ("observation_spaces_dict", "action_spaces_dict"):
+        inner = env
+        while not all(isinstance(space, spaces.Dict) for space in getattr(inner, name).values()):
+            inner = inner.env
+        found.append(getattr(inner, name))
+    return found[0], found[1]

@@ -1,0 +1,252 @@
+"""Models of stable-baselines3 act in Maze, and Maze's policies answer as such models do."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import stable_baselines3 as sb3
+import torch
+from torch import nn
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.random_policy import RandomPolicy
+from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.no_dict_action_wrapper import NoDictActionWrapper
+from maze.core.wrappers.no_dict_spaces_wrapper import NoDictSpacesWrapper
+from maze.interop import to_gymnasium, to_sb3
+from maze.interop.sb3_policy import SB3Policy
+from maze.maze_cli import main
+
+
+def plain(name="CartPole-v1"):
+    return to_gymnasium(NoDictSpacesWrapper.wrap(GymMazeEnv(name)))
+
+
+def acting(path, name="CartPole-v1", **arguments):
+    env = GymMazeEnv(name)
+    return SB3Policy(path, env.observation_spaces_dict, env.action_spaces_dict, **arguments)
+
+
+class OwnActivation(nn.Tanh):
+    pass
+
+
+MODELS = {
+    "ppo": lambda env: sb3.PPO("MlpPolicy", env, seed=1, device="cpu"),
+    "a2c": lambda env: sb3.A2C("MlpPolicy", env, seed=1, device="cpu", policy_kwargs={"net_arch": [8]}),
+    "a2c relu": lambda env: sb3.A2C("MlpPolicy", env, device="cpu", policy_kwargs={"activation_fn": nn.ReLU}),
+    "dqn": lambda env: sb3.DQN("MlpPolicy", env, seed=1, device="cpu", buffer_size=10),
+    "ppo of own classes": lambda env: sb3.PPO(
+        "MlpPolicy", env, device="cpu", policy_kwargs={"activation_fn": OwnActivation}
+    ),
+}
+CONTINUOUS = {
+    "sac": lambda env: sb3.SAC("MlpPolicy", env, seed=1, device="cpu", buffer_size=10),
+    "td3": lambda env: sb3.TD3("MlpPolicy", env, seed=1, device="cpu", buffer_size=10),
+    "ppo": lambda env: sb3.PPO("MlpPolicy", env, seed=1, device="cpu", use_sde=True),
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(name, env=None):
+        model = MODELS[name](plain() if env is None else env)
+        model.save(tmp_path / "model.zip")
+        return model, tmp_path / "model.zip"
+
+    return save
+
+
+def same_actions(model, policy, name="CartPole-v1", n=5):
+    env = GymMazeEnv(name)
+    env.seed(1)
+    for _ in range(n):
+        observation = env.reset()
+        expected, _ = model.predict(observation["observation"], deterministic=True)
+        np.testing.assert_array_equal(policy.compute_action(observation, deterministic=True)["action"], expected)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "a2c relu", "dqn"])
+def test_a_model_acts_as_it_does_there_without_its_pickles_being_loaded(name, saved, monkeypatch):
+    model, path = saved(name)
+    for module in ("cloudpickle", "pickle"):
+        monkeypatch.setattr(f"{module}.loads", lambda *_: pytest.fail("a pickle was loaded"))
+    same_actions(model, acting(path))
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_actions_are_those_of_the_model(name, tmp_path):
+    model = CONTINUOUS[name](plain("Pendulum-v1"))
+    model.save(tmp_path / "model.zip")
+    same_actions(model, acting(tmp_path / "model.zip", "Pendulum-v1"), "Pendulum-v1")
+
+
+def test_a_model_of_dictionaries_observes_its_entries(tmp_path):
+    env = to_gymnasium(NoDictActionWrapper.wrap(GymMazeEnv("CartPole-v1")))
+    model = sb3.PPO("MultiInputPolicy", env, seed=1, device="cpu")
+    model.save(tmp_path / "model.zip")
+    observation = GymMazeEnv("CartPole-v1").reset()
+    expected, _ = model.predict(observation, deterministic=True)
+    assert acting(tmp_path / "model.zip").compute_action(observation, deterministic=True)["action"] == expected
+
+
+def test_classes_of_somebodys_own_need_trust(saved):
+    model, path = saved("ppo of own classes")
+    with pytest.raises(CheckpointError, match=r"OwnActivation.*policy\.allow_pickle=true says that you trust it"):
+        acting(path)
+    same_actions(model, acting(path, allow_pickle=True))
+
+
+def test_actions_are_drawn_from_a_generator_of_its_own(saved):
+    _, path = saved("ppo")
+    policy, observation = acting(path), GymMazeEnv("CartPole-v1").reset()
+
+    def drawn(seed):
+        policy.seed(seed)
+        return [int(policy.compute_action(observation)["action"]) for _ in range(30)]
+
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_discrete_actions_are_ranked_by_their_probabilities(saved):
+    model, path = saved("ppo")
+    observation = GymMazeEnv("CartPole-v1").reset()
+    actions, probabilities = acting(path).compute_top_action_candidates(observation, None, None, None)
+    with torch.no_grad():
+        shown, _ = model.policy.obs_to_tensor(observation["observation"])
+        expected = model.policy.get_distribution(shown).distribution.probs[0].numpy()
+    assert sorted(probabilities, reverse=True) == list(probabilities)
+    np.testing.assert_allclose([expected[int(action["action"])] for action in actions], probabilities)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no file"),
+        (b"<html>", "is no model that stable-baselines3 has saved"),
+        ({"data": b"{}"}, "is no model that stable-baselines3 has saved"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "model.zip"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in content.items():
+                archive.writestr(name, text)
+    with pytest.raises(CheckpointError, match=message):
+        acting(path)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "message"),
+    [("os", "system", "allow_pickle"), ("stable_baselines3.common.utils", "set_random_seed", "as a class of networks")],
+)
+def test_what_a_file_names_as_its_policy_is_not_called_unless_it_is_one(saved, tmp_path, module, owner, message):
+    _, path = saved("ppo")
+    forged = tmp_path / "forged.zip"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(forged, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "data":
+                data = json.loads(content)
+                data["policy_class"] |= {"__module__": module, "__init__": f"<function {owner}.__init__ at 0x1>"}
+                content = json.dumps(data).encode()
+            target.writestr(name, content)
+    with pytest.raises(CheckpointError, match=message):
+        acting(forged)
+
+
+def test_a_model_of_another_environment_is_told_so(saved):
+    _, path = saved("ppo")
+    with pytest.raises(CheckpointError, match=r"observes the shape \[4\]; `observation` has \[3\]"):
+        acting(path, "Pendulum-v1")
+
+
+def test_rollouts_and_comparisons_take_such_a_model(saved, tmp_path, monkeypatch, capfd):
+    saved("ppo")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["maze-run"])
+    arguments = ["env.name=CartPole-v1", "runner.n_episodes=2"]
+    assert not main([*arguments, "policy=sb3", "policy.path=model.zip", "runner=sequential"])
+    assert not main(["-cn", "conf_compare", "policies=[random,model.zip]", *arguments])
+    assert "model" in capfd.readouterr().out
+
+
+# -- Maze's policies as such models ------------------------------------------------------------------------------------
+
+
+def test_evaluate_policy_gives_what_a_maze_evaluation_gives(trained_run):
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    predictor = to_sb3(trained_run)
+    rewards, lengths = evaluate_policy(predictor, plain(), n_eval_episodes=3, return_episode_rewards=True, warn=False)
+    assert rewards == lengths  # CartPole gives 1 for each step
+
+
+def test_observations_of_one_environment_and_of_several_give_the_same_actions(trained_run):
+    predictor = to_sb3(trained_run)
+    observations = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    actions, state = predictor.predict(observations, deterministic=True)
+    assert actions.shape == (6,)
+    assert state is None
+    assert [predictor.predict(row, deterministic=True)[0] for row in observations] == actions.tolist()
+    as_entries, _ = predictor.predict({"observation": observations}, deterministic=True)
+    np.testing.assert_array_equal(as_entries, actions)
+
+
+def test_actions_are_dictionaries_where_the_environment_takes_them():
+    env = GymMazeEnv("CartPole-v1")
+    policy = RandomPolicy(env.action_spaces_dict)
+    exported = to_gymnasium(env)
+    predictor = to_sb3(policy, exported)
+    observation, _ = exported.reset(seed=1)
+    action, _ = predictor.predict(observation)
+    assert exported.action_space.contains(action)
+    actions, _ = predictor.predict({"observation": np.zeros((3, 4), np.float32)})
+    assert [sorted(each) for each in actions] == [["action"]] * 3
+
+
+def test_the_state_is_given_back():
+    predictor = to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict), plain())
+    state = (np.zeros(2),)
+    assert predictor.predict(np.zeros(4, np.float32), state=state, episode_start=np.ones(1, bool))[1] is state
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (np.zeros((2, 3)), r"in the shape \(4,\).*got \(2, 3\)"),
+        ({"position": np.zeros(4)}, "`?observation`? is missing"),
+    ],
+)
+def test_observations_that_do_not_fit_are_named(observation, message):
+    predictor = to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict), plain())
+    with pytest.raises(EnvironmentContractError, match=message):
+        predictor.predict(observation)
+
+
+class Looking(Policy):
+    def needs_env(self):
+        return True
+
+    def compute_action(self, observation, maze_state, env, actor_id=None, deterministic=False):
+        return {"action": 0}
+
+
+def test_policies_that_want_more_than_observations_are_refused():
+    with pytest.raises(ConfigError, match="Looking wants to see the environment"):
+        to_sb3(Looking(), plain())
+
+
+def test_a_policy_needs_its_environment():
+    with pytest.raises(ConfigError, match="name the environment"):
+        to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict))
