@@ -65,7 +65,7 @@ def test_every_experiment_composes(experiment: str) -> None:
 @pytest.mark.parametrize("runner", ["parallel", "sequential"])
 def test_every_policy_can_be_rolled_out_by_every_runner(policy: str, runner: str) -> None:
     cfg = composed("conf_rollout", f"policy={policy}", f"runner={runner}")
-    assert cfg.policy._target_.startswith(("maze.core.agent.", "maze.serve.policy."))
+    assert cfg.policy._target_.startswith(("maze.core.agent.", "maze.interop.", "maze.serve.policy."))
     assert cfg.runner._target_.startswith("maze.core.rollout.")
 
 
