@@ -4,6 +4,7 @@
     python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
     python benchmarks/ray_scale.py first --sigma 1           # PPO that waits for all, and for the first 90 %
     python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
+    python benchmarks/ray_scale.py rllib --rounds 3          # PPO and IMPALA beside RLlib's, same actors and batches
 
 In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of
 the time in which actors stepped their environments, so that they compare with loops of their own on the same machine at
@@ -73,11 +74,12 @@ def make_env(seconds: float, sigma: float) -> GymMazeEnv:
 def make_policy(env: Any) -> TorchPolicy:
     """A small network."""
     mapper = DistributionMapper(env.action_space, {})
+    n_inputs = int(np.prod(env.observation_space["observation"].shape))
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = torch.nn.Linear(4, 2)
+            self.layer = torch.nn.Linear(n_inputs, 2)
 
         def forward(self, x: Any) -> Any:
             return {"action": self.layer(x["observation"])}
@@ -129,11 +131,13 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
             start = time.perf_counter()
             generator.collect(policy, columns)
             rounds.append(n_steps * n_actors / (time.perf_counter() - start))
-        synchronous_share = crew.take_work().busy_share
+        synchronous_share = crew.take_work().actors_busy
         batch = max(1, n_actors // 4)
         actors = placement.actors(
-            factory, policy, n_steps, n_actors, batch, n_actors / batch, list(range(n_actors)), list(range(n_actors))
-        )
+            factory, policy=policy, n_rollout_steps=n_steps, n_actors=n_actors, batch_size=batch,
+            queue_out_of_sync_factor=n_actors / batch, env_instance_seeds=list(range(n_actors)),
+            agent_instance_seeds=list(range(n_actors)),
+        )  # fmt: skip
         actors.start()
         # two tickets for each actor, as in IMPALA's defaults: one is collected while the other one waits
         n_warm, n_batches = 8, 4 * options.rounds
@@ -146,7 +150,7 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
             actors.collect_batch()
             actors.broadcast_updated_policy(policy.state_dict())
         asynchronous = n_batches * batch * n_steps / (time.perf_counter() - start)
-        asynchronous_share = crew.take_work().busy_share
+        asynchronous_share = crew.take_work().actors_busy
         actors.stop()
     alone.append(rate_alone(factory, 200))
     return {
@@ -227,11 +231,88 @@ def es(options: argparse.Namespace) -> Any:
     return beside_local("es", overrides, runners, options.rounds)
 
 
+def rllib(options: argparse.Namespace) -> Any:
+    """PPO and IMPALA beside RLlib's: two actors of eight CartPoles, the same network, batches and passes over them.
+
+    Both run on the same Ray on this machine, rounds alternating. RLlib is given what Maze's actors have: eight
+    environments in each runner, stepped in its process.
+    """
+    n_steps, n_envs, n_updates = 100, 8, options.updates
+    ours = {"n_rollout_steps": n_steps, "epoch_length": n_updates, "rollout_evaluator": None, "patience": 0}
+    own = {
+        "ppo": {"n_optimization_epochs": 4, "batch_size": 400},
+        "impala": {"num_actors": 2, "envs_per_actor": n_envs, "actors_batch_size": 2},
+    }
+    results: dict[str, float] = {}
+    for name, more in own.items():
+        rates: dict[str, list[float]] = {"maze": [], "rllib": []}
+        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+            groups: dict[str, Any] = {"runner.env_groups": 2, "runner.concurrency": 2 * n_envs} if name == "ppo" else {}
+            groups["runner.placement.ray_config"] = {"num_cpus": 8}
+            values = {f"algorithm.{key}": value for key, value in {**ours, **more}.items()}
+            run = stack.enter_context(
+                RunContext(
+                    env="CartPole-v1", algorithm=name, runner="ray", model="flatten_concat", run_dir=directory,
+                    silent=True, overrides={**values, **groups},
+                )
+            )  # fmt: skip
+            run.train(n_epochs=1)  # starts the Ray that both run on
+            other = stack.enter_context(_of_rllib(name, n_steps, n_envs))
+            for _ in range(options.rounds + 1):  # the first one sets up
+                start = time.perf_counter()
+                run.train(n_epochs=1)
+                rates["maze"].append(n_updates * 2 * n_envs * n_steps / (time.perf_counter() - start))
+                start, n_sampled = time.perf_counter(), 0
+                while n_sampled < n_updates * 2 * n_envs * n_steps:
+                    n_sampled += other()
+                rates["rllib"].append(n_sampled / (time.perf_counter() - start))
+        for whose, of_rounds in rates.items():
+            results[f"{name}, {whose}, steps per second"] = median(of_rounds[1:])
+        ratios = [a / b for a, b in zip(rates["maze"][1:], rates["rllib"][1:], strict=True)]
+        results[f"{name}, times RLlib"] = median(ratios)
+    return results
+
+
+@contextlib.contextmanager
+def _of_rllib(name: str, n_steps: int, n_envs: int) -> Iterator[Callable[[], int]]:
+    """One iteration of RLlib's algorithm: the number of environment steps that it has learned from."""
+    from ray.rllib.algorithms.impala import IMPALAConfig
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    batch = 2 * n_envs * n_steps
+    config: Any = PPOConfig() if name == "ppo" else IMPALAConfig()
+    config = config.environment("CartPole-v1").env_runners(
+        num_env_runners=2, num_envs_per_env_runner=n_envs, rollout_fragment_length=n_steps
+    )
+    config = config.rl_module(
+        model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
+    )
+    if name == "ppo":
+        config = config.training(train_batch_size_per_learner=batch, minibatch_size=400, num_epochs=4)
+    else:
+        config = config.training(train_batch_size_per_learner=batch)
+    algorithm = config.build_algo()
+    before = 0
+
+    def iterate() -> int:
+        nonlocal before
+        total = int(algorithm.train()["num_env_steps_sampled_lifetime"])
+        n_new, before = total - before, total
+        return n_new
+
+    try:
+        yield iterate
+    finally:
+        algorithm.stop()
+
+
 SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "sleeping": sleeping,
     "first": first,
     "cartpole": cartpole,
     "es": es,
+    "rllib": rllib,
 }
 
 
@@ -244,6 +325,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--sigma", type=float, default=0.0, help="of lognormal step times")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=20, help="updates of a round, with rllib")
     parser.add_argument("--json", type=Path, help="writes the results into a file")
     options = parser.parse_args()
     torch.set_num_threads(1)

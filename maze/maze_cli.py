@@ -25,8 +25,9 @@ from hydra.types import RunMode
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
 from maze.cli.play import played_run, rollout_arguments
-from maze.cli.run_directory import ClaimedDirectories
+from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
+from maze.core.utils.storage import is_url, uploaded
 from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
@@ -168,6 +169,11 @@ class Terminated(KeyboardInterrupt):
 
 def _run_once(cfg: DictConfig) -> float | None:
     """The task of Hydra; errors of the jobs of a sweep stay with Hydra, which goes on with the other jobs."""
+    with uploaded(uploads_of_run(Path.cwd())):
+        return _run_logged(cfg)
+
+
+def _run_logged(cfg: DictConfig) -> float | None:
     from maze.cli.run_info import command_line
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
@@ -389,6 +395,8 @@ def _readable_to_hydra(argument: str) -> str:
     name, equals, value = argument.partition("=")
     if equals and name.partition(".")[0] in PRINTING:
         return f"++{argument}"  # root configurations of others need not have it
+    if is_url(value) and set(value) & set("?&="):
+        return f"{name}='{value}'"
     if not equals and name.startswith("~"):
         name = name[1:]
     elif not equals or value not in NOTHING:

@@ -18,6 +18,7 @@ from maze.api.rollouts import Evaluation, roll_out
 from maze.api.stored_run import stored_arguments
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
+from maze.core.utils.storage import is_url, local_copy, working_copy
 
 if TYPE_CHECKING:
     import gymnasium
@@ -60,7 +61,8 @@ class RunContext:
     'CartPole-v1'
 
     :param env: Environment: id, module, mapping, class or function that makes one, or one to make copies of.
-    :param run_dir: Directory to work in; one that holds an earlier run continues from its model. `None`: a new
+    :param run_dir: Directory to work in, or its URL (`s3://...`, `gs://...`, `file://...`), where everything is
+        uploaded after each checkpoint; one that holds an earlier run continues from its model. `None`: a new
         directory below `outputs`, as on the command line.
     :param wrappers: Wrappers: module or a mapping from wrappers (class, path or name) to their arguments.
     :param algorithm: Algorithm and its hyperparameters.
@@ -127,6 +129,12 @@ class RunContext:
         self._rollouts: list[LoadedRun] = []
         self._runs: list[TrainingRun] = []
         mode = RunMode.ROLLOUT if self._named_policy else RunMode.TRAINING
+        uploads = None
+        if run_dir is not None and is_url(run_dir):
+            if multirun or self._named_policy:
+                raise InvalidSpecificationError(f"run_dir: {run_dir} is a URL, which only a single training takes.")
+            uploads = working_copy(run_dir, self._project / "outputs", "run_dir")
+            run_dir = str(uploads.directory)
         loader = ConfigurationLoader(self._auditor, mode, configuration, experiment, run_dir, self._project, tracking)
         with output(silent):
             loader.load()
@@ -135,7 +143,7 @@ class RunContext:
         else:
             # Runs of a multirun work in a directory of theirs below a claimed one.
             keeps = run_dir is not None or multirun
-            self._runs = [TrainingRun(loaded, self._project, keeps, silent) for loaded in loader.runs]
+            self._runs = [TrainingRun(loaded, self._project, keeps, silent, uploads) for loaded in loader.runs]
         self._finalizer = weakref.finalize(self, _close, self._runs)
 
     @classmethod
@@ -152,13 +160,13 @@ class RunContext:
         Environment, wrappers, model, algorithm with its numbers, and seeds are those of the run. A further training
         starts from its best weights in a directory of its own.
 
-        :param run: Directory of the training.
+        :param run: Directory of the training, or its URL.
         :param trusted_packages: Packages of your own whose environments and networks the run may name.
         :param overrides: Values in place of those of the run.
         :param arguments: Further arguments of the constructor; components take the place of those of the run.
         :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
         """
-        given = stored_arguments(Path(run), trusted_packages, arguments)
+        given = stored_arguments(Path(local_copy(str(run), "load")), trusted_packages, arguments)
         stored_values = given.pop("overrides")
         return cls(**given, overrides={**stored_values, **(overrides or {})})
 

@@ -36,6 +36,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import atomic_write
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.storage import Uploads, uploaded
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
@@ -115,10 +116,19 @@ class TrainingRun:
     :param project: Directory that the run was started from.
     :param keeps_directory: Work in the configured directory, even if an earlier run has used it.
     :param silent: Print nothing.
+    :param uploads: Uploads what is in the directory; `None`: it stays there.
     """
 
-    def __init__(self, loaded: LoadedRun, project: Path, keeps_directory: bool, silent: bool) -> None:
+    def __init__(
+        self,
+        loaded: LoadedRun,
+        project: Path,
+        keeps_directory: bool,
+        silent: bool,
+        uploads: Uploads | None = None,
+    ) -> None:
         self.loaded = loaded
+        self._uploads = uploads
         self.cfg = loaded.config
         self.run_dir: Path | None = None
         self.runner: Any = None
@@ -374,6 +384,7 @@ class TrainingRun:
             stack.enter_context(hydra_config(self.loaded.hydra))
             stack.enter_context(self._generators.active())
             stack.enter_context(self._stats if stats is None else stats)
+            stack.enter_context(uploaded(self._uploads))
             yield
 
     def _directory(self) -> tuple[Path, ClaimedDirectory | None]:

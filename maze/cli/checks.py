@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from maze.cli.errors import UsageError
 from maze.core.errors import ConfigError
 from maze.core.log_stats.run_console import SHORT
+from maze.core.utils.storage import local_copy
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
 """Sections whose values keep the type of their default; the arguments of environments and models are their own."""
@@ -34,7 +35,7 @@ def complete(cfg: DictConfig, project: Path) -> None:
         if "verbose" not in cfg:  # root configurations of others
             cfg.verbose = SHORT
         if cfg.get("input_dir"):
-            cfg.input_dir = str(project / str(cfg.input_dir))
+            cfg.input_dir = str(project / local_copy(str(cfg.input_dir), "input_dir"))
         _name_files_of_policy(cfg.get("policy"), project)
         model = cfg.get("model")
         if isinstance(model, DictConfig):

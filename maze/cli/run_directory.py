@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from maze.cli.errors import RunFailedError, tell_from_verdict
 from maze.cli.sweeps.journal import has_journal
 from maze.core.errors import ConfigError
+from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 
 CLAIM = ".hydra"
 """Hydra's subdirectory, created exclusively: whoever creates it owns the directory around it."""
@@ -49,6 +50,8 @@ class ClaimedDirectory:
     """The directory and its parents, as far as the claim created them; innermost first."""
     foreign: frozenset[str] = frozenset()
     """Names of what lay in the directory before."""
+    store: Store | None = None
+    """Where its files go besides."""
 
     def remove_if_worthless(self) -> bool:
         """Removes it, unless it holds something that its run achieved; what is not the run's own is left alone.
@@ -119,6 +122,24 @@ def claim_directory(requested: Path, n_attempts: int = 5) -> ClaimedDirectory:
     raise AssertionError("unreachable")
 
 
+def _store_of(url: str, key: str) -> Store:
+    """The place on shared storage where a run is to be."""
+    if key != "hydra.run.dir":
+        raise ConfigError(
+            f"{key}: {url} is a URL. The jobs of a sweep need a directory of a file system that all of them share; "
+            "only the directory of a single run can be a URL."
+        )
+    store = Store(url, key)
+    store.require_free()
+    return store
+
+
+def uploads_of_run(directory: Path) -> Uploads | None:
+    """Uploads the files of a run that works in a claimed directory; `None`: they stay there."""
+    stores = [claimed.store for claimed in _claimed.get() or () if claimed.path == directory]
+    return Uploads(directory, stores[0]) if stores and stores[0] is not None else None
+
+
 class ClaimedDirectories:
     """Context that knows which directories were claimed in it."""
 
@@ -157,10 +178,14 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         previous = hydra_config.cfg
         hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
-            requested = Path(str(OmegaConf.select(config, key))).absolute()
+            named = str(OmegaConf.select(config, key))
+            store = _store_of(named, key) if is_url(named) else None
+            base = Path(str(config.get("log_base_dir") or "outputs"))
+            requested = (Path(named) if store is None else working_directory(named, base)).absolute()
             is_resumed = is_resumable is not None and is_resumable(requested)
             # a sweep that goes on keeps its directory, and its journal is locked as long as it runs
             directory = ClaimedDirectory(requested) if is_resumed else claim_directory(requested)
+            directory = replace(directory, store=store)
         except ConfigError as error:
             tell_from_verdict(error, config)
             raise RunFailedError from error

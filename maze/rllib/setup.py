@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -24,7 +25,7 @@ from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGr
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import to_module_state
-from maze.train.parallelization.on_ray.session import RaySession, require_cpus, set_log_levels
+from maze.train.parallelization.on_ray.session import RaySession, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -39,6 +40,15 @@ _MODULES: Mapping[str, type[MazeRLModule]] = {
 }
 _DEFAULT_MODULE = "default_policy"  # RLlib's name for the only module
 _MAX_EVAL_ENVS = 8
+
+_TALKATIVE = (
+    "ray._common.deprecation",
+    "ray.rllib.algorithms.algorithm_config",
+    "ray.rllib.utils.deprecation",
+    "ray.tune.utils.util",
+    "ray.rllib.algorithms.sac.sac",
+)
+"""Loggers that warn about RLlib's own stages of development, and nothing that a user could change."""
 
 
 @dataclass
@@ -325,3 +335,13 @@ def policy_of(training: RLlibTraining) -> TorchPolicy:
         raise ConfigError("model=rllib trains a model of RLlib, which is no policy of Maze.")
     policy: TorchPolicy = training.model.policy
     return policy
+
+
+def set_log_levels(log_level: str) -> None:
+    """Sets the levels of Ray's and RLlib's loggers in this process.
+
+    :param log_level: DEBUG, INFO, WARN or ERROR.
+    """
+    logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)  # Python's name
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "WARNING", "ERROR") else logging.NOTSET)

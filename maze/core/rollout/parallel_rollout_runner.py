@@ -19,11 +19,12 @@ from typing import Any, Protocol
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError, WorkerError
+from maze.core.errors import EnvironmentFailedError, MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
+from maze.core.utils.pickling import pickled
 from maze.core.utils.targets import locate
 from maze.utils.process import become_worker
 
@@ -234,19 +235,14 @@ class ParallelRolloutRunner(RolloutRunner):
     def _collect(workers: list[_Worker], report: RolloutReport, progress: Progress) -> None:
         """Hands the episodes on in their order, whichever worker is faster."""
         by_connection = {worker.connection: worker for worker in workers}
-        waiting: dict[int, EpisodeStatsReport] = {}
-        next_episode = 0
         while by_connection:
             for connection in wait(list(by_connection)):
                 worker = by_connection[connection]  # type: ignore[index]
                 episode, episode_report = worker.receive()
-                waiting[episode] = episode_report
+                report.add_as(episode, episode_report)
                 progress.update()
                 if worker.is_done:
                     del by_connection[worker.connection]
-            while next_episode in waiting:
-                report.add(waiting.pop(next_episode))
-                next_episode += 1
 
 
 class _PipeQueue:
@@ -280,13 +276,7 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
     if context.get_start_method() == "fork":
         payload: Any = arguments
     else:
-        try:
-            payload = cloudpickle.dumps(arguments)
-        except Exception as error:
-            raise ConfigError(
-                f"Environment or agent cannot be sent to worker processes ({type(error).__name__}: {error}). Pass "
-                f"their configuration or a function that creates them, or use SequentialRolloutRunner."
-            ) from error
+        payload = pickled(arguments, "Environment or agent: it")
     process = context.Process(target=_work, args=(index, payload, sender))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         # Python counts the idle threads of numerical libraries, which survive a fork well.

@@ -171,9 +171,21 @@ class RolloutReport:
         self._n_episodes = 0
         self.n_cut_off = 0
         """Number of episodes that the rollout has cut off."""
+        self._early: dict[int, EpisodeStatsReport] = {}
+        """Episodes that wait for others to be reported before them."""
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPOCH)
         self._event_log_writer = LogEventsWriterTSV(log_dir=EVENT_LOG_DIR) if record_event_logs else None
         self._earlier_episodes = _episodes_in(EVENT_LOG_DIR) if record_event_logs else set()
+
+    def add_as(self, number: int, report: EpisodeStatsReport) -> None:
+        """Takes over a finished episode in its turn, whichever ends first.
+
+        :param number: Counts the episodes, from 0.
+        :param report: What it reports.
+        """
+        self._early[number] = report
+        while self._n_episodes in self._early:
+            self.add(self._early.pop(self._n_episodes))
 
     def add(self, report: EpisodeStatsReport) -> None:
         """Takes over a finished episode."""

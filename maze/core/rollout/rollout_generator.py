@@ -18,6 +18,7 @@ from maze.core.rollout.rollout_columns import FinalObservationEntry, LogitsShape
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class RolloutGenerator:
         """
         return RolloutColumns.for_env(self.env, n_steps, self._logits_shapes(policy))
 
+    @timed(COLLECTING)
     def collect(self, policy: Policy, columns: RolloutColumns) -> RolloutColumns:
         """Fills columns with a rollout in a vector environment; what they held before is overwritten.
 

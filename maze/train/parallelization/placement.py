@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+
+from typing_extensions import Unpack
 
 from maze.core.annotations import override
 from maze.core.env.core_env import CoreEnv
@@ -27,6 +29,23 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 """Seconds that a worker process has beyond what its environments may take."""
+
+
+class ActorsArguments(TypedDict):
+    """What actors do that collect rollouts while a policy learns."""
+
+    policy: TorchPolicy
+    n_rollout_steps: int
+    """Number of environment steps of a rollout."""
+    n_actors: int
+    batch_size: int
+    """Number of rollouts in a batch."""
+    queue_out_of_sync_factor: float
+    """Times `batch_size`, the number of finished rollouts that may wait."""
+    env_instance_seeds: list[int]
+    """A seed for each environment: as many for each actor as it steps together."""
+    agent_instance_seeds: list[int]
+    """A seed for the policy of each actor."""
 
 
 class Placement(ABC):
@@ -59,27 +78,11 @@ class Placement(ABC):
         """
 
     @abstractmethod
-    def actors(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        env_instance_seeds: list[int],
-        agent_instance_seeds: list[int],
-    ) -> DistributedActors:
+    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
         """Makes actors that collect rollouts with copies of a policy while it learns.
 
         :param env_factory: Makes one environment.
-        :param policy: The policy.
-        :param n_rollout_steps: Number of environment steps of a rollout.
-        :param n_actors: Number of actors.
-        :param batch_size: Number of rollouts in a batch.
-        :param queue_out_of_sync_factor: Times `batch_size`, the number of finished rollouts that may wait.
-        :param env_instance_seeds: A seed for each environment: as many for each actor as it steps together.
-        :param agent_instance_seeds: A seed for the policy of each actor.
+        :param arguments: What they are to do.
         """
 
     def crew(self, n_wanted: int, n_needed: int = 0) -> Crew | None:
@@ -131,30 +134,15 @@ class InProcess(Placement):
         )
 
     @override(Placement)
-    def actors(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        env_instance_seeds: list[int],
-        agent_instance_seeds: list[int],
-    ) -> DistributedActors:
+    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
         from maze.train.parallelization.distributed_actors.sequential_distributed_actors import (
             SequentialDistributedActors,
         )
 
-        return SequentialDistributedActors(
-            env_factory,
-            policy,
-            n_rollout_steps,
-            n_actors,
-            batch_size,
-            env_instance_seeds,
-            envs_per_actor=len(env_instance_seeds) // n_actors,
-        )
+        given = arguments_of_actors(env_factory, **arguments)
+        for name in ("queue_out_of_sync_factor", "actor_agent_seeds"):  # they take turns, with the policy itself
+            del given[name]
+        return SequentialDistributedActors(**given)
 
 
 @dataclass
@@ -188,30 +176,11 @@ class Processes(Placement):
         return in_groups(self.env_groups, n_envs, logging_prefix, make)
 
     @override(Placement)
-    def actors(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        env_instance_seeds: list[int],
-        agent_instance_seeds: list[int],
-    ) -> DistributedActors:
+    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
         from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
 
         return SubprocDistributedActors(
-            env_factory,
-            policy,
-            n_rollout_steps,
-            n_actors,
-            batch_size,
-            queue_out_of_sync_factor=queue_out_of_sync_factor,
-            start_method=self.start_method or "forkserver",
-            actor_env_seeds=env_instance_seeds,
-            actor_agent_seeds=agent_instance_seeds,
-            envs_per_actor=len(env_instance_seeds) // n_actors,
+            **arguments_of_actors(env_factory, **arguments), start_method=self.start_method or "forkserver"
         )
 
 
@@ -271,6 +240,14 @@ def call_time_limit(env_timeout: float | None, n_envs: int) -> float | None:
     :param n_envs: Number of environments.
     """
     return None if env_timeout is None else PATIENCE + 2 * n_envs * env_timeout
+
+
+def arguments_of_actors(env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> dict[str, Any]:
+    """The same as arguments of :class:`~maze.train.parallelization.distributed_actors.actors_ahead.ActorsAhead`."""
+    given = dict(arguments)
+    seeds = {f"actor_{kind}_seeds": given.pop(f"{kind}_instance_seeds") for kind in ("env", "agent")}
+    n_envs = len(arguments["env_instance_seeds"]) // arguments["n_actors"]
+    return {"env_factory": env_factory, "envs_per_actor": n_envs, **given, **seeds}
 
 
 PLACEMENTS: Mapping[str, str] = {

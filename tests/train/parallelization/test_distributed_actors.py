@@ -79,6 +79,10 @@ def test_no_rollout_is_ever_too_old_and_the_learner_never_waits_for_nobody(data)
             assert tickets.version - tickets.take(actor) <= tickets.max_age
         tickets.batch_done()
         tickets.updated()
+        if data.draw(st.integers(0, 5)) == 0:  # a machine joins
+            tickets.add_actor()
+            n_actors += 1
+            assert sum(tickets.n_issued(actor) for actor in range(n_actors)) == queue_size + n_actors
 
 
 def test_rollouts_are_taken_as_they_come_while_older_ones_have_time():

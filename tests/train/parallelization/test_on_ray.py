@@ -26,9 +26,10 @@ from maze.api.run_context import RunContext
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.pickling import unpicklable
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
-from maze.train.parallelization.on_ray.crew import Crew, unpicklable
+from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import RaySession, require_ray
 from maze.train.parallelization.placement import InProcess
@@ -144,6 +145,8 @@ class TestSameResults:
             assert "actor_restarts" in told
             assert "actors_busy" in told
             assert "calls_per_second_of_node" in told
+            assert "learner_waiting" in told
+            assert "object_store_megabytes" in told
         assert not differing(here, there)
 
     def test_impala_trains_and_goes_on(self, cluster: Any, tmp_path: Path) -> None:
@@ -311,12 +314,6 @@ class TestFailures:
     def test_a_machine_that_joins_takes_the_place_of_a_lost_one(
         self, cluster: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Echo:
-            def say(self, word: int) -> int:
-                return word
-
-            def close(self) -> None: ...
-
         monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 1.0)
         machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
         extra = cluster.add_node(**machine)
@@ -332,7 +329,7 @@ class TestFailures:
 
         try:
             crew.grow(3)
-            crew.place("echo", [lambda n_starts: Echo] * 3)
+            crew.place("echo", lambda actor, n_starts: Echo, 3)
             assert crew.call("echo", "say", [(1,), (2,), (3,)]) == [1, 2, 3]
             lose(extra)
             tasks = [crew.submit(actor, "echo", "say", actor) for actor in range(3)]
@@ -366,6 +363,85 @@ class TestFailures:
             assert pids_of(crew)
         finally:
             crew.close()
+
+
+# -- machines that join -------------------------------------------------------------------------------
+
+
+class Echo:
+    def say(self, word: int) -> int:
+        return word
+
+    def wait(self, word: int) -> int:
+        time.sleep(0.05)
+        return os.getpid()
+
+    def close(self) -> None: ...
+
+
+class TestMachinesThatJoin:
+    pytestmark = on_cluster
+
+    @pytest.fixture
+    def crew_of_all(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+        """Actors that take up the whole cluster; one more may join."""
+        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 0.2)
+        crew = Crew(cpus_per_actor=2, max_actors=3)
+        crew.grow(2)
+        yield crew
+        crew.close()
+
+    @pytest.fixture
+    def machine(self, cluster: Any) -> Iterator[Any]:
+        nodes: list[Any] = []
+
+        def join() -> Any:
+            nodes.append(cluster.add_node(num_cpus=4, object_store_memory=200 * 2**20))
+            return nodes[-1]
+
+        yield join
+        for node in nodes:
+            if node in cluster.worker_nodes:
+                cluster.remove_node(node)
+
+    def test_they_take_pieces_up_to_the_limit_and_others_do_the_work_of_one_that_is_lost(
+        self, crew_of_all: Crew, machine: Any
+    ) -> None:
+        crew = crew_of_all
+        crew.place("echo", lambda actor, n_starts: Echo)
+        pieces = iter([(number,) for number in range(10_000)])
+        stream = crew.hand_out("echo", "wait", lambda: next(pieces, None))
+
+        def workers(n_wanted: int) -> int:
+            seen, deadline = set[int](), time.monotonic() + 100
+            while len(seen) < n_wanted and time.monotonic() < deadline:
+                seen.add(next(stream)[1])
+            return len(seen)
+
+        assert workers(2) == crew.n_actors == 2
+        machine()  # there is room for two
+        assert workers(3) == crew.n_actors == 3
+        for _ in range(40):
+            next(stream)
+        assert crew.n_actors == 3
+        crew._max_actors = 0  # it does not come back
+        os.kill(pids_of(crew)[2], signal.SIGKILL)
+        done = [next(stream)[0][0] for _ in range(40)]
+        assert crew.n_restarts == 1
+        assert len(set(done)) == 40
+        assert crew.take_work().actors_there == 2
+
+    def test_impala_learns_from_what_they_collect(self, cluster: Any, machine: Any, tmp_path: Path) -> None:
+        where = ["runner=ray", "runner.placement.max_actors=3", "algorithm.num_actors=2"]
+        sizes = ["algorithm.actors_batch_size=2", "algorithm.n_rollout_steps=5", "runner.placement.cpus_per_actor=2"]
+        threading.Timer(8.0, machine).start()
+        trained(tmp_path, "algorithm=impala", *where, *sizes, "algorithm.n_epochs=12", "algorithm.epoch_length=200")
+        with open(tmp_path / "progress.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        key = next(key for key in rows[0] if key.endswith("actors_there"))
+        there = [float(row[key]) for row in rows if row[key]]
+        assert there[0] == 2
+        assert there[-1] == 3
 
 
 # -- sweeps -------------------------------------------------------------------------------------------
@@ -442,6 +518,58 @@ def test_an_address_where_nothing_answers_is_said_at_once(monkeypatch: pytest.Mo
     assert time.monotonic() - start < 10
     with pytest.raises(ConfigError, match=r"7 to 12 times.*ray job submit"):
         RaySession({"address": "ray://head:10001"}, 1, key="runner.address").__enter__()
+
+
+class TestBadInput:
+    pytestmark = on_cluster
+
+    def test_another_version_of_maze_is_named(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._versions", lambda: {"maze-rl": "0.0.7"})
+        with pytest.raises(
+            ConfigError, match=r"runner\.address: actor 0 runs with maze-rl .*this process with 0\.0\.7"
+        ):
+            Crew().grow(1)
+
+    def test_another_version_of_python_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def init(**arguments: Any) -> None:
+            raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.9.1")
+
+        monkeypatch.setattr(require_ray(), "is_initialized", lambda: False)
+        monkeypatch.setattr(require_ray(), "init", init)
+        with pytest.raises(ConfigError, match=r"Python: 3\.9\.1.*All machines of a cluster need the same versions"):
+            RaySession({"address": "auto"}, 1, key="runner.address").__enter__()
+
+    def test_an_environment_that_cannot_be_pickled_names_the_attribute(self, placement: Callable[..., OnRay]) -> None:
+        simulator = Simulator()
+        with pytest.raises(ConfigError, match=r"env: it cannot be sent.*settings\['lock'\] \(lock\)"):
+            placement().vector_env(lambda: counting_env(simulator), 2)
+
+
+@has_ray
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_cluster_that_wants_a_token_says_so(tmp_path: Path) -> None:
+    told = run_on_cluster_of_its_own(tmp_path, "token")
+    assert "RAY_AUTH_TOKEN" in told
+    assert told.count("ConfigError") == 1
+
+
+@has_ray
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_head_that_disappears_ends_the_run_with_its_state(tmp_path: Path) -> None:
+    told = run_on_cluster_of_its_own(tmp_path, "head")
+    assert "The head of the Ray cluster at" in told
+    assert "Its state is saved" in told
+    assert (tmp_path / "run" / "latest.pt").is_file()
+
+
+def run_on_cluster_of_its_own(directory: Path, fault: str) -> str:
+    """What a training says on a cluster with this fault; the cluster is a process that ends with what it started."""
+    command = [sys.executable, str(Path(__file__).parent / "ray_fault_cluster.py"), fault, str(directory)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
 
 
 class Simulator:

@@ -15,7 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.errors import MazeError, WorkerError
+from maze.core.utils.pickling import pickled
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import become_worker
@@ -96,13 +97,7 @@ def _can_fork() -> bool:
 
 
 def _start(context: Any, index: int, share: Sequence[Any], run: Callable[..., None], arguments: Any) -> _Worker:
-    try:
-        payload = cloudpickle.dumps((run, arguments))
-    except Exception as error:
-        raise ConfigError(
-            f"`conversion_env_factory` or trajectories cannot be sent to worker processes ({type(error).__name__}: "
-            f"{error}). Use a function defined in a module, or `n_workers: 1`."
-        ) from error
+    payload = pickled((run, arguments), "`conversion_env_factory` or trajectories: it")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(payload, sender), daemon=True)
     with warnings.catch_warnings():

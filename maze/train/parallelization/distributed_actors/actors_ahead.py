@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
+from maze.core.utils.update_profile import COLLECTING, timed
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
@@ -81,6 +82,7 @@ class ActorsAhead(DistributedActors):
         self._n_starts += 1
 
     @override(DistributedActors)
+    @timed(COLLECTING)
     def collect_batch(self) -> CollectedBatch:
         self.start()
         start = time.perf_counter()
@@ -117,7 +119,9 @@ class ActorsAhead(DistributedActors):
         self._n_starts = max(self._n_starts, state_dict.get("n_starts", 0))
         n = self.envs_per_actor
         learned = [state["wrappers"] for state in states_for(state_dict, self.n_actors * n)]
-        self._learned = {actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors) if any(learned)}
+        self._learned.clear()
+        if any(learned):
+            self._learned.update({actor: learned[actor * n : (actor + 1) * n] for actor in range(self.n_actors)})
         self._restore_wrappers()
         reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
         return dict.fromkeys(range(len(learned)), reason)

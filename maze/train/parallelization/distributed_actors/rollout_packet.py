@@ -12,6 +12,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.rollout.batched_acting import logits_shapes_of
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
 from maze.core.rollout.substep_columns import SubstepColumns
+from maze.core.utils.update_profile import TRANSFER, timed
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -92,6 +93,7 @@ class ActorSpaces(NamedTuple):
         )
 
 
+@timed(TRANSFER)
 def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> None:
     """Fills columns with rollouts side by side.
 

@@ -25,6 +25,7 @@ class RolloutTickets:
     def __init__(self, n_actors: int, batch_size: int, queue_size: int) -> None:
         self.n_actors = n_actors
         self.batch_size = batch_size
+        self._queue_size = queue_size
         self.max_age = math.ceil((queue_size + n_actors) / batch_size)
         """No rollout is older than this when it is taken."""
         self.version = 0
@@ -32,6 +33,12 @@ class RolloutTickets:
         shares, rest = divmod(queue_size, n_actors)
         self._issued = [deque([0] * (1 + shares + (actor < rest))) for actor in range(n_actors)]
         self._n_taken = 0
+
+    def add_actor(self) -> None:
+        """One more actor collects from now on: a rollout is in progress, as many may wait as before."""
+        self.n_actors += 1
+        self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
+        self._issued.append(deque([self.version]))
 
     def n_issued(self, actor: int) -> int:
         """Number of rollouts that an actor has to collect, or has collected and are waiting."""

@@ -11,6 +11,7 @@ from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.update_profile import COLLECTING, timed
 from maze.core.wrappers.running_statistics import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
@@ -95,6 +96,7 @@ class SequentialDistributedActors(DistributedActors):
             self._acting_policy.load_state_dict(state_dict)
 
     @override(DistributedActors)
+    @timed(COLLECTING)
     def collect_batch(self) -> CollectedBatch:
         self.start()
         policy = self._acting_policy

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze.core.utils.update_profile import TRANSFER, timed
 from maze.train.parallelization.vector_env.shared_arrays import map_memory
 
 _ALIGNMENT = 64
@@ -40,6 +41,7 @@ class SharedPolicyWeights:
                 offset += size
             self._slots.append(slot)
 
+    @timed(TRANSFER)
     def write(self, version: int, state_dict: Mapping[str, Any]) -> None:
         """Stores a version.
 

@@ -210,11 +210,7 @@ class ActorPool(WorkerPool):
         received: list[tuple[Worker, Any]] = []
         timeout = None if wait else 0
         while True:
-            try:
-                events = self._poll.poll(timeout)
-            except BaseException:
-                self.close()
-                raise
+            events = self._events(timeout)
             if not events:
                 return received
             for fd, _ in events:

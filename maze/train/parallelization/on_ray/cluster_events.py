@@ -26,6 +26,22 @@ class ClusterEvents(ABC):
         """Share of the time in which actors worked; the rest is waiting for the learner, or for other actors."""
 
     @define_epoch_stats(np.mean)
+    def actors_there(self, value: int) -> None:
+        """Number of actors, at the end of the epoch: machines that join or leave change it."""
+
+    @define_epoch_stats(np.mean)
+    def learner_waiting(self, value: float) -> None:
+        """Share of the time in which the learner waited for actors."""
+
+    @define_epoch_stats(np.mean)
+    def calls_under_way(self, value: int) -> None:
+        """Fragments, or slices of episodes, that actors had before them at the end of the epoch."""
+
+    @define_epoch_stats(np.mean)
+    def object_store_megabytes(self, value: float) -> None:
+        """Memory in use for weights and fragments at the end of the epoch, on all machines together."""
+
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("actor")
     def calls_per_second(self, value: float, actor: int) -> None:
         """Fragments, or slices of episodes, that an actor has completed per second."""
@@ -54,10 +70,10 @@ def report_actors(crew: Crew, statistics: LogStatsAggregator) -> ClusterEvents:
     """
     events = statistics.create_event_topic(ClusterEvents)
     work = crew.take_work()
-    events.actor_restarts(value=work.n_restarts)
-    events.actors_busy(value=work.busy_share)
+    for name in work._fields[:-2]:
+        getattr(events, name)(value=getattr(work, name))
     for actor, rate in enumerate(work.calls_per_second):
         events.calls_per_second(value=rate, actor=actor)
-    for node, rate in work.by_node.items():
+    for node, rate in work.calls_per_second_of_node.items():
         events.calls_per_second_of_node(value=rate, node=node)
     return events

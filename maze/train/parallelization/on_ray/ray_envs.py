@@ -15,8 +15,9 @@ import numpy as np
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStats
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 from maze.core.rollout.batched_acting import play_episodes
+from maze.core.utils.update_profile import TRANSFER, timed
 from maze.core.wrappers.running_statistics import statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import seed_of_start
 from maze.train.parallelization.distributed_actors.env_groups import (
@@ -29,11 +30,11 @@ from maze.train.parallelization.distributed_actors.env_groups import (
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.shared_policy import packed_weights, unpack_weights
 from maze.train.parallelization.on_ray.cluster_events import report_actors
-from maze.train.parallelization.on_ray.crew import Crew, Task
+from maze.train.parallelization.on_ray.crew import Crew, Published, Task
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder, decoded
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 
@@ -168,64 +169,114 @@ class RemoteGroup:
         return policy
 
 
-class PolicyCopies:
-    """Hands a policy out: its structure once, its weights once for each call.
+class RemoteGroups:
+    """Groups of environments in actors, whatever they are asked for.
 
-    :param crew: The actors.
+    :param crew: The actors; each of the first ones hosts a group.
+    :param name: A name for these environments among all that the actors host.
+    :param n_workers: Number of worker processes in each actor; 0: environments are stepped in the actor itself.
+    :param timeout: Seconds that a call of a worker process may take; `None`: any time.
     """
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
-        self._policy: Any = None
-        self._structure: Any = None
-        self._token = 0
+    def __init__(self, crew: Crew, name: str, n_workers: int, timeout: float | None) -> None:
+        self.crew = crew
+        self._name, self._n_workers, self._timeout = name, n_workers, timeout
+        self._policy = Published(crew)
+        self.learned: dict[int, list[Any]] = {}
+        """What the wrappers of each group have learned."""
 
-    def arguments(self, policy: Any) -> tuple[int, Any, Any]:
-        """The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`."""
-        if policy is not self._policy:
-            portable = policy
-            if isinstance(policy, TorchPolicy):
-                portable = copy.deepcopy(policy)
-                portable.to("cpu")
-            pickled = np.frombuffer(cloudpickle.dumps(portable), np.uint8)
-            self._policy, self._structure = policy, self._crew.put(pickled)
-            self._token += 1
+    def open(
+        self,
+        env_factory: Callable[[], Any],
+        sizes: Sequence[int],
+        seeds_of: Callable[[int, int], Sequence[Any]],
+        may_join: bool = False,
+    ) -> ActorSpaces:
+        """Makes the environments, and waits for them.
+
+        :param env_factory: Makes one environment.
+        :param sizes: Number of environments of each group.
+        :param seeds_of: Seeds of a group, and of how many starts before: what begins anew must not repeat itself.
+        :param may_join: Whether actors that join get a group as well, as large as the last one.
+        :return: What all environments have in common.
+        """
+
+        def maker(index: int, n_starts: int) -> Callable[[], RemoteGroup]:
+            n_envs = sizes[min(index, len(sizes) - 1)]
+            n_workers, seeds = min(self._n_workers, n_envs), seeds_of(index, n_starts)
+            learned = self.learned.get(index, [])
+            return partial(RemoteGroup, env_factory, n_envs, index, n_workers, self._timeout, seeds, learned)
+
+        self.crew.place(self._name, maker, None if may_join else len(sizes))
+        spaces: list[ActorSpaces] = self.call("spaces", [()] * len(sizes))
+        for index, of_group in enumerate(spaces):
+            check_same_spaces(spaces[0], of_group, sum(sizes[:index]))
+        return spaces[0]
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Has groups call a method at the same time; see :class:`RemoteGroup`."""
+        return self.crew.call(self._name, method, arguments)
+
+    def submit(self, index: int, method: str, *arguments: Any) -> Task:
+        """Has one group call a method."""
+        return self.crew.submit(index, self._name, method, *arguments)
+
+    @timed(TRANSFER)
+    def hand_over(self, policy: Any) -> tuple[int, Any, Any]:
+        """Stores a policy for all: its structure once, its weights each time.
+
+        :return: The first arguments of :meth:`RemoteGroup.collect` and :meth:`RemoteGroup.play`.
+        """
         if not isinstance(policy, TorchPolicy):
-            return self._token, self._structure, None
-        return self._token, self._structure, self._crew.put(packed_weights(policy.state_dict()))
+            return *self._policy.of(policy, lambda: policy), None
+        return *self._policy.of(policy, lambda: _on_cpu(policy)), self.crew.put(packed_weights(policy.state_dict()))
+
+    @timed(TRANSFER)
+    def take(self, index: int, fragment: Fragment, statistics: LogStatsAggregator) -> RolloutPacket | None:
+        """Takes in what a group says besides its rollout.
+
+        :param statistics: Takes its episodes.
+        :return: The rollout.
+        """
+        for episode in decoded(fragment.episodes):
+            statistics.receive(episode)
+        if fragment.wrappers:
+            self.learned[index] = fragment.wrappers
+        return fragment.packet
+
+
+def _on_cpu(policy: TorchPolicy) -> TorchPolicy:
+    portable = copy.deepcopy(policy)
+    portable.to("cpu")
+    return portable
 
 
 class RayVectorEnv(GroupedVectorEnv):
     """Environments in actors of Ray, each of which acts for its group with a copy of the policy.
 
-    :param crew: The actors; as many groups as `sizes` has are placed in the first ones.
-    :param name: A name for these environments among all that the actors host.
+    :param groups: Where they are.
     :param env_factory: Makes one environment.
     :param sizes: Number of environments of each group.
     :param logging_prefix: Where epoch statistics are logged (`train`, `eval`); `None`: nowhere.
-    :param n_workers: Number of worker processes in each actor; 0: environments are stepped in the actor itself.
-    :param timeout: Seconds that a call of a worker process may take; `None`: any time.
     :param wait_for: Share of the groups that a rollout holds. Below 1, the fragments that come first are taken; groups
-        that are late go on, and deliver to a later rollout.
+        that are late go on, and deliver to a later rollout, and actors that join have groups of their own.
     :param max_age: Rollouts that a fragment may be late; one that is older is dropped.
     :raises ConfigError: Groups differ in size, but a rollout does not wait for all.
     """
 
     def __init__(
         self,
-        crew: Crew,
-        name: str,
+        groups: RemoteGroups,
         env_factory: Callable[[], Any],
         sizes: Sequence[int],
         logging_prefix: str | None,
-        n_workers: int = 0,
-        timeout: float | None = None,
         wait_for: float = 1.0,
         max_age: int = 1,
     ) -> None:
-        self._crew, self._name = crew, name
+        self._remote, self._crew = groups, groups.crew
         self._n_wanted, self._max_age = math.ceil(wait_for * len(sizes) - 1e-9), max_age
-        if self._n_wanted < len(sizes) and len(set(sizes)) > 1:
+        is_first = self._n_wanted < len(sizes)
+        if is_first and len(set(sizes)) > 1:
             raise ConfigError(
                 f"runner.placement.wait_for: fragments that take one another's place have to be of the same size, but "
                 f"{sum(sizes)} environments in {len(sizes)} groups are not; set runner.concurrency to a multiple."
@@ -234,35 +285,19 @@ class RayVectorEnv(GroupedVectorEnv):
         """Fragments that were begun, and for which rollout."""
         self._n_rollouts = 0
         self._ages: list[int] = []
-        self._env_factory, self._n_workers, self._timeout = env_factory, n_workers, timeout
-        self._wrappers: dict[int, list[Any]] = {}
-        self._copies = PolicyCopies(crew)
         self._sizes = list(sizes)
         self._is_made = self._has_collected = False
-        crew.place(name, [partial(self._maker, index) for index in range(len(sizes))])
-        all_spaces: list[ActorSpaces] = crew.call(name, "spaces", [()] * len(sizes))
-        super().__init__(sizes, all_spaces[0], logging_prefix)
+        self._may_join = is_first and len(sizes) == self._crew.n_first
+        super().__init__(sizes, groups.open(env_factory, sizes, self._seeds_of, self._may_join), logging_prefix)
         self._is_made = True
-        for spaces, group in zip(all_spaces, self.groups, strict=True):
-            check_same_spaces(all_spaces[0], spaces, group.start)
 
-    def _maker(self, index: int, n_starts: int) -> Callable[[], RemoteGroup]:
-        """What makes a group; its episodes are not to be those of the first time where it is made again."""
-        seeds = [seed_of_start(seed, n_starts) for seed in self._seeds_of(index)]
-        return partial(
-            RemoteGroup,
-            self._env_factory,
-            self._sizes[index],
-            index,
-            min(self._n_workers, self._sizes[index]),
-            self._timeout,
-            seeds,
-            self._wrappers.get(index, []),
-        )
-
-    def _seeds_of(self, index: int) -> list[Any]:
+    def _seeds_of(self, index: int, n_starts: int) -> list[Any]:
         """Seeds of a group; none while it is made for the first time."""
-        return self._seeds[self.groups[index]] if self._is_made else []
+        if not self._is_made:
+            return []
+        n_joined = max(0, index + 1 - len(self.groups))  # a group of an actor that has joined is no group's twin
+        seeds = self._seeds[self.groups[index - n_joined]]
+        return [seed_of_start(seed_of_start(seed, n_starts), n_joined) for seed in seeds]
 
     @override(GroupedVectorEnv)
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
@@ -280,21 +315,22 @@ class RayVectorEnv(GroupedVectorEnv):
         if plan.begins:
             self._under_way.clear()
         self._n_rollouts += 1
-        state, copies = policy.rng_state(), self._copies.arguments(policy)
-        policy.seed(seed_beside(state, len(self.groups)))
+        state, copies = policy.rng_state(), self._remote.hand_over(policy)
+        self._crew.join_new()
+        n_groups = self._crew.n_actors if self._may_join else len(self.groups)
+        policy.seed(seed_beside(state, n_groups))
 
         def begin(index: int) -> None:
-            drawn = Generators(seed=seed_beside(state, index))
-            task = self._crew.submit(index, self._name, "collect", *copies, drawn, plan)
+            task = self._remote.submit(index, "collect", *copies, Generators(seed=seed_beside(state, index)), plan)
             self._under_way[task] = self._n_rollouts
 
-        for index in set(range(len(self.groups))) - {task.actor for task in self._under_way}:
+        for index in set(range(n_groups)) - {task.actor for task in self._under_way}:
             begin(index)
         taken: list[RolloutPacket] = []
         while len(taken) < self._n_wanted:
             for task in self._crew.finished(list(self._under_way), self._n_wanted - len(taken)):
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
-                packet = self._received(task.actor, task.result)
+                packet = self._remote.take(task.actor, task.result, self.epoch_stats)
                 if self._ages[-1] <= self._max_age and packet is not None:
                     taken.append(packet)
                 if self._ages[-1]:  # it was late, and need not wait for the next rollout
@@ -322,28 +358,17 @@ class RayVectorEnv(GroupedVectorEnv):
 
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Fragment]:
         """Has all groups act at the same time, and takes in what they say besides their rollouts."""
-        copies, before = self._copies.arguments(policy), None
+        copies, before = self._remote.hand_over(policy), None
         if isinstance(policy, TorchPolicy):
             before = policy.rng_state()
-        generators = [self._generators(before, index) for index in range(len(self.groups))]
-        fragments: list[Fragment] = self._crew.call(
-            self._name,
-            method,
-            [(*copies, drawn, *of_group) for drawn, of_group in zip(generators, arguments, strict=True)],
-        )
+        drawn = [self._generators(before, index) for index in range(len(self.groups))]
+        asked = [(*copies, of_group, *more) for of_group, more in zip(drawn, arguments, strict=True)]
+        fragments: list[Fragment] = self._remote.call(method, asked)
         if isinstance(policy, TorchPolicy):
             policy.set_rng_state(fragments[0].generators)
         for index, fragment in enumerate(fragments):
-            self._received(index, fragment)
+            self._remote.take(index, fragment, self.epoch_stats)
         return fragments
-
-    def _received(self, index: int, fragment: Fragment) -> RolloutPacket | None:
-        """Takes in what a group says besides its rollout."""
-        for episode in decoded(fragment.episodes):
-            self.epoch_stats.receive(episode)
-        if fragment.wrappers:
-            self._wrappers[index] = fragment.wrappers
-        return fragment.packet
 
     def _generators(self, before: Mapping[str, Any] | None, index: int) -> Generators:
         if before is None:  # a policy of somebody's own, whose copies go on by themselves
@@ -375,10 +400,4 @@ class RayVectorEnv(GroupedVectorEnv):
         """The actors close them when they end."""
 
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._crew.call(self._name, "ask", [(method, *of_group) for of_group in arguments])
-
-
-def decoded(episodes: Iterable[EncodedStats]) -> list[LogStats]:
-    """The statistics of the episodes of a fragment."""
-    decoder = StatsDecoder()
-    return [decoder.decode(episode) for episode in episodes]
+        return self._remote.call("ask", [(method, *of_group) for of_group in arguments])

@@ -8,19 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Unpack
+
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
 from maze.train.parallelization.distributed_actors.env_groups import group_sizes
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_actors import RayDistributedActors
-from maze.train.parallelization.on_ray.ray_envs import RayVectorEnv
+from maze.train.parallelization.on_ray.ray_envs import RayVectorEnv, RemoteGroups
 from maze.train.parallelization.on_ray.session import RaySession
-from maze.train.parallelization.placement import Placement, call_time_limit
+from maze.train.parallelization.placement import ActorsArguments, Placement, arguments_of_actors, call_time_limit
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
     from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -41,6 +42,8 @@ class OnRay(Placement):
     :param wait_for: Share of the actors that an update of A2C and PPO waits for; 1: all, and results do not depend on
         speed. The others go on, and their fragments belong to a later update.
     :param max_fragment_age: Updates that such a fragment may be late; an older one is dropped.
+    :param max_actors: Up to so many actors there are, where machines join that have room for more than at the start.
+        IMPALA, evolution strategies, rollouts, and A2C and PPO with `wait_for` below 1 use them. 0: none beyond those.
     :param ray_config: Further arguments of `ray.init`.
     """
 
@@ -51,14 +54,15 @@ class OnRay(Placement):
     start_timeout: float = 120.0
     wait_for: float = 1.0
     max_fragment_age: int = 1
+    max_actors: int = 0
     ray_config: Mapping[str, Any] = field(default_factory=dict)
 
     env_groups = 0
 
     def __post_init__(self) -> None:
         whole_number("runner.placement.cpus_per_actor", self.cpus_per_actor, at_least=1)
-        whole_number("runner.placement.max_restarts", self.max_restarts, at_least=0)
-        whole_number("runner.placement.max_fragment_age", self.max_fragment_age, at_least=0)
+        for name in ("max_restarts", "max_fragment_age", "max_actors"):
+            whole_number(f"runner.placement.{name}", getattr(self, name), at_least=0)
         if not 0 < self.wait_for <= 1:
             raise ConfigError(f"runner.placement.wait_for: expected a share in (0, 1], found {self.wait_for!r}.")
         for name in ("restart_pause", "start_timeout"):
@@ -74,43 +78,22 @@ class OnRay(Placement):
     ) -> StructuredVectorEnv:
         crew = self.crew(n_envs)
         return RayVectorEnv(
-            crew,
-            f"{logging_prefix or 'environments'} {next(self._names)}",
+            self._groups(crew, logging_prefix or "environments", n_envs),
             env_factory,
-            group_sizes(n_envs, self.env_groups or crew.n_actors),
+            group_sizes(n_envs, self.env_groups or crew.n_first),
             logging_prefix,
-            *self._worker_processes(n_envs),
             self.wait_for if logging_prefix == "train" else 1.0,
             self.max_fragment_age,
         )
 
     @override(Placement)
-    def actors(
-        self,
-        env_factory: Callable[[], Any],
-        policy: TorchPolicy,
-        n_rollout_steps: int,
-        n_actors: int,
-        batch_size: int,
-        queue_out_of_sync_factor: float,
-        env_instance_seeds: list[int],
-        agent_instance_seeds: list[int],
-    ) -> DistributedActors:
-        n_envs = len(env_instance_seeds) // n_actors
-        return RayDistributedActors(
-            self.crew(n_actors, n_actors),
-            f"actors {next(self._names)}",
-            *self._worker_processes(n_envs),
-            env_factory,
-            policy,
-            n_rollout_steps,
-            n_actors,
-            batch_size,
-            queue_out_of_sync_factor,
-            env_instance_seeds,
-            agent_instance_seeds,
-            envs_per_actor=n_envs,
-        )
+    def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
+        given = arguments_of_actors(env_factory, **arguments)
+        crew = self.crew(given["n_actors"], given["n_actors"])
+        return RayDistributedActors(self._groups(crew, "actors", given["envs_per_actor"]), **given)
+
+    def _groups(self, crew: Crew, name: str, n_envs: int) -> RemoteGroups:
+        return RemoteGroups(crew, f"{name} {next(self._names)}", *self._worker_processes(n_envs))
 
     def _worker_processes(self, n_envs: int) -> tuple[int, float | None]:
         """Number of worker processes in an actor, and their time limit.
@@ -134,7 +117,9 @@ class OnRay(Placement):
                 config, max(self.env_groups, n_needed) * self.cpus_per_actor, key="runner.address"
             )
             self._session.__enter__()
-            self._crew = Crew(self.cpus_per_actor, self.max_restarts, self.restart_pause, self.start_timeout)
+            self._crew = Crew(
+                self.cpus_per_actor, self.max_restarts, self.restart_pause, self.start_timeout, self.max_actors
+            )
             self._crew.grow(self.env_groups or n_needed or self._n_places(n_wanted))
         self._crew.grow(n_needed)
         return self._crew

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,12 @@ from maze.core.rollout.recording import EpisodeStatsReport, RolloutReport, recor
 from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import atomic_write
-from maze.train.parallelization.on_ray.crew import Task
+from maze.core.utils.storage import local_copy, origin_of
+from maze.train.parallelization.on_ray.crew import N_AHEAD
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.placement import placement_of
 
 _NAME = "rollouts"
-N_SLICES = 2
-"""Slices of episodes that an actor has before it: one is played, the other one waits."""
 MOST_EPISODES = 10
 """Episodes of a slice, at most: as many are played again where an actor is lost."""
 
@@ -29,7 +28,8 @@ MOST_EPISODES = 10
 class RemoteRollouts:
     """Plays episodes in an actor.
 
-    :param what: Environment, wrappers, steps after which episodes are cut off, agent, and the directory of the run.
+    :param what: Environment, wrappers, steps after which episodes are cut off, agent, and the directory (or URL) of the
+        run.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Take the most probable actions.
@@ -42,13 +42,18 @@ class RemoteRollouts:
         recording: tuple[bool, ...],
         deterministic: bool,
     ) -> None:
-        self._env, self._agent = RolloutRunner.init_env_and_agent(*what, env_timeout=env_timeout)
+        env, wrappers, max_steps, agent, run = what
+        self._env, self._agent = RolloutRunner.init_env_and_agent(
+            env, wrappers, max_steps, agent, local_copy(run, "input_dir"), env_timeout=env_timeout
+        )
         self._recording = recording
         self._deterministic = deterministic
 
-    def play(self, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
+    def play(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
         """Plays an episode for each pair of seeds.
 
+        :param first: Number of the first episode.
+        :param seeds: Their seeds.
         :return: Their reports, and the files that were written, by their paths in the run's directory: the machine of
             the actor may share none with that of the run.
         """
@@ -116,43 +121,27 @@ class RayRolloutRunner(RolloutRunner):
     def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
         self._announce(agent)
         report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
-        what = (env, wrappers, self.max_episode_steps, agent, self.input_dir)
+        what = (env, wrappers, self.max_episode_steps, agent, origin_of(self.input_dir))
         recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
         maker = partial(RemoteRollouts, what, self.env_timeout, recording, self.deterministic)
         try:
             crew = self.placement.crew(self.n_episodes)
-            crew.place(_NAME, [lambda n_starts: maker] * crew.n_actors)
+            crew.place(_NAME, lambda actor, n_starts: maker)
             with Progress(self.n_episodes, "Rollouts") as progress:
-                self._collect(self._slices(crew.n_actors), report, progress)
+                for (first, _), (episodes, files) in crew.hand_out(_NAME, "play", self._slices(crew.n_actors)):
+                    for path, content in files.items():
+                        Path(path).parent.mkdir(parents=True, exist_ok=True)
+                        atomic_write(path, partial(_write, content))
+                    for number, episode in enumerate(episodes, first):
+                        report.add_as(number, episode)
+                        progress.update()
         finally:
             self.placement.close()
         self.stats, self.n_cut_off = report.publish(), report.n_cut_off
 
-    def _slices(self, n_actors: int) -> list[EpisodeSeeds]:
+    def _slices(self, n_actors: int) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
+        """Gives the next slice each time: number of its first episode, and seeds."""
         seeds = self.draw_episode_seeds()
-        size = max(1, min(MOST_EPISODES, self.n_episodes // (N_SLICES * n_actors)))
-        return [seeds[first : first + size] for first in range(0, len(seeds), size)]
-
-    def _collect(self, slices: Sequence[EpisodeSeeds], report: RolloutReport, progress: Progress) -> None:
-        """Hands the episodes on in their order, whichever actor is faster."""
-        crew = self.placement.crew(self.n_episodes)
-        under_way: dict[Task, int] = {}
-        done: dict[int, list[EpisodeStatsReport]] = {}
-        n_begun = n_told = 0
-        while n_told < len(slices):
-            for actor in range(crew.n_actors):
-                n_waiting = sum(task.actor == actor for task in under_way)
-                while n_waiting < N_SLICES and n_begun < len(slices):
-                    under_way[crew.submit(actor, _NAME, "play", slices[n_begun])] = n_begun
-                    n_begun, n_waiting = n_begun + 1, n_waiting + 1
-            for task in crew.finished(list(under_way)):
-                done[under_way.pop(task)], files = task.result
-                for path, content in files.items():
-                    Path(path).parent.mkdir(parents=True, exist_ok=True)
-                    atomic_write(path, partial(_write, content))
-                for _ in task.result[0]:
-                    progress.update()
-            while n_told in done:
-                for episode in done.pop(n_told):
-                    report.add(episode)
-                n_told += 1
+        size = max(1, min(MOST_EPISODES, self.n_episodes // (N_AHEAD * n_actors)))
+        slices = iter([(first, seeds[first : first + size]) for first in range(0, len(seeds), size)])
+        return lambda: next(slices, None)

@@ -13,22 +13,19 @@ from typing import Any
 
 from maze.core.errors import ConfigError, did_you_mean
 
+logger = logging.getLogger(__name__)
+
 _ADDRESS = "RAY_ADDRESS"
 _CONNECT_SECONDS = 5.0
+_HEAD_SECONDS = 5.0
+"""Pause between two looks after the head of a cluster."""
+_HEAD_FAILURES = 3
+"""After so many looks in a row at which it does not answer it is given up."""
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
-_TALKATIVE = (
-    "ray._common.deprecation",
-    "ray.rllib.algorithms.algorithm_config",
-    "ray._private.authentication.authentication_token_setup",
-    "ray.rllib.utils.deprecation",
-    "ray.tune.utils.util",
-    "ray.rllib.algorithms.sac.sac",
-)
-"""Loggers that warn about RLlib's own stages of development, and nothing that a user could change."""
 
 
 class RaySession:
@@ -55,13 +52,15 @@ class RaySession:
         self._log_level = "WARNING" if log_level == "WARN" else log_level
         self._key = key
         self._is_ours = False
+        self._ended = threading.Event()
 
     def __enter__(self) -> RaySession:
         ray = require_ray()
         if not ray.is_initialized():
             arguments = self._arguments()
             handlers = _signal_handlers()
-            set_log_levels(self._log_level)
+            logging.getLogger("ray").setLevel(self._log_level)
+            logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
             try:
                 self._check_address(arguments["address"])
                 ray.init(**arguments)
@@ -70,9 +69,14 @@ class RaySession:
             finally:
                 _restore(handlers)  # Ray leaves the process at SIGTERM; a training saves first
             self._is_ours = True
+            if arguments["address"] != "local":
+                self._ended.clear()
+                gcs = str(ray.get_runtime_context().gcs_address)
+                threading.Thread(target=self._watch_head, args=(gcs,), daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
         if self._is_ours:
             self._is_ours = False
             require_ray().shutdown()
@@ -101,8 +105,25 @@ class RaySession:
             )
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
-            # Ray itself would try for a minute
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+            _connect(address)  # Ray itself would try for a minute
+
+    def _watch_head(self, address: str) -> None:
+        """Ends the run in order where the head is gone: Ray would end this process after a minute, without a word."""
+        n_failures = 0
+        while n_failures < _HEAD_FAILURES:
+            if self._ended.wait(_HEAD_SECONDS):
+                return
+            try:
+                _connect(address)
+                n_failures = 0
+            except OSError:
+                n_failures += 1
+        logger.error(
+            "The head of the Ray cluster at %s does not answer any more. The run ends after what is under way, while "
+            "its state can still be saved; input_dir=<its directory> resume=true goes on from there.",
+            address,
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _explained(self, error: Exception, address: str) -> str:
         import inspect
@@ -130,6 +151,11 @@ class RaySession:
         return f"{self._key}: Ray at {address} could not be reached: {text}. {advice}"
 
 
+def _connect(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+
+
 def require_cpus(n_cpus: float, what: str, advice: str) -> None:
     """Ray would wait for ever for places that its cluster does not have.
 
@@ -155,16 +181,6 @@ def require_ray() -> Any:
             f"Ray is not installed ({error}); it comes with an extra: pip install 'maze-rl[ray]'."
         ) from error
     return ray
-
-
-def set_log_levels(log_level: str) -> None:
-    """Sets the levels of Ray's and RLlib's loggers in this process.
-
-    :param log_level: DEBUG, INFO, WARN or ERROR.
-    """
-    logging.getLogger("ray").setLevel("WARNING" if log_level == "WARN" else log_level)  # Python's name
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(logging.ERROR if log_level in ("WARN", "WARNING", "ERROR") else logging.NOTSET)
 
 
 def _signal_handlers() -> dict[int, Any]:

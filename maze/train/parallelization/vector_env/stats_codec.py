@@ -7,7 +7,7 @@ once; after that an episode's statistics are a short list of numbers and values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -68,6 +68,12 @@ class StatsDecoder:
         for definition in new_keys:
             self._keys.append(LogStatsKey(_event_of(definition), *definition.rest))
         return {self._keys[number]: value for number, value in values}
+
+
+def decoded(episodes: Iterable[EncodedStats]) -> list[LogStats]:
+    """The statistics of episodes that were encoded together."""
+    decoder = StatsDecoder()
+    return [decoder.decode(episode) for episode in episodes]
 
 
 def _event_of(definition: KeyDefinition) -> Callable[..., Any]:

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from typing import Any
 
-import cloudpickle
-
 from maze.core.errors import ConfigError, MazeError, NonFiniteError, WorkerError
+from maze.core.utils.pickling import pickled
+from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, Failure, exception_of
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, env_slices
@@ -98,7 +98,7 @@ class WorkerPool:
             inherited = [ours, *(worker.channel.connection for worker in self.workers)]
         process = context.Process(
             target=self._worker_main,
-            args=(theirs, cloudpickle.dumps(list(factories)), rows.start, inherited),
+            args=(theirs, pickled(list(factories), "env: it"), rows.start, inherited),
             name=f"maze-env-worker-{index}",
         )
         with _without_main_module():
@@ -165,12 +165,24 @@ class WorkerPool:
             self.close()
             raise
 
+    @timed(WAITING)
+    def _events(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """What has come over the pipes.
+
+        :param timeout: Milliseconds to wait for it; `None`: any time.
+        """
+        try:
+            return self._poll.poll(timeout)
+        except BaseException:
+            self.close()
+            raise
+
     def _gather(self, call: str) -> list[Any]:
         replies: list[Any] = [None] * len(self.workers)
         pending = set(range(len(self.workers)))
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while pending:
-            events = self._poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+            events = self._events(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
             if not events:
                 self._fail_hanging(self.workers[min(pending)], call)
             for fd, event in events:
@@ -186,6 +198,7 @@ class WorkerPool:
         """End all workers, by force where they do not end by themselves; nothing happens the second time."""
         self._finalizer()
 
+    @timed(TRANSFER)
     def _receive(self, worker: Worker, call: str) -> Any:
         with self._watching(worker, call):
             code, payload = worker.channel.receive()

@@ -11,6 +11,7 @@ from maze.core.errors import ConfigError
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.files import clean_stale_temporaries
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.update_profile import PROFILE_FILE, UpdateProfile
 from maze.perception.models.space_config import SpacesConfig
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.warm_start import start_warm
@@ -110,6 +111,7 @@ def begin_where_configured(trainer: Trainer, run: TrainingRunner, resumed: Store
     :raises ConfigError: There is nothing to start from, or it was trained for other spaces.
     """
     if isinstance(trainer, EpochTrainer):
+        trainer.session.profile = UpdateProfile(Path(PROFILE_FILE)) if run.profile else None
         trainer.session.run_seeds = {
             "env_base_seed": run.maze_seeding.env_global_seed,
             "agent_base_seed": run.maze_seeding.agent_global_seed,

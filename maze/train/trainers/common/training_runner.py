@@ -60,6 +60,8 @@ class TrainingRunner(PlacedRunner):
     :param address: With `runner=ray`, where Ray is: `auto` (the cluster that this machine belongs to) or
         `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
+    :param profile: Write into `profile.txt` where the time of an update goes: the second one of the training in parts,
+        the third one by function.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
@@ -73,6 +75,7 @@ class TrainingRunner(PlacedRunner):
     env_groups: int = field(default=0, kw_only=True)
     address: str | None = field(default=None, kw_only=True)
     env_timeout: float | None = field(default=None, kw_only=True)
+    profile: bool = field(default=False, kw_only=True)
 
     env_factory: Callable[[], Any] | None = field(default=None, init=False)
     """Makes one environment with all its wrappers."""

@@ -17,6 +17,8 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, incr
 from maze.core.log_stats.run_console import active_console
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.checkpoint import save_state
+from maze.core.utils.storage import upload_changes
+from maze.core.utils.update_profile import UpdateProfile
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 from maze.train.utils.progress import TrainingProgress, unfinished_epoch
@@ -69,6 +71,8 @@ class TrainingSession:
         """Mean reward of the episodes of the last epoch, where nothing else says how good the model is."""
         self.restored: dict[str, Any] = {}
         """States of what is given to the next call of `train` only."""
+        self.profile: UpdateProfile | None = None
+        """Says where the time of an update goes, where that is wanted."""
         self._n_epochs = 0
         self._saved_epoch: int | None = None
         """Which epoch the checkpoint is of; `None`: this object has written none."""
@@ -132,13 +136,25 @@ class TrainingSession:
         """Context of an update: counts it, ends the training after a signal, and keeps what led to NaN."""
         trainer = self._trainer
         try:
-            yield
+            with self._profiled():
+                yield
         except NonFiniteError as error:
             raise self._with_reproduction_file(error) from error
         trainer.update += 1
         trainer.n_env_steps += self._progress.steps_per_update
         self._progress.update_done()
         self._stop_if_requested()
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """Context of an update that is profiled, if that was asked for and has not been done yet."""
+        if self.profile is None or self.profile.is_done:
+            yield
+            return
+        with self.profile.one_update(
+            self._trainer.epoch * self._trainer._n_updates_per_epoch() + self._trainer.update + 1
+        ):
+            yield
 
     @property
     def share_done(self) -> float:
@@ -299,6 +315,7 @@ class TrainingSession:
             save_state(self.checkpoint_file, self._trainer.training_state(is_last))
             self._saved_epoch = self._trainer.epoch
             self._write_record(ENDED if self.is_finished else RUNNING)
+            upload_changes()
 
     def hand_out_restored(self) -> list[str]:
         """Hands restored states to evaluator and model selection, once they are there.

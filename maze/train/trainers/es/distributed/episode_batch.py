@@ -15,6 +15,7 @@ from maze.core.env.space_arrays import array_specs, check_observation, split_row
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
+from maze.core.utils.update_profile import COLLECTING, timed
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.population import Population
@@ -114,6 +115,7 @@ class SingleEpisodePlayer(EpisodePlayer):
     def start(self, episode: Episode) -> None:
         self._waiting.append(episode)
 
+    @timed(COLLECTING)
     def advance(self) -> list[tuple[Episode, Outcome]]:
         played = [(episode, self._play(episode)) for episode in self._waiting]
         self._waiting.clear()
@@ -245,6 +247,7 @@ class EpisodeBatch(EpisodePlayer):
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
         self._n_active += 1
 
+    @timed(COLLECTING)
     def advance(self) -> list[tuple[Episode, Outcome]]:
         if self._n_active == 0:
             return []

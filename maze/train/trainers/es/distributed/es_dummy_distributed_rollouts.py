@@ -17,7 +17,7 @@ from maze.train.trainers.es.distributed.episode_batch import (
 )
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.population import obstacle_to_batching, population_size
-from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, RolloutSchedule
+from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, ScheduledRollouts
 from maze.train.trainers.es.es_utils import get_flat_parameters
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class ESDummyDistributedRollouts(ESDistributedRollouts):
+class ESDummyDistributedRollouts(ScheduledRollouts):
     """Plays all episodes in this process: side by side where environments can be made, else one after another.
 
     :param env: An environment; it is used as the first one.
@@ -49,70 +49,82 @@ class ESDummyDistributedRollouts(ESDistributedRollouts):
         env_seed: int | None = None,
         concurrency: int = 0,
     ) -> None:
-        self.env = with_stats(env)
-        self.n_eval_rollouts = n_eval_rollouts
+        super().__init__(EpisodeSeeds(shared_noise, agent_instance_seed, env_seed), n_eval_rollouts)
         self.shared_noise = shared_noise
-        self._env_factory = env_factory
-        self._seeds = EpisodeSeeds(shared_noise, agent_instance_seed, env_seed)
+        self._players = Players(with_stats(env), env_factory, shared_noise)
         self._concurrency = concurrency
-        self._player: EpisodePlayer | None = None
-        self._update = 0
-        self._n_rollouts, self._n_timesteps = 0, 0
 
-    @override(ESDistributedRollouts)
-    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
-        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
+    @property
+    def env(self) -> Any:
+        """The first environment."""
+        return self._players.env
 
     @override(ESDistributedRollouts)
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
-        schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
-        self._update += 1  # another one follows, also if nobody prepares it
-        player = self._player_for(policy, normalization_stats)
+        schedule, player = self._next_schedule(), self._players.current
+        if player is None or player.policy is not policy:
+            n_wanted = min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS))
+            player = self._players.make(policy, normalization_stats, self._concurrency or n_wanted)
         player.configure(get_flat_parameters(policy).numpy(), noise_stddev, max_steps)
         while True:
-            while player.n_free and schedule.needs_evaluation:
-                player.start(schedule.next_evaluation())
-            while player.n_free and schedule.needs_training:
-                player.start(schedule.next_training())
-            if schedule.n_in_flight == 0:  # somebody wants more than was announced
-                player.start(schedule.next_training())
+            while player.n_free and (episode := schedule.next_episode()) is not None:
+                player.start(episode)
             for episode, outcome in player.advance():
                 schedule.record(episode, outcome)
             yield from schedule.results()
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
-        if self._player is not None:
-            self._player.close(keep=self.env)
-        closed(self.env.close, "environment")
+        self._players.close()
 
-    def _player_for(self, policy: Any, normalization_stats: Any) -> EpisodePlayer:
-        if self._player is None or self._player.policy is not policy:
-            if self._player is not None:
-                self._player.close(keep=self.env)
-            normalize(self.env, normalization_stats)
-            self._player = make_player(
-                self.env,
-                self._new_env(normalization_stats),
-                policy,
-                self.shared_noise,
-                self._concurrency or min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS)),
-            )
-        return self._player
 
-    def _new_env(self, normalization_stats: Any) -> Callable[[], Any] | None:
+class Players:
+    """Makes what plays episodes, anew for each policy, around an environment that stays.
+
+    :param env: The environment.
+    :param env_factory: Makes further ones; `None`: there is only the one.
+    :param shared_noise: The noise table.
+    """
+
+    def __init__(self, env: Any, env_factory: Callable[[], Any] | None, shared_noise: SharedNoiseTable) -> None:
+        self.env = env
+        self._env_factory, self._shared_noise = env_factory, shared_noise
+        self.current: EpisodePlayer | None = None
+        """The one of the latest policy."""
+
+    def make(self, policy: Any, normalization_stats: Any, n_wanted: int) -> EpisodePlayer:
+        """Makes the player of a policy; the one before is closed.
+
+        :param policy: The policy.
+        :param normalization_stats: Statistics for observation normalization, for environments that want them.
+        :param n_wanted: Number of episodes side by side.
+        """
+        self._close_current()
+        normalize(self.env, normalization_stats)
         factory = self._env_factory
-        if factory is None:
-            return None
 
-        def make() -> Any:
+        def new_env() -> Any:
+            assert factory is not None, "it is asked for further ones where there is one"
             env = factory()
             normalize(env, normalization_stats)
             return env
 
-        return make
+        self.current = make_player(self.env, None if factory is None else new_env, policy, self._shared_noise, n_wanted)
+        return self.current
+
+    def close(self) -> None:
+        """Closes all environments; nothing happens the second time."""
+        self._close_current()
+        env, self.env = self.env, None
+        if env is not None:
+            closed(env.close, "environment")
+
+    def _close_current(self) -> None:
+        player, self.current = self.current, None
+        if player is not None:
+            player.close(keep=self.env)
 
 
 def make_player(

@@ -16,14 +16,20 @@ from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
 from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.es_worker import N_PARAMETER_SLOTS, run_es_worker
-from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds, Outcome, RolloutSchedule
+from maze.train.trainers.es.distributed.rollout_schedule import (
+    Episode,
+    EpisodeSeeds,
+    Outcome,
+    RolloutSchedule,
+    ScheduledRollouts,
+)
 from maze.train.trainers.es.es_utils import get_flat_parameters
 
 if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 
-class ESSubprocDistributedRollouts(ESDistributedRollouts):
+class ESSubprocDistributedRollouts(ScheduledRollouts):
     """Plays episodes in worker processes, several side by side in each.
 
     Workers read the parameters once per update from shared memory, the perturbations from the shared noise table, and
@@ -59,28 +65,21 @@ class ESSubprocDistributedRollouts(ESDistributedRollouts):
             raise ConfigError(f"runner.n_train_workers: expected at least 1, got {n_training_workers}.")
         if n_eval_workers < 0:
             raise ConfigError(f"runner.n_eval_workers: expected at least 0, got {n_eval_workers}.")
-        self.n_eval_rollouts = n_eval_rollouts
-        self._seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
+        seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
+        super().__init__(seeds, n_eval_rollouts)
         self._concurrency = concurrency or MAX_ENVS
         self._pool = pool = ESWorkerPool(env_factory, n_training_workers + n_eval_workers, start_method, shared_noise)
         self._training_workers = pool.workers[:n_training_workers]
         self._eval_workers = pool.workers[n_training_workers:] or self._training_workers
         self._n_playing = [0] * len(pool.workers)
         self._policy: Any = None
-        self._update = 0
         self._n_calls = 0
-        self._n_rollouts, self._n_timesteps = 0, 0
-
-    @override(ESDistributedRollouts)
-    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
-        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
 
     @override(ESDistributedRollouts)
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
-        schedule = RolloutSchedule(self._seeds, self._update, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)
-        self._update += 1  # another one follows, also if nobody prepares it
+        schedule = self._next_schedule()
         if policy is not self._policy:
             self._policy = policy
             self._shared = self._pool.share_policy(policy, normalization_stats, self._concurrency)
@@ -189,12 +188,7 @@ class ESWorkerPool(WorkerPool):
 
         :param update: Which update they have to belong to; those of earlier ones are dropped.
         """
-        try:
-            events = self._poll.poll()
-        except BaseException:
-            self.close()
-            raise
-        for fd, _ in events:
+        for fd, _ in self._events():
             worker = self._worker_of[fd]
             if fd != worker.channel.fd:
                 self._fail_dead(worker, "rollout")

@@ -17,7 +17,7 @@ from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
 from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import make_player, normalize
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters
@@ -61,6 +61,7 @@ class _ESWorker:
         self._channel = channel
         self._encoder = StatsEncoder()
         self._env: Any = None
+        self._players: Players | None = None
         self._player: EpisodePlayer | None = None
         self._waiting: list[Episode] = []
         self._n_playing = 0
@@ -72,22 +73,22 @@ class _ESWorker:
         :return: Whether there is something to serve.
         """
         torch.set_num_threads(1)  # several processes with several threads each get in one another's way
-        (self._env_factory,) = cloudpickle.loads(factories)
-        self._env = with_stats(self._env_factory())
+        (env_factory,) = cloudpickle.loads(factories)
+        self._env = with_stats(env_factory())
         self._channel.send(messages.DONE)
         code, _ = self._channel.receive()
         if code == messages.CLOSE:  # another worker failed
             return False
-        self._shared_noise = SharedNoiseTable.receive(self._channel.connection)
+        self._players = Players(self._env, env_factory, SharedNoiseTable.receive(self._channel.connection))
         self._channel.send(messages.DONE)
         return True
 
     def close(self) -> None:
         """Closes all environments; nothing happens the second time."""
-        player, env, self._player, self._env = self._player, self._env, None, None
-        if player is not None:
-            player.close(keep=env)
-        if env is not None:
+        env, self._env = self._env, None
+        if self._players is not None:
+            self._players.close()
+        elif env is not None:
             closed(env.close, "environment")
 
     def serve(self) -> None:
@@ -123,16 +124,8 @@ class _ESWorker:
         self._shared = SharedPolicyWeights.receive(
             self._channel.connection, {"parameters": self._parameters}, N_PARAMETER_SLOTS
         )
-        if self._player is not None:
-            self._player.close(keep=self._env)
-        normalize(self._env, normalization_stats)
-
-        def new_env() -> Any:
-            env = self._env_factory()
-            normalize(env, normalization_stats)
-            return env
-
-        self._player = make_player(self._env, new_env, policy, self._shared_noise, n_slots)
+        assert self._players is not None
+        self._player = self._players.make(policy, normalization_stats, n_slots)
 
     def _call_update(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
         """Forget the update before, and begin with the next one."""

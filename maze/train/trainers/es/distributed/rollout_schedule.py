@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from maze.train.trainers.es.distributed.es_distributed_rollouts import ESRolloutResult
+from maze.core.annotations import override
+from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStats
@@ -146,6 +148,14 @@ class RolloutSchedule:
         self._mirrored = episode._replace(number=episode.number + 1, sign=-1)
         return episode
 
+    def next_episode(self) -> Episode | None:
+        """Hands out the next episode, evaluations first; `None`: no more are needed, as far as is known."""
+        if self.needs_evaluation:
+            return self.next_evaluation()
+        if self.needs_training or self.n_in_flight == 0:  # somebody wants more than was announced
+            return self.next_training()
+        return None
+
     def record(self, episode: Episode, outcome: Outcome) -> None:
         """Takes the outcome of an episode."""
         self.n_in_flight -= 1
@@ -169,3 +179,25 @@ class RolloutSchedule:
             if episodes[0].noise_index is not None:
                 result.noise_indices.append(episodes[0].noise_index)
             yield result
+
+
+class ScheduledRollouts(ESDistributedRollouts, ABC):
+    """Rollouts that are the same wherever their episodes are played, since those follow from seeds.
+
+    :param seeds: Where perturbations and environment seeds come from.
+    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    """
+
+    def __init__(self, seeds: EpisodeSeeds, n_eval_rollouts: int) -> None:
+        self.n_eval_rollouts = n_eval_rollouts
+        self._seeds = seeds
+        self._update = self._n_rollouts = self._n_timesteps = 0
+
+    @override(ESDistributedRollouts)
+    def prepare_update(self, update: int, n_rollouts: int, n_timesteps: int) -> None:
+        self._update, self._n_rollouts, self._n_timesteps = update, n_rollouts, n_timesteps
+
+    def _next_schedule(self) -> RolloutSchedule:
+        """The episodes of the coming update; another one follows, also if nobody prepares it."""
+        self._update += 1
+        return RolloutSchedule(self._seeds, self._update - 1, self.n_eval_rollouts, self._n_rollouts, self._n_timesteps)

@@ -1,0 +1,138 @@
+"""Memory of the learner and of Ray's object store while fragments come and go: neither may grow.
+
+    python benchmarks/ray_memory.py                      # 500 updates each, IMPALA once more with a slow learner
+    python benchmarks/ray_memory.py --updates 100 --actors 2 slow
+
+Environments have observations of 64 x 64 numbers, so that a fragment has 1.6 MB (100 steps, one environment). Memory is
+compared with that after the first ten updates: `times` is the largest value of the last half of the run divided by the
+largest of those ten. Learning itself is left out, because its memory does not depend on where environments are; a slow
+learner sleeps for four times as long as an update takes the actors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+from ray_scale import make_policy, placed
+
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+
+FIRST_UPDATES = 10
+LIMIT = 1.2
+SLACK_MB = 2.0
+"""The resolution of what the operating system says."""
+
+
+class PictureEnv(gym.Env[np.ndarray, int]):
+    """Observations that weigh something, and steps that cost nothing."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (64 * 64,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode."""
+        super().reset(seed=seed)
+        self._n_steps = 0
+        return self._picture(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Draws a picture."""
+        self._n_steps += 1
+        return self._picture(), 1.0, False, self._n_steps == 50, {}
+
+    def _picture(self) -> np.ndarray:
+        return np.full(64 * 64, self.np_random.uniform(-1, 1), np.float32)
+
+
+def make_env() -> GymMazeEnv:
+    """One environment."""
+    return GymMazeEnv(PictureEnv())
+
+
+def growth(samples: dict[str, list[float]]) -> dict[str, float]:
+    """By how much each memory has grown, as a factor."""
+    found = {}
+    for name, values in samples.items():
+        early, late = max(values[:FIRST_UPDATES]), max(values[len(values) // 2 :])
+        found[name] = 1.0 if late - early < SLACK_MB else late / max(early, 1e-9)
+    return found
+
+
+def watched(crew: Any, update: Any, n_updates: int, pause: float) -> dict[str, list[float]]:
+    """Memory after each update, in MB."""
+    samples: dict[str, list[float]] = {"object store": [], "learner": []}
+    process = psutil.Process()
+    for _ in range(n_updates):
+        update()
+        time.sleep(pause)
+        samples["object store"].append(crew.take_work().object_store_megabytes)
+        samples["learner"].append(process.memory_info().rss / 2**20)
+    return samples
+
+
+def synchronous(options: argparse.Namespace, placement: Any, pause: float) -> dict[str, list[float]]:
+    """PPO's fragments: all are waited for."""
+    env = placement.vector_env(make_env, options.actors)
+    env.seed(list(range(options.actors)))
+    policy = make_policy(make_env())
+    generator = RolloutGenerator(env)
+    columns = generator.allocate(options.fragment, policy)
+    return watched(placement.crew(options.actors), partial(generator.collect, policy, columns), options.updates, pause)
+
+
+def asynchronous(options: argparse.Namespace, placement: Any, pause: float) -> dict[str, list[float]]:
+    """IMPALA's: actors go on while the learner learns, or sleeps."""
+    policy, seeds = make_policy(make_env()), list(range(options.actors))
+    actors = placement.actors(
+        make_env, policy=policy, n_rollout_steps=options.fragment, n_actors=options.actors, batch_size=options.actors,
+        queue_out_of_sync_factor=1.0, env_instance_seeds=seeds, agent_instance_seeds=seeds,
+    )  # fmt: skip
+
+    def update() -> None:
+        actors.collect_batch()
+        actors.broadcast_updated_policy(policy.state_dict())
+
+    actors.start()
+    samples = watched(placement.crew(options.actors), update, options.updates, pause)
+    actors.stop()
+    return samples
+
+
+SECTIONS = {"ppo": (synchronous, 0.0), "impala": (asynchronous, 0.0), "slow": (asynchronous, 0.2)}
+
+
+def main() -> int:
+    """Measures and prints; 1: something has grown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--fragment", type=int, default=100, help="steps of a fragment")
+    parser.add_argument("--updates", type=int, default=500)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    has_grown = False
+    for section in options.sections:
+        run, pause = SECTIONS[section]
+        with placed(options.actors) as placement:
+            samples = run(options, placement, pause)
+        factors = growth(samples)
+        has_grown |= any(factor > LIMIT for factor in factors.values())
+        for name, values in samples.items():
+            first, last = max(values[:FIRST_UPDATES]), max(values[len(values) // 2 :])
+            print(f"{section}, {name}: {first:.1f} MB, then {last:.1f} MB, {factors[name]:.2f} times", flush=True)
+    return int(has_grown)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

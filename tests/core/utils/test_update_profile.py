@@ -1,0 +1,92 @@
+"""Where the time of an update goes: parts that do not overlap and sum up to all of it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from maze.core.utils import update_profile
+from maze.core.utils.update_profile import COLLECTING, LEARNING, TRANSFER, WAITING, UpdateProfile, timed
+from maze.maze_cli import main
+
+
+@timed(WAITING)
+def wait(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@timed(COLLECTING)
+def collect(seconds: float) -> None:
+    time.sleep(seconds)
+    wait(2 * seconds)
+
+
+def rows_of(text: str) -> dict[str, tuple[float, float]]:
+    """Milliseconds and percent of each part."""
+    found = re.findall(r"^(\w+) +([\d.,]+) ms +([\d.]+)%", text, re.M)
+    return {name: (float(ms.replace(",", "")), float(percent)) for name, ms, percent in found}
+
+
+def test_inner_parts_are_taken_out_of_outer_ones_and_all_sum_up(tmp_path: Path) -> None:
+    profile = UpdateProfile(tmp_path / "profile.txt")
+    for number in range(1, 4):
+        assert not profile.is_done
+        with profile.one_update(number):
+            collect(0.01)
+            time.sleep(0.005)
+    assert profile.is_done
+    text = (tmp_path / "profile.txt").read_text()
+    rows = rows_of(text)
+    total = float(re.search(r"update 2 went.*: ([\d.,]+) ms", text)[1].replace(",", ""))
+    assert sum(ms for ms, _ in rows.values()) == pytest.approx(total, abs=0.3)
+    assert sum(percent for _, percent in rows.values()) == pytest.approx(100, abs=0.3)
+    assert rows[COLLECTING][0] == pytest.approx(10, rel=0.5)
+    assert rows[WAITING][0] == pytest.approx(2 * rows[COLLECTING][0], rel=0.5)
+    assert rows[LEARNING][0] >= 5
+    assert rows[TRANSFER][0] == 0
+    assert "functions that update 3 spent most time in" in text
+
+
+def test_other_threads_and_times_without_a_profile_do_not_count(tmp_path: Path) -> None:
+    assert wait(0.0) == 0.0
+    assert update_profile._running is None
+    profile = UpdateProfile(tmp_path / "profile.txt")
+    for number in range(1, 3):
+        with profile.one_update(number):
+            beside = threading.Thread(target=wait, args=(0.01,))
+            beside.start()
+            beside.join()
+    assert rows_of((tmp_path / "profile.txt").read_text())[WAITING][0] == 0
+
+
+def test_an_update_that_fails_ends_the_profile(tmp_path: Path) -> None:
+    profile = UpdateProfile(tmp_path / "profile.txt")
+    with profile.one_update(1):
+        pass
+    with pytest.raises(KeyError), profile.one_update(2):
+        raise KeyError
+    assert update_profile._running is None
+    assert not (tmp_path / "profile.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("runner", "parts"),
+    [
+        ("dev", {COLLECTING, LEARNING}),
+        pytest.param("local", {COLLECTING, WAITING, TRANSFER, LEARNING}, marks=pytest.mark.slow),
+        pytest.param("ray", {COLLECTING, WAITING, TRANSFER, LEARNING}, marks=[pytest.mark.long, pytest.mark.ray]),
+    ],
+)
+def test_a_run_writes_it(runner: str, parts: set[str], tmp_path: Path) -> None:
+    if runner == "ray":
+        pytest.importorskip("ray")
+    command = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.rollout_evaluator=null"]
+    sizes = ["algorithm.n_epochs=1", "algorithm.epoch_length=3", "runner.concurrency=2", f"hydra.run.dir={tmp_path}/r"]
+    assert main([*command, *sizes, f"runner={runner}", "runner.profile=true", "verbose=0"]) == 0
+    rows = rows_of((tmp_path / "r" / "profile.txt").read_text())
+    assert {name for name, (ms, _) in rows.items() if ms > 0} >= parts

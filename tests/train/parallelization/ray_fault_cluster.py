@@ -1,0 +1,68 @@
+"""Runs a training on a cluster with a fault, and prints what it says.
+
+    python ray_fault_cluster.py token|head <directory>
+
+`token`: the cluster wants a token, and the training has none. `head`: once the training has begun, the head is killed.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+TRAIN = [
+    "-cn",
+    "conf_train",
+    "env.name=CartPole-v1",
+    "algorithm=a2c",
+    "runner=ray",
+    "runner.env_groups=1",
+    "runner.concurrency=2",
+    "algorithm.n_epochs=100000",
+    "algorithm.patience=0",
+    "algorithm.rollout_evaluator.n_episodes=2",
+]
+
+
+def main() -> None:
+    """Starts the cluster, runs the training and ends both."""
+    fault, directory = sys.argv[1], Path(sys.argv[2])
+    without_token = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    os.environ["RAY_AUTH_MODE"] = "token" if fault == "token" else "disabled"
+    os.environ["RAY_AUTH_TOKEN"] = "a-token-of-tests-that-is-long-enough"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 100 * 2**20})
+    try:
+        if fault == "head":
+            cluster.add_node(num_cpus=2, object_store_memory=100 * 2**20)
+        log = directory / "log"
+        command = [sys.executable, "-m", "maze.maze_cli", *TRAIN, f"runner.address={cluster.address}"]
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                [*command, f"hydra.run.dir={directory / 'run'}"], stdout=file, stderr=file, env=without_token
+            )
+        with_head = (
+            psutil.Process(cluster.head_node.all_processes["gcs_server"][0].process.pid) if fault == "head" else None
+        )
+        deadline = time.monotonic() + 200
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+            if with_head is not None and "epoch 1/" in log.read_text():
+                with_head.send_signal(signal.SIGKILL)
+                with_head = None
+        if process.poll() is None:
+            process.kill()
+        print(log.read_text())
+    finally:
+        with contextlib.suppress(Exception):
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
