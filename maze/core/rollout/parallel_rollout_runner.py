@@ -80,10 +80,12 @@ class ParallelRolloutWorker:
         record_actions: bool = False,
         env_timeout: float | None = None,
         record_parquet: bool = False,
+        best_of: int = 1,
     ) -> None:
         """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
 
         :param episode_seeds: Seeds of each episode, instead of one pair of seeds for all of them.
+        :param best_of: How often each of these is played before it is recorded as it went best.
         """
         try:
             env, agent = RolloutRunner.init_env_and_agent(
@@ -96,6 +98,8 @@ class ParallelRolloutWorker:
                 agent_instance_seed,
                 env_timeout,
             )
+            if episode_seeds is not None:
+                episode_seeds = RolloutRunner.best_seeds(env, agent, episode_seeds, best_of)
             with recorded(env, record_trajectory, record_event_logs, record_actions, record_parquet=record_parquet) as (
                 recorded_env,
                 recorder,
@@ -175,6 +179,7 @@ class ParallelRolloutRunner(RolloutRunner):
         record_actions: bool = False,
         env_timeout: float | None = None,
         record_parquet: bool = False,
+        best_of: int = 1,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -185,6 +190,7 @@ class ParallelRolloutRunner(RolloutRunner):
             record_actions,
             env_timeout,
             record_parquet,
+            best_of,
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
@@ -223,6 +229,7 @@ class ParallelRolloutRunner(RolloutRunner):
                     "record_actions": self.record_actions,
                     "record_parquet": self.record_parquet,
                     "env_timeout": self.env_timeout,
+                    "best_of": self.best_of,
                     "episode_seeds": [seeds[episode] for episode in episodes],
                 }
                 workers.append(_start(context, index, episodes, arguments))

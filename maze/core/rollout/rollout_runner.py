@@ -70,6 +70,8 @@ class RolloutRunner(Runner, ABC):
     :param record_actions: Store each episode's seed and actions in `action_records`, to be replayed.
     :param env_timeout: Seconds that a step or a reset of the environment may take; `None`: any time.
     :param record_parquet: Store each episode as a table in `trajectory_parquet`.
+    :param best_of: Play each episode so often with other samples of the policy, and then once more, recorded, as it
+        went best: the way in which constructed solutions, such as schedules, are usually reported.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class RolloutRunner(Runner, ABC):
         record_actions: bool = False,
         env_timeout: float | None = None,
         record_parquet: bool = False,
+        best_of: int = 1,
     ) -> None:
         self.env_timeout = checked_time_limit("runner.env_timeout", env_timeout)
         self.n_episodes = whole_number("runner.n_episodes", n_episodes, at_least=1)
@@ -91,6 +94,12 @@ class RolloutRunner(Runner, ABC):
         self.deterministic = deterministic
         self.record_actions = record_actions
         self.record_parquet = record_parquet
+        self.best_of = whole_number("runner.best_of", best_of, at_least=1)
+        if self.best_of > 1 and deterministic:
+            raise ConfigError(
+                f"runner.best_of={best_of} chooses among samples of the policy, but runner.deterministic=true takes "
+                "its most probable actions. Leave one of them out."
+            )
         self.input_dir = ""
         self.maze_seeding = MazeSeeding(None, None, False)
         self.stats: LogStats | None = None
@@ -165,6 +174,7 @@ class RolloutRunner(Runner, ABC):
         episode_end_callback: Callable[[], None] | None = None,
         episode_seeds: EpisodeSeeds | None = None,
         deterministic: bool = False,
+        returns: list[float] | None = None,
     ) -> None:
         """Runs a number of episodes.
 
@@ -174,6 +184,7 @@ class RolloutRunner(Runner, ABC):
         :param episode_end_callback: Called after each episode, when its records are complete.
         :param episode_seeds: Seeds of each episode; without them, the generators of the first go on.
         :param deterministic: Take the most probable actions.
+        :param returns: Gets the sum of the rewards of each episode.
         """
         show = StepRenderer(env) if render else None
         act = acting_in(env, agent, deterministic)
@@ -191,7 +202,7 @@ class RolloutRunner(Runner, ABC):
                 if episode and episode_end_callback is not None:
                     call = ""
                     episode_end_callback()
-                done, n_steps = False, 0
+                done, n_steps, total = False, 0, 0.0
                 while not done:
                     if show is not None:
                         call = "render"
@@ -202,11 +213,14 @@ class RolloutRunner(Runner, ABC):
                     call = "step"
                     observation, reward, done, _ = env.step(action)
                     n_steps += 1
+                    total += reward
                     if n_steps % LONG_EPISODE == 0:
                         check_episode_ends(n_steps, name)
                     if not (is_warned or abs(reward) < math.inf):
                         is_warned = True
                         warnings.warn(f"{Place.of(env, name)}: the reward is {reward}.", stacklevel=2)
+                if returns is not None:
+                    returns.append(total)
                 if show is not None:
                     call = "render"
                     show(env)
@@ -220,12 +234,33 @@ class RolloutRunner(Runner, ABC):
         if episode_end_callback is not None:
             episode_end_callback()
 
+    @staticmethod
+    def best_seeds(env: StructuredEnv, agent: Policy, episode_seeds: EpisodeSeeds, best_of: int) -> EpisodeSeeds:
+        """The seeds with which each episode goes best, of several that the agent may have.
+
+        :param env: An environment that nobody records.
+        :param episode_seeds: Seeds of each episode; that of the agent is the first one tried.
+        :param best_of: Number of seeds of the agent that are tried for each episode.
+        """
+        if best_of == 1:
+            return episode_seeds
+        best = []
+        for env_seed, agent_seed in episode_seeds:
+            others = np.random.SeedSequence(agent_seed).generate_state(best_of - 1)
+            tried = [(env_seed, seed) for seed in (agent_seed, *others.tolist())]
+            returns: list[float] = []
+            RolloutRunner.run_interaction_loop(env, agent, best_of, episode_seeds=tried, returns=returns)
+            best.append(tried[int(np.argmax(returns))])
+        return best
+
     def _announce(self, agent: Any) -> None:
         """Says how a policy of networks acts; of others nobody knows whether they draw their actions."""
         if hasattr(agent, "networks") or (isinstance(agent, Mapping) and "state_dict_file" in agent):
             other = "false draws them" if self.deterministic else "true takes the most probable ones"
             kind = "the most probable actions" if self.deterministic else "sampled actions"
             print(f"Rolling out with {kind} of the policy; runner.deterministic={other}.", flush=True)
+        if self.best_of > 1:
+            print(f"Each episode is played {self.best_of} times before it is recorded as it went best.", flush=True)
 
     def draw_episode_seeds(self) -> list[tuple[int, int]]:
         """The seeds of all episodes, in their order."""

@@ -27,6 +27,7 @@ class SequentialRolloutRunner(RolloutRunner):
         env_timeout: float | None = None,
         record_pages: bool = False,
         record_parquet: bool = False,
+        best_of: int = 1,
     ) -> None:
         super().__init__(
             n_episodes,
@@ -37,6 +38,7 @@ class SequentialRolloutRunner(RolloutRunner):
             record_actions,
             env_timeout,
             record_parquet,
+            best_of,
         )
         self.render = render
         self.record_pages = record_pages
@@ -51,6 +53,7 @@ class SequentialRolloutRunner(RolloutRunner):
         )
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
+        seeds = self.best_seeds(maze_env, policy, self.draw_episode_seeds(), self.best_of)
         with (
             recorded(
                 maze_env,
@@ -68,7 +71,7 @@ class SequentialRolloutRunner(RolloutRunner):
                 self.n_episodes,
                 render=self.render,
                 episode_end_callback=self.update_progress,
-                episode_seeds=self.draw_episode_seeds(),
+                episode_seeds=seeds,
                 deterministic=self.deterministic,
             )
         self.stats, self.n_cut_off = self._report.publish(), self._report.n_cut_off

@@ -107,6 +107,32 @@ def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkey
         assert tables == outcomes[0][1]
 
 
+def test_the_best_of_several_plays_is_what_is_recorded() -> None:
+    def returns(runner: Any) -> dict[str, float]:
+        runner.run_with(env=ENV, wrappers={}, agent=RANDOM)
+        return {key.output_name: value for key, value in runner.stats.items() if key.event is BaseEnvEvents.reward}
+
+    env, agent = GymMazeEnv("CartPole-v1"), RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict)
+    ((env_seed, agent_seed),) = sequential(1).draw_episode_seeds()
+    played: list[float] = []
+    others = np.random.SeedSequence(agent_seed).generate_state(7).tolist()
+    seeds = [(env_seed, seed) for seed in (agent_seed, *others)]
+    RolloutRunner.run_interaction_loop(env, agent, 8, episode_seeds=seeds, returns=played)
+    assert len(set(played)) > 1
+    assert returns(sequential(1, best_of=8, max_episode_steps=0))["mean"] == max(played)
+
+    once, best = returns(sequential(4)), returns(sequential(4, best_of=8))
+    assert best["min"] >= once["min"]
+    assert best["mean"] > once["mean"]
+    assert best["total_episode_count"] == 4
+    assert returns(parallel(3, 4, best_of=8)) == best
+
+
+def test_a_best_of_needs_samples() -> None:
+    with pytest.raises(ConfigError, match=r"runner.best_of=4 chooses among samples .* runner.deterministic=true"):
+        sequential(1, best_of=4, deterministic=True)
+
+
 def test_every_episode_is_run_exactly_once_however_they_are_distributed() -> None:
     runner = parallel(3, 7)
     runner.run_with(env=ENV, wrappers={}, agent=RANDOM)

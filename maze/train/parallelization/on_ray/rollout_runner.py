@@ -33,6 +33,7 @@ class RemoteRollouts:
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
     :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
     :param deterministic: Take the most probable actions.
+    :param best_of: How often each episode is played before it is recorded as it went best.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class RemoteRollouts:
         env_timeout: float | None,
         recording: tuple[bool, ...],
         deterministic: bool,
+        best_of: int = 1,
     ) -> None:
         env, wrappers, max_steps, agent, run = what
         self._env, self._agent = RolloutRunner.init_env_and_agent(
@@ -48,6 +50,7 @@ class RemoteRollouts:
         )
         self._recording = recording
         self._deterministic = deterministic
+        self._best_of = best_of
 
     def play(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
         """Plays an episode for each pair of seeds.
@@ -58,6 +61,7 @@ class RemoteRollouts:
             the actor may share none with that of the run.
         """
         reports: list[EpisodeStatsReport] = []
+        seeds = RolloutRunner.best_seeds(self._env, self._agent, seeds, self._best_of)
         with _directory_of_files() as files, recorded(self._env, *self._recording) as (env, recorder):
             RolloutRunner.run_interaction_loop(
                 env,
@@ -123,7 +127,7 @@ class RayRolloutRunner(RolloutRunner):
         report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         what = (env, wrappers, self.max_episode_steps, agent, origin_of(self.input_dir))
         recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
-        maker = partial(RemoteRollouts, what, self.env_timeout, recording, self.deterministic)
+        maker = partial(RemoteRollouts, what, self.env_timeout, recording, self.deterministic, self.best_of)
         try:
             crew = self.placement.crew(self.n_episodes)
             crew.place(_NAME, lambda actor, n_starts: maker)
