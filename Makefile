@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of interpreters, which would compile hundreds of modules each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format bench clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench clean help
 
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,11 @@ $(VENV)/.dev-all: $(VENV)/.torch
 	$(INSTALL) -e ".[dev-all]"
 	-$(COMPILE) $(VENV)/lib maze maze_envs tutorials
 	touch $(VENV)/.runtime $(VENV)/.dev $@
+
+# What describes Maze needs what Maze needs, and no more: Ray and its like are not imported for it.
+$(VENV)/.docs: $(VENV)/.torch
+	$(INSTALL) -e ".[docs]"
+	touch $(VENV)/.runtime $@
 
 demo: $(VENV)/.runtime  ## Train PPO on CartPole-v1 for about a minute, roll the policy out, show the statistics.
 	$(BIN)/python -m maze.demo --directory $(DEMO_DIR)
@@ -82,6 +87,16 @@ format: $(VENV)/.dev  ## Format the code and fix what can be fixed.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Trees of documents are shared by both, so that notebooks are executed once.
+SPHINX := $(BIN)/python -m sphinx --fail-on-warning --keep-going -j 2 -d build/docs/.trees
+
+docs: $(VENV)/.docs  ## Build the documentation site in build/docs; warnings are errors.
+	$(SPHINX) -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+docs-links: $(VENV)/.docs  ## Look whether the sites that the documentation links to answer (needs the network).
+	$(SPHINX) -b linkcheck docs build/docs/links
+
 bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README.md).
 	$(BIN)/python benchmarks/env_layer.py --quick
 	$(BIN)/python benchmarks/vector_env.py --quick
@@ -89,4 +104,4 @@ bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README
 	$(BIN)/python benchmarks/wrappers.py --quick
 
 clean:  ## Remove the environment and caches.
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build/docs docs/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,13 +1,19 @@
-"""The code of the documentation runs: every ``python`` block of the README and of ``docs/``, file by file."""
+"""The code of the documentation runs: every ``python`` block of the README and of ``docs/``, file by file.
+
+Notebooks (``{code-cell}`` blocks) are executed when the site is built, see ``tests/docs``.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_module
 
 from tests.scripts import run_script
 
@@ -15,12 +21,14 @@ ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = [
     page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
-    if BLOCK.search(page.read_text(encoding="utf-8")) and page.name != "first_hour.md"  # has tests of its own
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if BLOCK.search(page.read_text(encoding="utf-8"))
+    and page.name != "first_hour.md"  # has tests of its own
+    and "generated" not in page.parts
 ]
 
 
-NEEDS = {"data.md": ("duckdb", "minari", "pyarrow")}
+NEEDS = {"data.md": ("duckdb", "minari", "pyarrow"), "coming_from/rllib.md": ("ray",)}
 """What `make test` does not install, by page."""
 
 
@@ -31,7 +39,7 @@ NEEDS = {"data.md": ("duckdb", "minari", "pyarrow")}
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    for package in NEEDS.get(page.name, ()):
+    for package in next((packages for name, packages in NEEDS.items() if page.as_posix().endswith(f"/{name}")), ()):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     script = tmp_path / "page.py"
@@ -50,8 +58,9 @@ def test_no_page_links_to_a_file_that_is_not_there() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
         for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+        if "generated" not in page.parts
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text(encoding="utf-8"))
-        if not (page.parent / target).exists()
+        if not (page.parent / target).exists() and "generated/" not in target  # which the site's build writes
     ]
     assert not broken
 
@@ -69,3 +78,47 @@ def test_files_and_modules_that_a_page_names_are_there(page: str) -> None:
         if not any(found.exists() for found in (path, path.with_suffix(".py"), path.parent.with_suffix(".py"))):
             missing.append(module)
     assert missing == []
+
+
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def listed_in(page: Path, all_pages: set[str]) -> set[str]:
+    """The pages that the tables of contents of a page list, by their paths below `docs`, without suffix."""
+    docs = ROOT / "docs"
+    found: set[str] = set()
+    for block in TOCTREE.findall(page.read_text(encoding="utf-8")):
+        for entry in (line.strip() for line in block.splitlines()):
+            if entry and not entry.startswith(":"):
+                path = Path(os.path.normpath(page.parent / entry)).relative_to(docs).as_posix()
+                found |= {name for name in all_pages if fnmatch(name, path) and name.count("/") == path.count("/")}
+    return found
+
+
+def test_every_page_is_found_from_the_first_one_by_tables_of_contents() -> None:
+    docs = ROOT / "docs"
+    pages = {
+        page.relative_to(docs).with_suffix("").as_posix()
+        for page in docs.rglob("*.md")
+        if "generated" not in page.parts
+    }
+    reached, waiting = {"index"}, ["index"]
+    while waiting:
+        new = listed_in(docs / f"{waiting.pop()}.md", pages) - reached
+        reached |= new
+        waiting += new
+    assert sorted(pages - reached) == [], "these pages are in no toctree; docs/guide/index.md says in which order"
+
+
+FIRST_PAGES = ["index.md", "getting_started.md", *(f"coming_from/{name}.md" for name in ("rllib", "maze"))]
+
+
+@pytest.mark.parametrize("page", FIRST_PAGES)
+def test_commands_of_the_first_pages_name_what_there_is(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^\$ maze-run (.*)$", text, re.MULTILINE):
+        command = shlex.split(line, comments=True)
+        if not command[0].startswith("--"):
+            root = command[command.index("-cn") + 1] if "-cn" in command else "conf_rollout"
+            with initialize_config_module("maze.conf", version_base="1.3"):
+                compose(root, [word for word in command if word not in ("-cn", root)])

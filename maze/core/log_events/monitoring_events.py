@@ -34,7 +34,7 @@ class DiscreteActionEvents(ABC):
     def action(self, substep: str, name: str, value: int) -> None:
         """A discrete action was taken.
 
-        :param substep: "substep_" and the sub-step's key.
+        :param substep: `substep_` and the sub-step's key.
         :param name: Key of the action in the action space.
         :param value: The action.
         """

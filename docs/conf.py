@@ -1,0 +1,65 @@
+"""The documentation site: `make docs` builds it, warnings are errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+project = "Maze"
+author = "the authors of Maze"
+copyright = "the authors of Maze, Apache-2.0"
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "site_pages.extension",
+]
+source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+exclude_patterns = ["site_pages", "**/.ipynb_checkpoints"]
+highlight_language = "text"
+
+# --- pages in Markdown, and those that are notebooks: executed while the site is built -------------------------------
+myst_enable_extensions = ["colon_fence", "attrs_inline"]
+myst_heading_anchors = 4
+nb_execution_mode = "auto"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 240
+nb_execution_in_temp = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+# --- the reference, from docstrings ----------------------------------------------------------------------------------
+default_role = "name_or_code"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_warningiserror = True
+# What need not be installed for its part to be described.
+autodoc_mock_imports = ["ray", "uvicorn"]
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+# --- how it looks ----------------------------------------------------------------------------------------------------
+html_theme = "furo"
+html_title = "Maze"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+
+linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1)"]

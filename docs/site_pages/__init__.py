@@ -1,0 +1,1 @@
+"""What the documentation site writes by itself: the reference, the configurations, the gallery."""

@@ -1,0 +1,97 @@
+"""The Sphinx extension: generated pages, and what a word in single backticks is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst.states import Inliner
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.domains.python import PyXRefRole
+
+from site_pages.configurations import write_configurations
+from site_pages.gallery import write_gallery
+from site_pages.names import PACKAGES, modules
+from site_pages.reference import write_reference
+
+_NAME = re.compile(r"~?[A-Za-z]\w*(\.\w+)*(\(\))?")
+
+
+def _name_or_code(
+    name: str,
+    rawtext: str,
+    text: str,
+    lineno: int,
+    inliner: Inliner,
+    options: Mapping[str, Any] | None = None,
+    content: Sequence[str] = (),
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """Text in single backticks: a link where it names something that the reference has, code otherwise."""
+    if _NAME.fullmatch(text):
+        return PyXRefRole()("py:obj", rawtext, text, lineno, inliner, dict(options or {}), list(content))
+    return [nodes.literal(rawtext, text.replace("\x00", ""))], []
+
+
+def _without_foreign_docstrings(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Leaves out docstrings of other packages, which a method inherits or an attribute brings along."""
+    if what in ("function", "method", "attribute", "data", "property") and not _is_ours(_author(name, obj)):
+        lines.clear()
+
+
+def _author(name: str, obj: Any) -> str:
+    """The module that the docstring of a documented object comes from."""
+    owner, _, member = name.rpartition(".")
+    if not getattr(obj, "__doc__", None):
+        module, _, class_name = owner.rpartition(".")
+        for base in getattr(getattr(sys.modules.get(module), class_name, None), "__mro__", ()):
+            if getattr(vars(base).get(member), "__doc__", None):
+                return str(base.__module__)
+    return str(getattr(obj, "__module__", None) or owner)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in (*PACKAGES, "builtins", "typing")
+
+
+def _name_targets(app: Sphinx, doctree: nodes.document) -> None:
+    """Has types, which signatures and fields name without their modules, lead to the name that is the only one.
+
+    Sphinx would look through all names for each of them, which takes minutes, and take any where there are several.
+    """
+    for node in doctree.findall(addnodes.pending_xref):
+        if node.get("refdomain") == "py" and node.hasattr("refspecific"):
+            del node["refspecific"]
+            node["reftarget"] = _full_names().get(node["reftarget"], node["reftarget"])
+
+
+@cache
+def _full_names() -> Mapping[str, str]:
+    """Full names by those names that only one module defines."""
+    found: dict[str, list[str]] = {}
+    for module in modules():
+        for name in module.names:
+            if not name.origin:
+                found.setdefault(name.name, []).append(name.full)
+    return {name: full[0] for name, full in found.items() if len(full) == 1}
+
+
+def _write_pages(app: Sphinx) -> None:
+    generated = Path(app.srcdir) / "generated"
+    write_reference(generated / "api")
+    write_configurations(generated / "configurations")
+    write_gallery(generated / "gallery")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Registers it."""
+    app.add_role("name_or_code", _name_or_code)
+    app.connect("builder-inited", _write_pages)
+    app.connect("autodoc-process-docstring", _without_foreign_docstrings)
+    app.connect("doctree-read", _name_targets)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,130 @@
+"""The documentation site builds without warnings, has every public name and option, and needs nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.report.browser import NARROW, WIDE, accessibility_faults, cut_off, opened, running_browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).resolve().parents[2]
+pytest.importorskip("sphinx")
+sys.path.append(str(ROOT / "docs"))
+
+from site_pages import configurations, names  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    pytest.importorskip("furo")
+    directory = tmp_path_factory.mktemp("site")
+    command = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "-b", "html", str(ROOT / "docs"), str(directory)]
+    built = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env={**os.environ})
+    assert built.returncode == 0, built.stderr[-5000:]
+    return directory
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
+    from sphinx.util.inventory import InventoryFile
+
+    with (site / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, uri: uri)
+    found = {name for kind, members in inventory.items() if kind.startswith("py:") for name in members}
+    wanted = {name.full for module in names.modules() for name in module.names}
+    assert sorted(wanted - found) == []
+    assert len(wanted) > 900
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_every_option_and_the_tutorials_plots_are_there(site: Path) -> None:
+    pages = "".join(page.read_text("utf-8") for page in (site / "generated" / "configurations").glob("*.html"))
+    text = re.sub(r"<[^>]*>", "", pages)
+    missing = [option for option in configurations.options() if f"{option.group}={option.name}".lstrip("=") not in text]
+    assert missing == []
+    for tutorial in ("cutting_environment", "cutting_structure", "plain_python"):
+        assert "image/png" in (site / "tutorials" / f"{tutorial}.html").read_text("utf-8") or list(
+            (site / "_images").glob("*.png")
+        )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, where there is one."""
+    with running_browser() as started:
+        yield started
+
+
+SHOWN = ["index", "concepts", "generated/gallery/environments", "generated/configurations/02-algorithm"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_pages_need_nothing_from_elsewhere_and_fit(
+    site: Path, browser: Browser, page: str, width: int, scheme: str
+) -> None:
+    errors: list[str] = []
+    shown = opened(browser, site / f"{page}.html", errors, width=width, scheme=scheme)
+    assert cut_off(shown) == []
+    assert accessibility_faults(shown) == []
+    assert errors == []
+    shown.context.close()
+
+
+@pytest.mark.slow
+def test_names_read_from_the_source_are_those_that_importing_finds() -> None:
+    differences = []
+    for module in names.modules():
+        if module.name.startswith("maze.rllib") or module.name == "maze.serve.http_server":
+            continue  # need packages that are not installed for all tests
+        found = importlib.import_module(module.name)
+        own = {
+            name
+            for name, value in vars(found).items()
+            if not name.startswith("_")
+            and (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == module.name
+            and value.__qualname__ == name
+        }
+        read = {name.name for name in module.names if name.kind != "data" and not name.origin}
+        if missing := own - read:
+            differences.append(f"{module.name}: {sorted(missing)}")
+    assert differences == []
+
+
+def test_fields_of_an_option_have_their_defaults_and_meanings() -> None:
+    (ppo,) = (option for option in configurations.options() if (option.group, option.name) == ("algorithm", "ppo"))
+    fields = {field.key: field for field in configurations.fields(ppo)}
+    assert fields["clip_range"].default == "0.2"
+    assert "policy ratio" in fields["clip_range"].meaning
+    assert fields["rollout_evaluator.n_episodes"].default == "8"
+    assert [key for key, field in fields.items() if not field.meaning] == []
+
+
+def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n", "utf-8")
+    found = configurations.fields(configurations.Option("env", "mine", file))
+    assert found == [
+        ("a", "1", "What it is for"),
+        ("b", "[1, 2]", "both of them"),
+        ("c.d", "null", ""),
+        ("e", "1", ""),
+    ]
