@@ -28,8 +28,8 @@ from typing import Any
 from structured_examples import N_EPISODES, returns_of, training_steps
 
 ROOT = Path(__file__).resolve().parents[1]
-TUTORIALS, OWN_PROJECT = ROOT / "tutorials", ROOT / "examples" / "own_project"
-sys.path += [str(TUTORIALS), str(OWN_PROJECT)]
+TUTORIALS = ROOT / "tutorials"
+sys.path.append(str(TUTORIALS))
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,6 @@ PAIRS = {
     "cutting_flat": Pair((f"{_TUTORIAL}_flat",), tolerance=10.0),
     "cutting_structured": Pair((f"{_TUTORIAL}_struct",), tolerance=5.0),
     "cutting_masked": Pair((f"{_TUTORIAL}_struct_masked",), tolerance=1.0),
-    "home_battery": Pair(("-cn", "conf_train_own", "+experiment=battery_ppo"), tolerance=1.0),
 }
 
 
@@ -93,7 +92,7 @@ def train(name: str, model: str, seed: int, directory: Path) -> float:
     if "-cn" not in command:
         command = ["-cn", "conf_train", *command]
     command += [f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"]
-    paths = os.pathsep.join([str(TUTORIALS), str(OWN_PROJECT), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(TUTORIALS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     finished = subprocess.run(
         [sys.executable, "-c", _TRAINING, *command], env=environment, capture_output=True, text=True, check=False

@@ -274,7 +274,7 @@ def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
     """The flag that shows something and what follows it, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     arguments = [*([value] if equals else []), *command[1:]]
-    if flag in ("--report", "--export", "--plan"):
+    if flag in ("--report", "--export", "--plan", "--new-project"):
         return flag, arguments
     if flag == "--runs" and not arguments:
         return flag, ["outputs"]
@@ -283,7 +283,7 @@ def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
     return None if flag == "--info" and arguments[0] in HYDRA_INFO else (flag, arguments)
 
 
-def _show(flag: str, arguments: list[str]) -> int:
+def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for each flag
     try:
         if flag == "--report":
             from maze.cli.report import episode_wanted, make_report
@@ -299,6 +299,10 @@ def _show(flag: str, arguments: list[str]) -> int:
             from maze.cli.plan import print_plan
 
             return print_plan(arguments)
+        if flag == "--new-project":
+            from maze.cli.new_project import write_project
+
+            return write_project(arguments)
         if flag == "--runs":
             from maze.cli.run_list import print_runs
 

@@ -1,1 +1,0 @@
-"""Policies that are not learned."""

@@ -1,1 +1,0 @@
-"""The house as an environment."""

@@ -1,1 +1,0 @@
-"""Ways to run the jobs of a sweep."""

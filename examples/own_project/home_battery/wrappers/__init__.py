@@ -1,1 +1,0 @@
-"""Changes to what the agent sees."""
