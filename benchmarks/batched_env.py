@@ -1,6 +1,12 @@
-"""How much faster a simulation written for many is stepped and trained at once than one environment after the other.
+"""Environments that are stepped at once in arrays: their speed, and that of training with them.
 
-python benchmarks/batched_env.py            # lost sales and the criss-cross network, both placements alternately
+Simulations written for many (lost sales, the criss-cross network) beside one environment after the other; gymnasium's
+CartPole in NumPy with 256 members, raw and as Maze's vector environment with statistics on, and PPO on it (256 x 32
+steps, minibatches of 2,048, 4 epochs) beside stable-baselines3 with 8 environments (128 steps, minibatches of 256, 4
+epochs; the same networks). CPU time, the two sides by turns; medians.
+
+python benchmarks/batched_env.py              # all
+python benchmarks/batched_env.py cartpole     # or: simulations
 """
 
 from __future__ import annotations
@@ -9,22 +15,27 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from torch import nn
+from training_speed import WORK, stable_baselines3
 
 from maze.api.run_context import RunContext
-from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.space_arrays import zeros
+from maze.core.utils.config_utils import EnvFactory
 from maze.train.parallelization.placement import Batched, InProcess
 from maze_envs.inventory.lost_sales import LostSalesEnv
 from maze_envs.queueing.network import QueueingEnv
 
 N_ENVS = 64
+N_CARTPOLES = 256
 
 
-def stepping(env_class: Callable[[], BatchedMazeEnv], placement: Any, n_ticks: int) -> float:
+def stepping(env_class: Callable[[], Any], placement: Any, n_ticks: int) -> float:
     """CPU microseconds of a step of one environment, statistics on."""
     env = placement.vector_env(env_class, N_ENVS, "train")
     env.seed(list(range(N_ENVS)))
@@ -38,43 +49,132 @@ def stepping(env_class: Callable[[], BatchedMazeEnv], placement: Any, n_ticks: i
     return (time.process_time() - begun) / n_ticks / N_ENVS * 1e6
 
 
-def training(env_class: Callable[[], BatchedMazeEnv], placement: str, n_updates: int) -> float:
-    """CPU microseconds of a step in a training with PPO, its updates and one evaluation included."""
+def training(env: Any, n_envs: int, n_updates: int, **overrides: Any) -> float:
+    """CPU microseconds of a step in a training with PPO and 32 steps for an update."""
     overrides = {
-        "runner.placement": placement,
-        "runner.concurrency": N_ENVS,
-        "runner.eval_concurrency": 8,
+        "runner.concurrency": n_envs,
         "algorithm.epoch_length": n_updates,
         "algorithm.n_rollout_steps": 32,
-        "algorithm.batch_size": 512,
         "algorithm.n_optimization_epochs": 4,
-        "algorithm.rollout_evaluator.n_episodes": 8,
+        **{key.replace("__", "."): value for key, value in overrides.items()},
     }
     with (
         tempfile.TemporaryDirectory() as directory,
-        RunContext(env=env_class, run_dir=directory, algorithm="ppo", silent=True, overrides=overrides) as rc,
+        RunContext(env=env, run_dir=directory, algorithm="ppo", silent=True, overrides=overrides) as rc,
     ):
         rc.train(n_epochs=1)  # with everything that happens once
         begun = time.process_time()
         rc.train(n_epochs=1)
-        return (time.process_time() - begun) / (n_updates * 32 * N_ENVS) * 1e6
+        return (time.process_time() - begun) / (n_updates * 32 * n_envs) * 1e6
+
+
+def simulation_training(env_class: Callable[[], Any], placement: str, n_updates: int) -> float:
+    """Its updates and one evaluation included."""
+    return training(
+        env_class,
+        N_ENVS,
+        n_updates,
+        runner__placement=placement,
+        runner__eval_concurrency=8,
+        algorithm__batch_size=512,
+        algorithm__rollout_evaluator__n_episodes=8,
+    )
+
+
+def simulations(n_rounds: int) -> None:
+    """Simulations written for many."""
+    print("CPU microseconds for each step of an environment: one by one, at once, and how many times as fast (medians)")
+    for name, env_class in (("lost sales", LostSalesEnv), ("criss-cross", QueueingEnv)):
+        rows: dict[str, list[tuple[float, float]]] = {"stepping": [], "PPO training": []}
+        for _ in range(n_rounds):
+            rows["stepping"].append((stepping(env_class, InProcess(), 60), stepping(env_class, Batched(), 600)))
+            rows["PPO training"].append(
+                (simulation_training(env_class, "in_process", 4), simulation_training(env_class, "batched", 10))
+            )
+        for what, pairs in rows.items():
+            show(f"{name:12} {what:13}", pairs)
+
+
+def raw_cartpoles(n_ticks: int) -> float:
+    """CPU microseconds of a step of one of gymnasium's CartPoles."""
+    env = gymnasium.make_vec("CartPole-v1", num_envs=N_CARTPOLES, vectorization_mode="vector_entry_point")
+    env.reset(seed=0)
+    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+    begun = time.process_time()
+    for action in actions:
+        env.step(action)
+    return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
+
+
+def maze_cartpoles(n_ticks: int) -> float:
+    """The same as Maze's vector environment; with the statistics of the epoch."""
+    env = Batched().vector_env(EnvFactory("CartPole-v1"), N_CARTPOLES, "train")
+    env.seed(list(range(N_CARTPOLES)))
+    out = zeros(env.observation_spaces_dict, (N_CARTPOLES,), "observation")
+    env.reset(out)
+    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+    begun = time.process_time()
+    for action in actions:
+        env.step({"action": action}, out)
+    env.write_epoch_stats()
+    return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
+
+
+def cartpole_training(n_updates: int) -> float:
+    """As stable-baselines3 is trained here, but for the numbers of environments and of steps in a minibatch."""
+    return training(
+        "CartPole-v1",
+        N_CARTPOLES,
+        n_updates,
+        runner__placement="batched",
+        algorithm__batch_size=2048,
+        algorithm__lr=3e-4,
+        algorithm__gamma=0.99,
+        algorithm__gae_lambda=0.95,
+        algorithm__entropy_coef=0.0,
+        algorithm__max_grad_norm=0.5,
+        algorithm__rollout_evaluator__n_episodes=8,
+        model__hidden_units=[64, 64],
+        model__non_lin=nn.Tanh,
+    )
+
+
+def cartpoles(n_rounds: int) -> None:
+    """gymnasium's CartPole in NumPy."""
+    work = WORK["ppo"]
+    beside = stable_baselines3(work)
+
+    def beside_training(n_updates: int) -> float:
+        begun = time.process_time()
+        beside(n_updates)
+        return (time.process_time() - begun) / (n_updates * work.env_steps) * 1e6
+
+    rows: dict[str, list[tuple[float, float]]] = {"stepping": [], "PPO training": []}
+    for _ in range(n_rounds):
+        rows["stepping"].append((raw_cartpoles(2000), maze_cartpoles(2000)))
+        rows["PPO training"].append((beside_training(5), cartpole_training(20)))
+    print("CPU microseconds for each step: gymnasium alone or stable-baselines3, Maze, and how many times as fast")
+    for what, pairs in rows.items():
+        show(f"CartPole {what:13}", pairs)
+
+
+def show(what: str, pairs: Iterable[tuple[float, float]]) -> None:
+    """Medians, and that of the ratios."""
+    one, many = (statistics.median(values) for values in zip(*pairs, strict=True))
+    ratio = statistics.median(first / second for first, second in pairs)
+    print(f"  {what} {one:8.2f} {many:8.2f} {ratio:8.2f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["simulations", "cartpole"], default=["simulations", "cartpole"])
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("CPU microseconds for each step of an environment: one by one, at once, and how many times as fast (medians)")
-    for name, env_class in (("lost sales", LostSalesEnv), ("criss-cross", QueueingEnv)):
-        rows: dict[str, list[tuple[float, float]]] = {"stepping": [], "PPO training": []}
-        for _ in range(arguments.rounds):
-            rows["stepping"].append((stepping(env_class, InProcess(), 60), stepping(env_class, Batched(), 600)))
-            rows["PPO training"].append((training(env_class, "in_process", 4), training(env_class, "batched", 10)))
-        for what, pairs in rows.items():
-            one, many = (statistics.median(values) for values in zip(*pairs, strict=True))
-            ratio = statistics.median(first / second for first, second in pairs)
-            print(f"  {name:12} {what:13} {one:8.1f} {many:8.1f} {ratio:8.1f}")
+    if "simulations" in arguments.what:
+        simulations(arguments.rounds)
+    if "cartpole" in arguments.what:
+        cartpoles(arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from hydra.plugins.launcher import Launcher
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
 from maze.core.errors import ConfigError, did_you_mean
-from maze.core.utils.config_utils import is_environment
+from maze.core.utils.config_utils import is_environment, is_vector_env
 from maze.core.utils.factory import TARGET_KEY, Factory
-from maze.core.wrappers.gym_adapters import refuse_vector_env
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
 from maze.perception.models.model_composer import BaseModelComposer
@@ -199,8 +198,7 @@ def _check_component(name: str, value: Any) -> None:
             _algorithm_class(value)
         return
     if name == "env":
-        refuse_vector_env(value)
-        is_fine = callable(value) or is_environment(value)
+        is_fine = callable(value) or is_environment(value) or is_vector_env(value)
     elif name == "wrappers":
         is_fine = isinstance(value, Wrapper | list | tuple) or (isinstance(value, type) and issubclass(value, Wrapper))
     else:

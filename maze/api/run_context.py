@@ -60,7 +60,8 @@ class RunContext:
     >>> rc.config[RunMode.TRAINING].env.name
     'CartPole-v1'
 
-    :param env: Environment: id, module, mapping, class or function that makes one, or one to make copies of.
+    :param env: Environment: id, module, mapping, class or function that makes one, or one to make copies of; or a
+        vector environment of gymnasium, or what makes one for `num_envs` members: a training steps them all at once.
     :param run_dir: Directory to work in, or its URL (`s3://...`, `gs://...`, `file://...`), where everything is
         uploaded after each checkpoint; one that holds an earlier run continues from its model. `None`: a new
         directory below `outputs`, as on the command line.
@@ -87,7 +88,8 @@ class RunContext:
         | Mapping[str, Any]
         | MazeEnv[Any]
         | gymnasium.Env[Any, Any]
-        | Callable[[], MazeEnv[Any] | gymnasium.Env[Any, Any]]
+        | gymnasium.vector.VectorEnv[Any, Any, Any]
+        | Callable[..., MazeEnv[Any] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]]
         | None = None,
         run_dir: str | None = None,
         wrappers: str | Mapping[str, Any] | Wrapper[Any] | None = None,

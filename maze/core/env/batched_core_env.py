@@ -120,6 +120,9 @@ class BatchedCoreEnv(ABC):
     """Names of the attributes `[n_envs, ...]` that make up the state: :meth:`observe` reads no others that change.
     `elapsed` is one of them where it is observed."""
 
+    seeds_rows: ClassVar[bool] = True
+    """Whether each simulation has random numbers of its own."""
+
     event_interfaces: ClassVar[tuple[type[Any], ...]] = ()
     """Interfaces of the events that :meth:`fire` is called with."""
 
@@ -147,6 +150,9 @@ class BatchedCoreEnv(ABC):
         self.random = RowStreams(n_envs)
         self.fired: list[FiredEvent] = []
         """The events of the sub-step just taken."""
+        self.pausing: np.ndarray | None = None
+        """Indices of simulations whose next episode begins with the coming step, in which they take no action; `None`:
+        there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
 
     @abstractmethod
     def reset_rows(self, rows: np.ndarray) -> None:
@@ -156,11 +162,14 @@ class BatchedCoreEnv(ABC):
         """
 
     @abstractmethod
-    def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def step(
+        self, actions: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray] | tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Takes the sub-step `step_keys[substep]` in all simulations.
 
         :param actions: Arrays `[n_envs, ...]` by action key.
-        :return: Rewards, float `[n_envs]`, and whether episodes have ended by themselves, bool `[n_envs]`.
+        :return: Rewards, float `[n_envs]`, and whether episodes have ended by themselves, bool `[n_envs]`; where they
+            are cut off by something else than `max_episode_steps`, also whether they were, bool `[n_envs]`.
         """
 
     @abstractmethod
@@ -204,31 +213,56 @@ class BatchedCoreEnv(ABC):
         :return: Rewards, whether episodes ended by themselves, whether they were cut off; `[n_envs]` each.
         """
         self.fired.clear()
-        rewards, terminated = self.step(actions)
+        rewards, terminated, *others = self.step(actions)
         self.substep = (self.substep + 1) % len(self.step_keys)
         if self.substep:
-            if terminated.any():
+            if terminated.any() or (others and others[0].any()):
                 raise EnvironmentContractError(
                     f"{type(self).__name__}: an episode ended with the sub-step {self.step_keys[self.substep - 1]!r}; "
                     f"in a batch episodes end with the last sub-step of a step, {self.step_keys[-1]!r}."
                 )
             return rewards, terminated, terminated
         self.elapsed += 1
-        if self.max_episode_steps is None:
-            return rewards, terminated, np.zeros_like(terminated)
-        return rewards, terminated, (self.elapsed >= self.max_episode_steps) & ~terminated
+        if self.pausing is not None:
+            self.elapsed[self.pausing] = 0
+            self.pausing = None
+        if self.max_episode_steps is not None:
+            is_late = self.elapsed >= self.max_episode_steps
+            truncated = is_late | others[0] if others else is_late
+        else:
+            truncated = others[0] if others else np.zeros_like(terminated)
+        return rewards, terminated, np.greater(truncated, terminated)  # never both
 
     @property
     def is_step_complete(self) -> bool:
         """Whether the sub-step just taken completed a step."""
         return self.substep == 0
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays `[n_envs, ...]` that make up the state, by name."""
+        return {name: getattr(self, name) for name in self.row_arrays}
+
+    def seed_row(self, row: int, seed: int) -> None:
+        """Begins the random numbers of a simulation anew.
+
+        :param row: Its index.
+        :param seed: Any integer.
+        """
+        self.random.seed(row, seed)
+
+    def close(self) -> None:
+        """Gives back what the simulations hold. Default: nothing."""
+
+    def why_not_kept(self) -> str | None:
+        """Why :meth:`row_state` does not hold all that the future depends on; `None`: it does."""
+        return None
+
     def row_state(self, row: int) -> dict[str, Any]:
         """Everything that the future of a simulation depends on.
 
         :param row: Its index.
         """
-        arrays = {name: np.array(getattr(self, name)[row]) for name in self.row_arrays}
+        arrays = {name: np.array(array[row]) for name, array in self.arrays().items()}
         return {"arrays": arrays, "elapsed": int(self.elapsed[row]), "random": self.random.state(row)}
 
     def load_row_state(self, row: int, state: Mapping[str, Any]) -> None:
@@ -237,7 +271,8 @@ class BatchedCoreEnv(ABC):
         :param row: Its index.
         :param state: As :meth:`row_state` gave it.
         """
+        arrays = self.arrays()
         for name, value in state["arrays"].items():
-            getattr(self, name)[row] = value
+            arrays[name][row] = value
         self.elapsed[row] = state["elapsed"]
         self.random.load_state(row, state["random"])

@@ -16,6 +16,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.observation_conversion import ObservationConversionInterface
 from maze.core.env.space_arrays import dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import EnvironmentContractError
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.kpi_calculator import KpiCalculator
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _ONLY_ROW = np.zeros(1, np.int64)
 
 MazeState = dict[str, np.ndarray]
-"""The arrays of `row_arrays` by name, without the leading dimension."""
+"""The arrays that make up the state by name, without the leading dimension."""
 
 
 class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
@@ -46,7 +47,12 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
             {key: _Action(space) for key, space in simulation.action_spaces.items()},
             {key: _Observation(scratch, key) for key in simulation.step_keys},
         )
-        self._make = make
+        self._make, self._scratch = make, scratch
+
+    @override(MazeEnv)
+    def close(self) -> None:
+        super().close()
+        self._scratch.close()
 
     def batch(self, n_envs: int) -> BatchedCoreEnv:
         """A simulation of the same problem for many environments.
@@ -94,11 +100,15 @@ class SingleCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def seed(self, seed: int) -> None:
-        self.simulation.random.seed(0, seed)
+        self.simulation.seed_row(0, seed)
+
+    @override(CoreEnv)
+    def close(self) -> None:
+        self.simulation.close()
 
     @override(CoreEnv)
     def get_maze_state(self) -> MazeState:
-        return {name: np.array(getattr(self.simulation, name)[0]) for name in self.simulation.row_arrays}
+        return {name: np.array(array[0]) for name, array in self.simulation.arrays().items()}
 
     @override(CoreEnv)
     def actor_id(self) -> ActorID:
@@ -132,6 +142,8 @@ class SingleCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def clone_from(self, env: SingleCoreEnv) -> None:  # type: ignore[override]
+        if (problem := env.simulation.why_not_kept()) is not None:
+            raise EnvironmentContractError(f"{type(env.simulation).__name__} cannot be cloned: {problem}.")
         self.simulation.load_row_state(0, env.simulation.row_state(0))
         self.simulation.substep = env.simulation.substep
 
@@ -169,8 +181,9 @@ class _Observation(ObservationConversionInterface):
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeState) -> dict[str, np.ndarray]:
         scratch = self._scratch
+        arrays = scratch.arrays()
         for name, value in maze_state.items():
-            getattr(scratch, name)[0] = value
+            arrays[name][0] = value
         scratch.substep = self._position
         out = {key: np.zeros(shape, dtype) for key, shape, dtype in self._specs}
         scratch.observe(out)

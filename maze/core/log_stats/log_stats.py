@@ -83,9 +83,22 @@ class LogStatsAggregator(LogStatsConsumer):
         self._touched: list[StatsSlot] = []
         self._lengths: list[int] = []
         """How many steps (1 for a step itself) each received period had."""
+        self._deferred: list[Callable[[], None]] = []
+
+    def receive_later(self, deliver: Callable[[], None]) -> None:
+        """Has somebody hand on what waits there before anything is read here, or comes from others.
+
+        :param deliver: Called once.
+        """
+        self._deferred.append(deliver)
+
+    def _take_deferred(self) -> None:
+        while self._deferred:
+            self._deferred.pop(0)()
 
     @override(LogStatsConsumer)
     def receive(self, stats: LogStats) -> None:
+        self._take_deferred()
         period = len(self._lengths)
         self._lengths.append(stats.get(_STEP_COUNT, 1) if self.level is LogStatsLevel.EPOCH else 1)
         for (event, name, group), value in stats.items():
@@ -99,10 +112,18 @@ class LogStatsAggregator(LogStatsConsumer):
             for stats in many:
                 self.receive(stats)
             return
-        periods = range(len(self._lengths), len(self._lengths) + len(many))
-        self._lengths.extend([stats.get(_STEP_COUNT, 1) for stats in many])
-        for key in first:
-            values = [stats[key] for stats in many]
+        self.receive_columns({key: [stats[key] for stats in many] for key in first}, len(many))
+
+    def receive_columns(self, columns: Mapping[LogStatsKey, list[Any]], n_periods: int) -> None:
+        """Takes the statistics of several periods that all have the same ones.
+
+        :param columns: The values of the periods by statistic.
+        :param n_periods: How many there are.
+        """
+        self._take_deferred()
+        periods = range(len(self._lengths), len(self._lengths) + n_periods)
+        self._lengths.extend(columns.get(_STEP_COUNT, [1] * n_periods))
+        for key, values in columns.items():
             plan = level_plan(key.event, self._level_name)
             for index, component in plan.routes.get(key.output_name, ()):
                 group = key.group if component is None or key.group is None else (key.group[component],)
@@ -112,10 +133,12 @@ class LogStatsAggregator(LogStatsConsumer):
     @property
     def has_received(self) -> bool:
         """Whether statistics of the level below wait to be reduced."""
+        self._take_deferred()
         return bool(self._lengths)
 
     def clear_inputs(self) -> None:
         """Drops what was collected since the last :meth:`reduce`."""
+        self._take_deferred()
         for slot in self._slots.values():
             slot.clear()
         self._touched.clear()
@@ -159,6 +182,7 @@ class LogStatsAggregator(LogStatsConsumer):
         :param event: Interface method of the event.
         :param name: Which input of the event's statistics.
         """
+        self._take_deferred()
         return {
             group: list(slot.inputs[name])
             for (known, _, group), slot in list(self._slots.items())
@@ -176,6 +200,7 @@ class LogStatsAggregator(LogStatsConsumer):
 
         :param n_periods: How many steps (episodes) the episode (epoch) had, where the received statistics do not tell.
         """
+        self._take_deferred()
         stats: LogStats = {}
         if self.level is LogStatsLevel.STEP:
             for slot in self._touched:
@@ -199,6 +224,7 @@ class LogStatsAggregator(LogStatsConsumer):
     def copy_inputs_from(self, other: LogStatsAggregator) -> None:
         """Takes over what another aggregator of the same level has collected so far."""
         self.clear_inputs()
+        other._take_deferred()
         for key, slot in other._slots.items():
             own = self._slots.setdefault(key, StatsSlot(slot.variant, slot.keys))
             own.copy_from(slot)
@@ -206,6 +232,7 @@ class LogStatsAggregator(LogStatsConsumer):
 
     def state(self) -> dict[str, Any]:
         """What was collected since the last :meth:`reduce`, row by row, with the names of the events."""
+        self._take_deferred()
         rows = [
             {"event": [event.__module__, event.__qualname__], "index": index, "group": group, **slot.state()}
             for (event, index, group), slot in self._slots.items()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
+
+_NUMBERS = (int, float, bool)
 
 
 def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
@@ -16,10 +19,13 @@ def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
 
     :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
     """
-    if not isinstance(values[0], (list, tuple, np.ndarray, ValuesView, Mapping)):
+    first = values[0]
+    if type(first) in _NUMBERS:  # asking abstract classes takes longer than all the rest
         return list(values)
-    if isinstance(values[0], list):
-        return [value for part in values for value in part]
+    if isinstance(first, list):
+        return list(itertools.chain.from_iterable(values))
+    if not isinstance(first, (tuple, np.ndarray, ValuesView, Mapping)):
+        return list(values)
     parts = [_parts(value) for value in values]
     flat = [value for part, _ in parts for value in part]
     sizes = [size for _, size in parts if size is not None]

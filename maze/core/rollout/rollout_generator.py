@@ -176,7 +176,7 @@ class RolloutGenerator:
         actors: list[ActorID | None]
         if self.env.collects(policy, columns):
             self.env.collect(policy, columns)
-            actors = self._all_flat(columns)
+            actors = self._all_flat(columns, columns.n_ticks)
         else:
             act = acting_function(policy, self.env, memory=memory)
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
@@ -213,30 +213,41 @@ class RolloutGenerator:
         env = self.env
         actor = env.actor_ids()[0]
         substep = columns.substeps[actor.step_key]
-        observation_rows, action_rows, logits_rows = substep.observation_rows, substep.action_rows, substep.logits_rows
-        rewards, terminated, truncated = columns.rewards, columns.terminated, columns.truncated
         step = env.step
-        out = {actor.step_key: observation_rows[0]}
-        for tick in range(columns.n_ticks):
-            actions = action_rows[tick]
-            act(observation_rows[tick], actor, actions, logits_rows[tick], None)
-            out[actor.step_key] = observation_rows[tick + 1]
+        out = {actor.step_key: substep.observation_rows[0]}
+        pauses: dict[int, np.ndarray] = {}
+        tick = n_completed = 0
+        while columns.wants_more(tick, n_completed):
+            actions = substep.action_rows[tick]
+            act(substep.observation_rows[tick], actor, actions, substep.logits_rows[tick], None)
+            out[actor.step_key] = substep.observation_rows[tick + 1]
+            n_completed += columns.n_envs
+            if (pausing := env.pausing) is not None:
+                pauses[tick] = pausing
+                n_completed -= len(pausing)
             _, _, _, infos = step(actions, out)
-            rewards[tick] = env.rewards
-            terminated[tick] = env.terminated
-            truncated[tick] = env.truncated
+            columns.rewards[tick] = env.rewards
+            columns.terminated[tick] = env.terminated
+            columns.truncated[tick] = env.truncated
             if columns.infos is not None:
                 columns.infos.append(infos)
             if env.final_observations:
                 self._note_final_observations(tick, columns)
-        return self._all_flat(columns)
+            tick += 1
+        actors = self._all_flat(columns, tick)
+        for paused_tick, pausing in pauses.items():
+            actors[paused_tick] = None
+            columns.step_complete[paused_tick, pausing] = False
+        if pauses:
+            substep.leave_out(pauses, actor.agent_id)
+        return actors
 
-    def _all_flat(self, columns: RolloutColumns) -> list[ActorID | None]:
+    def _all_flat(self, columns: RolloutColumns, n_ticks: int) -> list[ActorID | None]:
         """Completes columns in which each row is an environment step of the same actor."""
         (actor, *_) = self.env.actor_ids()
         columns.step_complete[:] = True
-        columns.substeps[actor.step_key].n_rows = columns.n_ticks
-        return [actor] * columns.n_ticks
+        columns.substeps[actor.step_key].n_rows = n_ticks
+        return [actor] * n_ticks
 
     def _collect_structured(self, act: Any, columns: RolloutColumns) -> list[ActorID | None]:
         env = self.env

@@ -110,6 +110,17 @@ class SubstepColumns:
             self._all_agent_ids[row, env_indices] = agent_ids
         return row
 
+    def leave_out(self, where: Mapping[int, np.ndarray], agent_id: int) -> None:
+        """In rows that were filled with the decisions of one agent, some environments made none.
+
+        :param where: Indices of the environments by row.
+        :param agent_id: The agent.
+        """
+        self._all_agent_ids[: self.n_rows] = agent_id
+        self._all_valid[: self.n_rows] = True
+        for row, envs in where.items():
+            self._all_valid[row, envs] = False
+
     def finish(self, is_dense: bool) -> None:
         """Shows the rows that were filled.
 

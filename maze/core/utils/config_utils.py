@@ -74,7 +74,8 @@ class EnvFactory:
 
     :param env: Configuration of the environment, the id of a gymnasium environment, the name of one of PettingZoo with
         its family, or a class or function that makes an environment of Maze or of one of these without arguments. Of an
-        environment that is given as such, every call makes a copy.
+        environment that is given as such, every call makes a copy. A vector environment of gymnasium, or what makes one
+        for `num_envs` members, becomes a :class:`~maze.core.wrappers.gym_vector_env.GymVectorMazeEnv`.
     :param wrappers: Wrappers to apply, the first one innermost.
     :param timeout: Seconds that a step or reset may take; `None`: any time.
     """
@@ -101,15 +102,19 @@ class EnvFactory:
 
     def _make_env(self) -> Any:
         env = self.env
-        if isinstance(env, Mapping):
-            env = Factory(object).instantiate(_without_foreign_defaults(env), config_path="env")
+        if is_vector_env(env):
+            return _adopted(env, None)
+        if isinstance(env, Mapping) or (callable(env) and not is_environment(env)):
+            target = self.env.get(TARGET_KEY) if isinstance(self.env, Mapping) else self.env
+            is_required = "num_envs" in _required_arguments(target)
+            env = self._called(**({"num_envs": 1} if is_required else {}))
+            if is_vector_env(env):
+                return _adopted(env, self._called if is_required or _takes_num_envs(target) else None)
         elif is_environment(env):
             env = _copy_of(env)
         elif isinstance(env, str):
             target = f"{_PETTINGZOO}.make_pettingzoo_env" if is_pettingzoo_name(env) else _GYM_ENV
             env = Factory(object).instantiate({TARGET_KEY: target, "name": env}, config_path="env")
-        elif callable(env):
-            env = env()
         if _is_pettingzoo_env(env):
             env = Factory(object).instantiate({TARGET_KEY: f"{_PETTINGZOO}.PettingZooEnv"}, env=env)
         elif not isinstance(env, StructuredEnv) and is_environment(env):
@@ -117,14 +122,43 @@ class EnvFactory:
 
             env = GymMazeEnv(env)
         if not isinstance(env, StructuredEnv):
-            from maze.core.wrappers.gym_adapters import refuse_vector_env
-
-            refuse_vector_env(env)
             raise ConfigError(
                 f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
                 f"function that makes a Maze or gymnasium environment; {self.env!r} gave {_shown(env)}."
             )
         return env
+
+    def _called(self, **arguments: Any) -> Any:
+        """What the configuration, class or function makes.
+
+        :param arguments: Further arguments.
+        """
+        if callable(self.env):
+            return self.env(**arguments)
+        config = {**_without_foreign_defaults(self.env), **arguments}
+        return Factory(object).instantiate(config, config_path="env")
+
+
+def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
+    """What a vector environment has many of.
+
+    :param env: The vector environment.
+    :param make: Makes it for another number of members (`num_envs`); `None`: as it was made.
+    """
+    from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv, maker_of
+
+    if make is None:
+        return GymVectorMazeEnv(maker_of(env), env.num_envs)
+    env.close()
+    return GymVectorMazeEnv(make)
+
+
+def _takes_num_envs(target: Any) -> bool:
+    try:
+        parameters = inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters
+    except (TypeError, ValueError):
+        return True
+    return "num_envs" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,6 +206,13 @@ def is_pettingzoo_name(name: str) -> bool:
 def _is_pettingzoo_env(value: Any) -> bool:
     pettingzoo: Any = sys.modules.get("pettingzoo")  # without it there are no such environments
     return pettingzoo is not None and isinstance(value, pettingzoo.AECEnv | pettingzoo.ParallelEnv)
+
+
+def is_vector_env(value: Any) -> bool:
+    """Whether something is a vector environment of gymnasium."""
+    from gymnasium.vector import VectorEnv
+
+    return isinstance(value, VectorEnv)
 
 
 def _copy_of(env: Any) -> Any:

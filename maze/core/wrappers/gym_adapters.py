@@ -20,7 +20,7 @@ from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.errors import ConfigError, EnvironmentContractError, did_you_mean
 
 ACTION_MASK = "action_mask"
-_MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
+MASK_NAMES = (ACTION_MASK, "action_masks", "valid_action_mask")
 """What environments call the entry of `info`, or the method, that tells which actions are valid."""
 MAX_ITEMS = 32
 """So many items of a sequence, or nodes of a graph, are kept where nobody says how many."""
@@ -53,8 +53,8 @@ def refuse_vector_env(env: Any) -> None:
     """Raises a :class:`ConfigError` for an environment of gymnasium that steps several copies at once."""
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise ConfigError(
-            f"env: {env} is a vector environment; give a single one instead, such as gymnasium.make(...) or its id: "
-            "Maze makes as many copies of it as `runner.concurrency` says."
+            f"env: {env} is a vector environment; give a single one here, such as gymnasium.make(...) or its id. "
+            "RunContext(env=...) and `env._target_` take vector environments, and functions that make them."
         )
 
 
@@ -256,7 +256,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         return self._with_mask(observation, info), reward, terminated, truncated, info
 
     def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        mask = _told_mask(self.env, info, self._name)
+        mask = told_mask(self.env, info, self._name)
         if mask is None:
             raise EnvironmentContractError(
                 f"The mask of valid actions `{self._name}` is missing: {self.unwrapped} told it after its first reset, "
@@ -281,14 +281,21 @@ def action_mask_name(env: Any, name: str | None = None) -> str | None:
         return None
     result: Any = env.reset(seed=0)
     info = result[1] if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict) else {}
-    for candidate in _MASK_NAMES if name is None else (name,):
-        mask = _told_mask(env, info, candidate)
+    for candidate in MASK_NAMES if name is None else (name,):
+        mask = told_mask(env, info, candidate)
         if mask is not None and np.shape(mask) == (int(env.action_space.n),):
             return candidate
     return None
 
 
-def _told_mask(env: gymnasium.Env[Any, Any], info: Mapping[str, Any], name: str) -> Any:
+def told_mask(env: Any, info: Mapping[str, Any], name: str) -> Any:
+    """The mask of valid actions.
+
+    :param env: An environment, or a vector environment.
+    :param info: What it told beside its last observation.
+    :param name: Key in `info`, or name of a method without arguments.
+    :return: `None`: there is none.
+    """
     if name in info:
         return info[name]
     method = getattr(env.unwrapped, name, None)

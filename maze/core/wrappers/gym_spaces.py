@@ -7,11 +7,13 @@ numbers its entries, anything else is a single entry.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError
 
 _SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
@@ -34,6 +36,11 @@ class Leaf:
     def from_gym(self, value: Any) -> Any:
         return np.asarray(value, dtype=self.dtype)
 
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        """The values of several environments, `[n_envs, ...]`."""
+        converted: np.ndarray = self.to_gym(values)
+        return converted
+
 
 class DiscreteAction(Leaf):
     """The agent counts from zero, gymnasium from `start` on, and it wants an integer."""
@@ -50,6 +57,10 @@ class DiscreteAction(Leaf):
     def from_gym(self, value: Any) -> np.ndarray:
         """Returns a number, `[]`."""
         return np.asarray(value - self.start, dtype=self.dtype)
+
+    @override(Leaf)
+    def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
+        return values + self.start if self.start else values
 
 
 def zero_based(space: spaces.Discrete) -> spaces.Discrete:
@@ -103,6 +114,30 @@ def observation_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str,
     """Conversions of an observation space; result as for :func:`action_leaves`."""
     kind, entries = _entries(space, "observation")
     return kind, {key: Leaf(entry) for key, entry in entries.items()}
+
+
+def packed(kind: type | None, parts: dict[str, Any]) -> Any:
+    """The entries as gymnasium has them.
+
+    :param kind: As of :func:`action_leaves`.
+    :param parts: The entries by key, in the order of the space.
+    """
+    if kind is None:
+        return next(iter(parts.values()))
+    return parts if kind is dict else tuple(parts.values())
+
+
+def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[str, np.ndarray]:
+    """The entries as Maze has them, of one environment or of several, `[n_envs, ...]`.
+
+    :param kind: As of :func:`observation_leaves`.
+    :param leaves: Conversions of the entries.
+    :param value: What gymnasium has.
+    """
+    if kind is dict:
+        return {key: leaf.from_gym(value[key]) for key, leaf in leaves.items()}
+    parts = (value,) if kind is None else value
+    return {key: leaf.from_gym(part) for (key, leaf), part in zip(leaves.items(), parts, strict=True)}
 
 
 def _action_leaf(space: spaces.Space[Any]) -> Leaf:

@@ -31,9 +31,10 @@ from maze.core.wrappers.gym_adapters import (
     takes_seed,
 )
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
-from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves
+from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed
 
 if TYPE_CHECKING:
+    from maze.core.env.batched_core_env import BatchedCoreEnv
     from maze.core.log_events.step_event_log import StepEventLog
 
 
@@ -75,6 +76,17 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     def render(self, mode: str = "human") -> None:
         """Draws the current state in the mode that the environment was made with."""
         draw_current_state(self)
+
+    def batch(self, n_envs: int) -> BatchedCoreEnv:
+        """The simulation of many such environments that gymnasium knows, see
+        :func:`~maze.core.wrappers.gym_vector_env.batch_of_registered`.
+
+        :param n_envs: How many.
+        """
+        from maze.core.wrappers.gym_vector_env import batch_of_registered
+
+        core_env: GymCoreEnv = self.core_env
+        return batch_of_registered(core_env.env, n_envs)
 
 
 def make_gym_maze_env(
@@ -285,7 +297,7 @@ class GymObservationConversion(ObservationConversionInterface):
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
         parts = {key: leaf.to_gym(observation[key]) for key, leaf in self._leaves.items()}
-        return _pack(self._kind, parts)
+        return packed(self._kind, parts)
 
     @override(ObservationConversionInterface)
     def space(self) -> spaces.Dict:
@@ -314,7 +326,7 @@ class GymActionConversion(ActionConversionInterface):
                 f"An action must be a dictionary with the keys {list(self._leaves)}, element of {self._space}; "
                 f"got {action!r}."
             ) from error
-        return _pack(self._kind, parts)
+        return packed(self._kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
@@ -326,9 +338,3 @@ class GymActionConversion(ActionConversionInterface):
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:
         return self._space
-
-
-def _pack(kind: type | None, parts: dict[str, Any]) -> Any:
-    if kind is None:
-        return next(iter(parts.values()))
-    return parts if kind is dict else tuple(parts.values())

@@ -12,12 +12,13 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.wrappers.call_time_limit_wrapper import checked_time_limit
+from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import estimated_statistics
 from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
-from maze.train.parallelization.placement import placement_of
+from maze.train.parallelization.placement import Batched, placement_of
 from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class PlacedRunner(Runner):
 
     def __post_init__(self) -> None:
         self._closing: list[Callable[[], None]] = []
+        self._num_envs: int | None = None
         self.normalization_statistics = None
         self.env_timeout = checked_time_limit("runner.env_timeout", self.env_timeout)
         whole_number("runner.env_groups", self.env_groups, at_least=0)
@@ -69,6 +71,7 @@ class PlacedRunner(Runner):
 
     def _find_environments(self, cfg: DictConfig) -> None:
         """Reads how environments are made, and asks one of them for its spaces and normalization statistics."""
+        is_open = self.placement is None and self.default_placement == "in_process"
         self.placement = placement_of(self.placement or self.default_placement)
         self.placement.env_timeout = self.env_timeout
         if self.address is not None:
@@ -80,6 +83,8 @@ class PlacedRunner(Runner):
             env = factory()
         except USER_CODE_ERRORS as error:
             fail(error, Place(PROBE), "the factory")
+        if is_open and type(env) is GymVectorMazeEnv:  # with wrappers it is of another class
+            self.placement, self._num_envs = Batched(), env.num_envs
         call = "seed"
         try:
             env.seed(self.env_seeds(1)[0])
@@ -105,7 +110,8 @@ class PlacedRunner(Runner):
 
     def rollouts(self) -> RolloutGenerator:
         """What rolls a policy out in the training environments, as many as `concurrency` says."""
-        env = self._seeded_env(self.env_factory, self.concurrency or default_concurrency(), "train")
+        n_envs = self.concurrency or self._num_envs or default_concurrency()
+        env = self._seeded_env(self.env_factory, n_envs, "train")
         may_be_late = env.n_rollout_envs < env.n_envs  # then by a policy that is not the newest: its logits are needed
         return RolloutGenerator(env, record_logits=may_be_late)
 

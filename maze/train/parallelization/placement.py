@@ -186,8 +186,9 @@ class Processes(Placement):
 
 class Batched(Placement):
     """Steps all environments at once, in the arrays of a simulation that is written for many; see
-    :class:`~maze.core.env.batched_core_env.BatchedCoreEnv`. Wrappers, which see one environment at a time, have no
-    place there."""
+    :class:`~maze.core.env.batched_core_env.BatchedCoreEnv` and
+    :class:`~maze.core.wrappers.gym_vector_env.GymBatch`. Wrappers, which see one environment at a time, have no place
+    there."""
 
     in_process = True
 
@@ -199,7 +200,18 @@ class Batched(Placement):
 
         env = env_factory()
         try:
-            return BatchedVectorEnv(_unwrapped(env).batch(n_envs), logging_prefix)
+            batch = _unwrapped(env).batch(n_envs)
+            for kind, of_batch, of_one in (
+                ("actions", batch.action_spaces, env.action_spaces_dict),
+                ("observations", batch.observation_spaces, env.observation_spaces_dict),
+            ):
+                if of_batch != of_one:
+                    batch.close()
+                    raise ConfigError(
+                        f"runner.placement=batched: the {kind} of a single environment, {of_one}, are not those of its "
+                        f"simulation of many, {of_batch}; use runner.placement=in_process."
+                    )
+            return BatchedVectorEnv(batch, logging_prefix)
         finally:
             env.close()
 

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze.api.run_context import RunContext
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.gym_make import newest_version
+from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv
 from maze.core.wrappers.maze_gym_env_wrapper import (
     GymActionConversion,
     GymCoreEnv,
@@ -243,15 +243,12 @@ def test_the_id_that_failed_is_not_suggested():
     assert "Did you mean `BrokenStock-v0`" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "make", [GymMazeEnv, check_env, lambda env: RunContext(env=env), lambda env: EnvFactory(env)()]
-)
-def test_a_vector_environment_is_refused_with_what_to_give_instead(make):
+def test_a_vector_environment_is_no_single_one_and_adopted_where_many_are_asked_for():
     vector_env = gymnasium.make_vec("CartPole-v1", num_envs=2)
-    with pytest.raises(ConfigError, match=r"is a vector environment; give a single one.*`runner\.concurrency`"):
-        make(vector_env)
-    with pytest.raises(ConfigError, match="is a vector environment"):
-        EnvFactory(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2))()
+    with pytest.raises(ConfigError, match=r"is a vector environment; give a single one here"):
+        GymMazeEnv(vector_env)
+    assert isinstance(EnvFactory(vector_env)(), GymVectorMazeEnv)
+    assert check_env(vector_env).findings == []
     vector_env.close()
 
 

@@ -22,6 +22,7 @@ from maze.core.log_stats.event_decorators import (
     define_step_stats,
 )
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
@@ -98,6 +99,10 @@ class Stock(BatchedCoreEnv):
 class StockEnv(BatchedMazeEnv):
     def __init__(self, max_episode_steps: int = 30) -> None:
         super().__init__(partial(Stock, max_episode_steps=max_episode_steps))
+
+
+def not_batched() -> Any:
+    return GymMazeEnv("MountainCar-v0")
 
 
 def drawn(env: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -260,7 +265,7 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
 @pytest.mark.parametrize(
     ("env", "wrappers", "message"),
     [
-        ("CartPole-v1", None, "written for many at once .* found GymMazeEnv"),
+        (not_batched, None, "written for many at once .* found .*MountainCar"),
         (StockEnv, {RandomResetWrapper: {"min_initial_steps": 1, "max_initial_steps": 2}}, "RandomResetWrapper"),
     ],
 )

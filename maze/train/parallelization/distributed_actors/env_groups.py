@@ -13,7 +13,7 @@ import numpy as np
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsKey, LogStatsLevel
 from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -96,6 +96,15 @@ class EpisodeRelay(LogStatsAggregator):
     def receive_all(self, stats: Sequence[LogStats]) -> None:
         for stat in stats:
             self._pass_on(stat)
+
+    @override(LogStatsAggregator)
+    def receive_later(self, deliver: Callable[[], None]) -> None:
+        deliver()
+
+    @override(LogStatsAggregator)
+    def receive_columns(self, columns: Mapping[LogStatsKey, list[Any]], n_periods: int) -> None:
+        for period in range(n_periods):
+            self._pass_on({key: values[period] for key, values in columns.items()})
 
 
 class GroupedVectorEnv(StructuredVectorEnv, ABC):

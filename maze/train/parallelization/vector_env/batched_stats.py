@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from maze.core.log_stats.log_stats import (
     LogStatsLevel,
     event_named,
 )
+from maze.core.log_stats.reducer_functions import histogram
 from maze.core.log_stats.stats_plan import PassedThrough, group_of, level_plan, stat_value
 
 _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max, np.min)
@@ -23,8 +26,58 @@ _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max,
 
 _FIRST_CAPACITY = 1024
 
+_ADDS_IN_ORDER = sys.version_info < (3, 12)
+"""Whether Python's `sum` of floats adds one to the other, as arrays are added; later it compensates for rounding."""
+
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
+
+
+class EpisodeTable(Mapping[int, LogStats]):
+    """Statistics of episodes that ended together, by environment; calculated when somebody looks.
+
+    :param stats: Keeps their values; asked before it makes room for others.
+    :param rows: Their environments.
+    :param starts: Their first steps.
+    :param end: The step after their last.
+    :param known: Statistics that are known already, `[n_episodes]` each.
+    """
+
+    def __init__(
+        self,
+        stats: BatchedEpisodeStats,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        end: int,
+        known: Mapping[LogStatsKey, np.ndarray],
+    ) -> None:
+        self.rows, self.starts, self.end, self.known = rows, starts, end, known
+        self._stats = stats
+
+    @functools.cached_property
+    def columns(self) -> dict[LogStatsKey, list[Any]]:
+        """The values of the episodes by statistic."""
+        return self._stats.columns_of([self])
+
+    def __getitem__(self, row: int) -> LogStats:
+        (positions,) = np.nonzero(self.rows == row)
+        if not len(positions):
+            raise KeyError(row)
+        return {key: values[positions[0]] for key, values in self.columns.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rows.tolist())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, which: np.ndarray) -> EpisodeTable:
+        """Some of them.
+
+        :param which: bool `[n_episodes]`.
+        """
+        known = {key: values[which] for key, values in self.known.items()}
+        return EpisodeTable(self._stats, self.rows[which], self.starts[which], self.end, known)
 
 
 class BatchedEpisodeStats:
@@ -32,14 +85,19 @@ class BatchedEpisodeStats:
 
     An event occurs at most once a step in each environment and group; its statistics are those that single
     environments would have.
+
+    :param n_envs: Number of environments.
+    :param before_moving: Called before values of episodes that are over are given up.
     """
 
-    def __init__(self, n_envs: int) -> None:
+    def __init__(self, n_envs: int, before_moving: Callable[[], None] = lambda: None) -> None:
         self.n_envs = n_envs
-        self._columns: dict[_Key, _Column] = {}
+        self._before_moving = before_moving
+        self._columns: dict[_Key, StatColumn] = {}
         self._starts = np.zeros(n_envs, np.int64)
         """Where in the columns the running episode of each environment begins."""
-        self._n_steps = 0
+        self.n_steps = 0
+        """Steps that were kept; the number of the one under way."""
         self._capacity = _FIRST_CAPACITY
         self._aggregator = LogStatsAggregator(LogStatsLevel.EPISODE)
 
@@ -54,10 +112,21 @@ class BatchedEpisodeStats:
         :param values: `[n_envs]`, or one for all.
         :param where: bool `[n_envs]`: where it occurred; `None`: everywhere.
         """
-        column = self._columns.get((event, group, name))
-        if column is None:
-            column = self._add_column((event, group, name), np.asarray(values).dtype)
-        column.set(self._n_steps, values, where)
+        column = self._columns.get((event, group, name)) or self.column(event, group, name, np.asarray(values).dtype)
+        column.set(self.n_steps, values, where)
+
+    def column(
+        self, event: Callable[..., Any], group: LogStatsGroup | None, name: str | None, dtype: Any
+    ) -> StatColumn:
+        """Where a step statistic is kept; it is there as long as this object.
+
+        :param event: Interface method of the event.
+        :param group: Its group.
+        :param name: Name of the step statistic.
+        :param dtype: Type of its values, where there are none yet.
+        """
+        key = (event, group, name)
+        return self._columns.get(key) or self._add_column(key, dtype)
 
     def fire(self, event: Callable[..., Any], where: np.ndarray | None, attributes: Mapping[str, Any]) -> None:
         """Keeps the step statistics of an event that occurred.
@@ -81,54 +150,85 @@ class BatchedEpisodeStats:
 
     def complete_step(self) -> None:
         """Ends the step under way of all environments."""
-        self._n_steps += 1
-        if self._n_steps == self._capacity:
+        self.n_steps += 1
+        if self.n_steps == self._capacity:
             self._make_room()
+
+    def skip_step(self, rows: np.ndarray) -> None:
+        """Episodes begin with the next step; the one just completed was perhaps none of their environments.
+
+        :param rows: Their indices.
+        """
+        self._starts[rows] = self.n_steps
+        for column in self._columns.values():
+            column.restart(rows)
 
     def publish(
         self, rows: np.ndarray, kpis: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
-    ) -> dict[int, LogStats]:
+    ) -> Mapping[int, LogStats]:
         """The statistics of episodes that are over; those that follow begin with the next step.
 
         :param rows: Indices of their environments.
         :param kpis: Gives the key performance indicators of environments, `[n_rows]` by name.
-        :return: Statistics by index; environments without a step have none.
+        :return: Statistics by index, as a table where all have the same; environments without a step have none.
         """
-        rows = rows[self._starts[rows] < self._n_steps]
-        values_of = {} if kpis is None or not len(rows) else kpis(rows)
-        dense = [column for column in self._columns.values() if column.is_dense]
-        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense]
+        starts, end = self._starts[rows], self.n_steps
+        if np.count_nonzero(starts == end):
+            rows, starts = rows[starts < end], starts[starts < end]
+        if not len(rows):
+            return {}
+        known: dict[LogStatsKey, np.ndarray] = {}
+        sparse = []
+        for key, column in self._columns.items():
+            if not column.is_dense(end):
+                sparse.append((key, column))
+            elif column.sums is not None:
+                known[column.sum_key] = column.sums[rows]
+        for name, of_rows in ({} if kpis is None else kpis(rows)).items():
+            known[LogStatsKey(BaseEnvEvents.kpi, None, (name,))] = np.asarray(of_rows, np.float64)
+        table = EpisodeTable(self, rows, starts, end, known)
+        self.skip_step(rows)
+        if not sparse:
+            return table
         finished = {}
-        for position, (row, start) in enumerate(zip(rows.tolist(), self._starts[rows].tolist(), strict=True)):
-            stats: LogStats = {}
-            for column in dense:
-                values = column.array[row, start : self._n_steps].tolist()
-                for stat_key, reduce_function in column.reducers:
-                    stats[stat_key] = reduce_function(values)
-            if sparse or values_of:
-                for key, column in sparse:
-                    self._feed(*key, column.values(row, start, self._n_steps))
-                for name, of_rows in values_of.items():
-                    self._feed(BaseEnvEvents.kpi, (name,), None, [float(of_rows[position])])
-                stats.update(self._aggregator.reduce(n_periods=self._n_steps - start))
-            finished[row] = stats
-        self._starts[rows] = self._n_steps
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            for key, column in sparse:
+                self._feed(*key, column.values(row, start, end))
+            finished[row] = {**table[row], **self._aggregator.reduce(n_periods=end - start)}
         return finished
+
+    def columns_of(self, tables: Sequence[EpisodeTable]) -> dict[LogStatsKey, list[Any]]:
+        """The statistics of several tables, one after the other.
+
+        :param tables: As :meth:`publish` gave them since values were given up last.
+        :return: The values of all episodes by statistic.
+        """
+        rows = np.concatenate([table.rows for table in tables]).tolist()
+        starts = np.concatenate([table.starts for table in tables])
+        ends = np.repeat([table.end for table in tables], [len(table) for table in tables])
+        lengths = (ends - starts).tolist()
+        columns = {key: np.concatenate([table.known[key] for table in tables]).tolist() for key in tables[0].known}
+        places = list(zip(rows, starts.tolist(), ends.tolist(), strict=True))
+        for column in self._columns.values():
+            if column.is_dense(tables[-1].end):
+                column.reduce_into(columns, places, lengths)
+        return columns
 
     def clear(self) -> None:
         """Forgets the running episodes."""
-        self._starts[:] = self._n_steps
+        self._before_moving()
+        self.skip_step(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
         """What is kept of the running episode of an environment, of the step under way at last."""
-        start, end = int(self._starts[row]), self._n_steps + 1
+        start, end = int(self._starts[row]), self.n_steps + 1
         return [
             {
                 "event": [event.__module__, event.__qualname__],
                 "group": group,
                 "name": name,
-                "values": column.array[row, start:end].copy(),
-                "present": column.present[row, start:end].copy(),
+                "values": column.array[start:end, row].copy(),
+                "present": column.presence(row, start, end),
             }
             for (event, group, name), column in self._columns.items()
         ]
@@ -139,16 +239,17 @@ class BatchedEpisodeStats:
         :param row: The environment.
         :param state: As :meth:`row_state` gave it.
         """
+        self._before_moving()
         n_steps = max((len(entry["values"]) - 1 for entry in state), default=0)
-        while self._n_steps + n_steps + 1 >= self._capacity:
+        while self.n_steps + n_steps + 1 >= self._capacity:
             self._resize(2 * self._capacity)
-        if self._n_steps < n_steps:
-            shift = n_steps - self._n_steps
-            self._n_steps += shift
+        if self.n_steps < n_steps:
+            shift = n_steps - self.n_steps
+            self.n_steps += shift
             self._starts += shift
             for column in self._columns.values():
                 column.move(0, shift)
-        self._starts[row] = start = self._n_steps - n_steps
+        self._starts[row] = start = self.n_steps - n_steps
         loaded: set[_Key] = set()
         for entry in state:
             event = event_named(*entry["event"])
@@ -157,14 +258,14 @@ class BatchedEpisodeStats:
             group = None if entry["group"] is None else tuple(entry["group"])
             key = (event, group, entry["name"])
             if key not in self._columns:
-                self._add_column(key, entry["values"].dtype, self._n_steps - 1)
+                self._add_column(key, entry["values"].dtype, self.n_steps - 1)
             self._columns[key].load(row, start, entry["values"], entry["present"])
             loaded.add(key)
         if n_steps:
             for key in self._columns.keys() - loaded:
-                self._columns[key].is_dense = False
+                self._columns[key].forget(row, start)
 
-    def _add_column(self, key: _Key, dtype: Any, last: int = -1) -> _Column:
+    def _add_column(self, key: _Key, dtype: Any, last: int = -1) -> StatColumn:
         event, group, name = key
         plan = level_plan(event, "episode")
         reducers = [
@@ -174,8 +275,11 @@ class BatchedEpisodeStats:
             if stat.input_name == name
         ]
         is_simple = len(plan.variants) == 1 and plan.variants[0].group_by is None
-        column = self._columns[key] = _Column(self._capacity, self.n_envs, dtype, reducers, last)
-        column.is_dense = is_simple and last + 1 == self._n_steps
+        column = self._columns[key] = StatColumn(
+            self._capacity, self.n_envs, dtype, reducers, last, self._before_moving
+        )
+        if not is_simple or last + 1 < self.n_steps:
+            column.become_sparse()
         return column
 
     def _feed(
@@ -189,6 +293,7 @@ class BatchedEpisodeStats:
             self._aggregator.add_value(event, value, name, group)
 
     def _make_room(self) -> None:
+        self._before_moving()
         oldest = int(self._starts.min())
         if oldest < self._capacity // 2:
             self._resize(2 * self._capacity)
@@ -196,7 +301,7 @@ class BatchedEpisodeStats:
         for column in self._columns.values():
             column.move(oldest, -oldest)
         self._starts -= oldest
-        self._n_steps -= oldest
+        self.n_steps -= oldest
 
     def _resize(self, capacity: int) -> None:
         for column in self._columns.values():
@@ -208,14 +313,15 @@ def _as_it_is(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else PassedThrough(values)
 
 
-class _Column:
-    """Values of one step statistic, `[n_envs, capacity]`, and where there are any.
+class StatColumn:
+    """Values of one step statistic, `[capacity, n_envs]`, and where there are any.
 
     :param capacity: Number of steps.
     :param n_envs: Number of environments.
     :param dtype: Type of the values.
     :param reducers: The episode statistics that are made of them alone.
     :param last: The last step that may hold a value already.
+    :param before_moving: Called before values of episodes that are over are given up.
     """
 
     def __init__(
@@ -225,45 +331,123 @@ class _Column:
         dtype: Any,
         reducers: list[tuple[LogStatsKey, Callable[[Any], Any]]],
         last: int,
+        before_moving: Callable[[], None],
     ) -> None:
-        self.array = np.zeros((n_envs, capacity), dtype)
-        self.present = np.zeros((n_envs, capacity), np.bool_)
-        self.reducers = reducers
-        self.is_dense = False
-        """Whether there is a value in every step since the first, and statistics ask for nothing else."""
+        self._before_moving = before_moving
+        self.array = np.zeros((capacity, n_envs), dtype)
+        self.present: np.ndarray | None = None
+        """`None`: there is a value in every step up to the last, and statistics ask for nothing else."""
+        self._reducers = reducers
         self._last = last
+        self.sums: np.ndarray | None = None
+        """Of the running episodes, where they are asked for and are those of Python's `sum`."""
+        sum_keys = [key for key, reduce_function in reducers if reduce_function is sum]
+        is_integer = np.dtype(dtype).kind in "biu"
+        if len(sum_keys) == 1 and (is_integer or _ADDS_IN_ORDER):
+            self.sum_key = sum_keys[0]
+            self.sums = np.zeros(n_envs, np.int64 if is_integer else np.float64)
 
-    def set(self, step: int, values: Any, where: np.ndarray | None) -> None:
-        self.array[:, step] = values
-        self.present[:, step] = True if where is None else where
-        if where is not None or step > self._last + 1:
-            self.is_dense = False
+    def is_dense(self, n_steps: int) -> bool:
+        """Whether so many steps have a value each."""
+        return self.present is None and self._last + 1 >= n_steps
+
+    def become_sparse(self) -> None:
+        """From now on steps may lack a value."""
+        if self.present is None:
+            self._before_moving()
+            self.sums = None
+            self.present = np.zeros(self.array.shape, np.bool_)
+            self.present[: self._last + 1] = True
+
+    def set(self, step: int, values: Any, where: np.ndarray | None = None) -> None:
+        self.array[step] = values
+        if where is not None or self.present is not None or step > self._last + 1:
+            self.become_sparse()
+            assert self.present is not None
+            self.present[step] = True if where is None else where
+        if self.sums is not None:
+            if step == self._last:  # it takes the place of what was added
+                self._before_moving()
+                self.sums = None
+            else:
+                self.sums += values
         self._last = step
 
+    def restart(self, rows: np.ndarray) -> None:
+        """Episodes begin.
+
+        :param rows: Indices of their environments.
+        """
+        if self.sums is not None:
+            self.sums[rows] = 0
+
+    def reduce_into(
+        self,
+        columns: dict[LogStatsKey, list[Any]],
+        places: Sequence[tuple[int, int, int]],
+        lengths: list[int],
+    ) -> None:
+        """Calculates the statistics of episodes that have a value in each step, as far as they are not there.
+
+        :param columns: Takes the values of the episodes by statistic.
+        :param places: Environment, first step and the one after the last, of each.
+        :param lengths: Number of steps of each.
+        """
+        first = min(start for _, start, _ in places)
+        by_env: np.ndarray | None = None
+        for key, reduce_function in self._reducers:
+            if key in columns:
+                continue
+            if reduce_function is len:
+                columns[key] = list(lengths)
+                continue
+            if by_env is None:
+                by_env = np.ascontiguousarray(self.array[first : max(end for *_, end in places)].T)
+            parts = [by_env[row, start - first : end - first].tolist() for row, start, end in places]
+            columns[key] = parts if reduce_function is histogram else [reduce_function(part) for part in parts]
+
     def load(self, row: int, start: int, values: np.ndarray, present: np.ndarray) -> None:
-        self.array[row, start : start + len(values)] = values
-        self.present[row, start : start + len(values)] = present
-        self._last = max(self._last, start + len(values) - (1 if present[-1] else 2))
         if not present[:-1].all():
-            self.is_dense = False
+            self.become_sparse()
+        self.array[start : start + len(values), row] = values
+        if self.present is not None:
+            self.present[start : start + len(values), row] = present
+        self._last = max(self._last, start + len(values) - (1 if present[-1] else 2))
+        if self.sums is not None:
+            self.sums[row] = sum(values[present].tolist())
+
+    def forget(self, row: int, start: int) -> None:
+        """There are no values of an environment from a step on."""
+        self.become_sparse()
+        assert self.present is not None
+        self.present[start:, row] = False
+
+    def presence(self, row: int, start: int, end: int) -> np.ndarray:
+        """Where an environment has values, bool `[end - start]`."""
+        present: np.ndarray
+        present = np.arange(start, end) <= self._last if self.present is None else self.present[start:end, row].copy()
+        return present
 
     def values(self, row: int, start: int, end: int) -> list[Any]:
         """The values of an environment, where there are any."""
-        values = self.array[row, start:end]
-        present = self.present[row, start:end]
-        listed: list[Any] = (values if present.all() else values[present]).tolist()
+        listed: list[Any] = self.array[start:end, row][self.presence(row, start, end)].tolist()
         return listed
 
     def move(self, start: int, by: int) -> None:
         """Moves what stands from `start` on; what it leaves holds nothing."""
         self._last += by
-        n_steps = self.array.shape[1]
-        for name in ("array", "present"):
-            old = getattr(self, name)
-            new = np.zeros_like(old)
-            new[:, start + by : n_steps + min(by, 0)] = old[:, start : n_steps - max(by, 0)]
-            setattr(self, name, new)
+        self.array = _moved(self.array, start, by)
+        if self.present is not None:
+            self.present = _moved(self.present, start, by)
 
     def resize(self, capacity: int) -> None:
-        more = ((0, 0), (0, capacity - self.array.shape[1]))
-        self.array, self.present = np.pad(self.array, more), np.pad(self.present, more)
+        more = ((0, capacity - len(self.array)), (0, 0))
+        self.array = np.pad(self.array, more)
+        if self.present is not None:
+            self.present = np.pad(self.present, more)
+
+
+def _moved(old: np.ndarray, start: int, by: int) -> np.ndarray:
+    new = np.zeros_like(old)
+    new[start + by : len(old) + min(by, 0)] = old[start : len(old) - max(by, 0)]
+    return new

@@ -16,7 +16,8 @@ from maze.core.env.space_arrays import action_column, array_specs, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
-from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
+from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, EpisodeTable, StatColumn
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
@@ -56,7 +57,10 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._actors = {key: [ActorID(key, 0)] * n_envs for key in simulation.step_keys}
         self._infos: list[dict[Any, Any]] = [{} for _ in range(n_envs)]
         self._seen = zeros(simulation.observation_spaces, (n_envs,), "observation")
-        self._stats = BatchedEpisodeStats(n_envs)
+        self._stats = BatchedEpisodeStats(n_envs, self._deliver)
+        self._reward_stats: StatColumn | None = None
+        self._waiting: list[EpisodeTable] = []
+        self._receiver: LogStatsAggregator | None = None
         self._seeds: list[int | None] = [None] * n_envs
         self._n_seedings = [0] * n_envs
         self._since_seeding = np.zeros(n_envs, np.int64)
@@ -79,17 +83,23 @@ class BatchedVectorEnv(StructuredVectorEnv):
             head.name: head.column(of_step if isinstance(of_step, Mapping) else actions, self.n_envs)
             for head in self._heads[step_key]
         }
+        pausing = simulation.pausing
         rewards, terminated, truncated = simulation.advance(taken)
         self.rewards[:] = rewards
         self.terminated[:] = terminated
         self.truncated[:] = truncated
-        self.step_complete[:] = simulation.is_step_complete
-        self._since_seeding += 1
+        self.step_complete.fill(simulation.is_step_complete)
+        if simulation.seeds_rows:
+            self._since_seeding += 1
         self._note(step_key, taken, rewards)
+        if pausing is not None:
+            self.step_complete[pausing] = False
+            self._stats.skip_step(pausing)
         if self.final_observations:
             self.final_observations = {}
         done = terminated | truncated
-        self._count_episodes(self._finish_episodes(np.flatnonzero(done)) if done.any() else {})
+        self._count_episodes(self._finish_episodes(done.nonzero()[0]) if np.count_nonzero(done) else {})
+        self.pausing = simulation.pausing
         observations: Any = (
             out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
         )
@@ -105,7 +115,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self.terminated[:] = self.truncated[:] = False
         self.step_complete[:] = True
         self.final_observations = {}
-        finished: dict[int, Any] = {}
+        finished: Mapping[int, LogStats] = {}
         if not self._is_restored:
             self._step_rewards[:] = 0.0
             self.simulation.substep = 0
@@ -114,6 +124,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             for index in range(self.n_envs):
                 self._seed_next(index)
             self.simulation.begin(everyone)
+        self.pausing = self.simulation.pausing
         self._is_reset, self._is_restored = True, False
         self._count_episodes(finished)
         observations: Any = (
@@ -128,11 +139,11 @@ class BatchedVectorEnv(StructuredVectorEnv):
             if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
                 raise EnvironmentContractError(f"environment {index}: expected an integer as the seed, found {seed!r}.")
             self._adopt_seed(index, int(seed), 0)
-            self.simulation.random.seed(index, int(seed))
+            self.simulation.seed_row(index, int(seed))
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        """Nothing is held."""
+        self.simulation.close()
 
     @override(StructuredVectorEnv)
     def actor_ids(self) -> list[ActorID]:
@@ -153,18 +164,21 @@ class BatchedVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def seeding_at(self, env_index: int, ticks_ago: int) -> Seeding | None:
         seed, n_ticks = self._seeds[env_index], int(self._since_seeding[env_index]) - ticks_ago
-        if seed is None or n_ticks < 0:  # it was seeded meanwhile
+        if seed is None or n_ticks < 0 or not self.simulation.seeds_rows:  # or it was seeded meanwhile
             return None
         return Seeding(derived_seed(seed, max(0, self._n_seedings[env_index] - 1)), n_ticks)
 
     @override(StructuredVectorEnv)
     def state_dict(self, with_running: bool = True) -> dict[str, Any]:
         states = []
+        problem = self.simulation.why_not_kept() if with_running else None
         for index in range(self.n_envs):
-            state: dict[str, Any] = {"problem": "it was stepped in a batch", "wrappers": []}
+            state: dict[str, Any] = {"problem": problem or "it was stepped in a batch", "wrappers": []}
             if self._seeds[index] is not None:
                 state |= {"seed": self._seeds[index], "n_seedings": self._n_seedings[index]}
-            if with_running and self._is_reset:
+            if problem is not None:
+                state["begins_anew"] = True
+            elif with_running and self._is_reset:
                 state["batched"] = {
                     **self.simulation.row_state(index),
                     "substep": self.simulation.substep,
@@ -178,16 +192,17 @@ class BatchedVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
         states = states_for(state_dict, self.n_envs)
-        is_any_running = any("batched" in state for state in states)
+        running_ones = ["batched" in state for state in states]
+        is_any_running = any(running_ones) if self.simulation.seeds_rows else all(running_ones)
         problems: dict[int, str] = {}
         self._stats.clear()
         for index, state in enumerate(states):
             if "seed" in state:
                 self._adopt_seed(index, state["seed"], state["n_seedings"])
-                self.simulation.random.seed(index, state["seed"])
-            running = state.get("batched")
+                self.simulation.seed_row(index, state["seed"])
+            running = state.get("batched") if is_any_running else None
             if running is None:
-                if "batched" not in state and (is_any_running or "digest" in state or "seed" not in state):
+                if is_any_running or "seed" not in state or {"digest", "batched", "begins_anew"} & state.keys():
                     problems[index] = state.get("problem", "it was not stepped in a batch")
                 if is_any_running:
                     self._seed_next(index)
@@ -206,23 +221,27 @@ class BatchedVectorEnv(StructuredVectorEnv):
         stats = self._stats
         for head in self._heads[step_key]:
             if head.group is not None:
-                stats.add(DiscreteActionEvents.action, head.group, None, taken[head.name])
-        if self.simulation.is_step_complete:
-            if self.is_flat:
-                stats.add(BaseEnvEvents.reward, None, None, rewards)
-            else:
-                stats.add(BaseEnvEvents.reward, None, None, self._step_rewards + rewards)
+                if head.stats is None:
+                    head.stats = stats.column(DiscreteActionEvents.action, head.group, None, head.stats_dtype)
+                head.stats.set(stats.n_steps, taken[head.name])
+        is_complete = self.simulation.is_step_complete
+        if is_complete:
+            if not self.is_flat:
+                rewards = self._step_rewards + rewards
                 self._step_rewards[:] = 0.0
+            if self._reward_stats is None:
+                self._reward_stats = stats.column(BaseEnvEvents.reward, None, None, rewards.dtype)
+            self._reward_stats.set(stats.n_steps, rewards)
         else:
             self._step_rewards += rewards
         for event, where, attributes in self.simulation.fired:
             stats.fire(event, where, attributes)
-        if self.simulation.is_step_complete:
+        if is_complete:
             stats.complete_step()
 
-    def _finish_episodes(self, rows: np.ndarray) -> dict[int, Any]:
+    def _finish_episodes(self, rows: np.ndarray) -> Mapping[int, LogStats]:
         simulation = self.simulation
-        cut_off = rows if self.keep_terminal_observations else rows[self.truncated[rows]]
+        cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
         if len(cut_off):
             step_key = simulation.step_keys[simulation.substep]
             seen = self._seen[step_key]
@@ -233,11 +252,48 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 for row in cut_off
             }
         finished = self._stats.publish(rows, simulation.kpis)
-        for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
-            if self._seeds[row] is not None:
-                self._seed_next(row)
+        if simulation.seeds_rows:
+            for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
+                if self._seeds[row] is not None:
+                    self._seed_next(row)
         simulation.begin(rows)
         return finished
+
+    @override(StructuredVectorEnv)
+    def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
+        self._finished = finished
+        if not isinstance(finished, EpisodeTable):
+            if finished:
+                super()._count_episodes(finished)
+            return
+        if self.episode_quota is not None:
+            finished = finished.only(self.episode_quota[finished.rows] > 0)
+            self.episode_quota[finished.rows] -= 1
+        if not len(finished):
+            return
+        if self._receiver is not self.epoch_stats:
+            self._deliver()
+        self._waiting.append(finished)
+        if self._receiver is None:
+            self._receiver = self.epoch_stats
+            self._receiver.receive_later(self._deliver)
+
+    def _deliver(self) -> None:
+        """Hands on episodes to the epoch statistics: many at once take a fraction of the time."""
+        waiting, receiver = self._waiting, self._receiver
+        self._waiting, self._receiver = [], None
+        if waiting and receiver is not None:
+            n_episodes = sum(len(table) for table in waiting)
+            receiver.receive_columns(self._stats.columns_of(waiting), n_episodes)
+
+    @property
+    def finished_episodes(self) -> Mapping[int, LogStats]:
+        finished = self._finished
+        return dict(finished) if isinstance(finished, EpisodeTable) else finished
+
+    @finished_episodes.setter
+    def finished_episodes(self, finished: Mapping[int, LogStats]) -> None:
+        self._finished = finished
 
     def _adopt_seed(self, index: int, seed: int, n_seedings: int) -> None:
         self._seeds[index], self._n_seedings[index] = seed, n_seedings
@@ -247,7 +303,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         """Seeds an environment before an episode, as single ones are; see `ReplayLog`."""
         seed = self._seeds[index]
         if seed is not None:
-            self.simulation.random.seed(index, derived_seed(seed, self._n_seedings[index]))
+            self.simulation.seed_row(index, derived_seed(seed, self._n_seedings[index]))
             self._n_seedings[index] += 1
             self._since_seeding[index] = 0
 
@@ -271,6 +327,10 @@ class _Head:
         self._shape = shape
         self._dtype = dtype
         self._space = space
+        self._lowest, self._n = (int(space.start), int(space.n)) if isinstance(space, spaces.Discrete) else (0, 0)
+        self._unsigned = np.dtype(f"u{dtype.itemsize}")
+        self.stats: StatColumn | None = None
+        self.stats_dtype = np.min_scalar_type(self._lowest + self._n - 1) if self._lowest >= 0 else dtype
         self._checked: Callable[[np.ndarray], np.ndarray] = lambda column: column
         if isinstance(space, spaces.Discrete):
             self._checked = self._in_range
@@ -282,12 +342,11 @@ class _Head:
         return self._checked(action_column(actions, self._step_key, self.name, (n_envs, *self._shape), self._dtype))
 
     def _in_range(self, column: np.ndarray) -> np.ndarray:
-        space: Any = self._space
-        wrong = (column < space.start) | (column >= space.start + space.n)
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
+        # negative numbers are large ones without a sign
+        if np.count_nonzero((column - self._lowest if self._lowest else column).view(self._unsigned) >= self._n):
+            row = int(np.flatnonzero((column < self._lowest) | (column >= self._lowest + self._n))[0])
             raise EnvironmentContractError(
                 f"environment {row}: action `{self.name}` of sub-step {self._step_key!r}: expected an element of "
-                f"{space}, found {column[row]}."
+                f"{self._space}, found {column[row]}."
             )
         return column

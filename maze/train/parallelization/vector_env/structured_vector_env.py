@@ -77,7 +77,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     keep_terminal_observations: bool
     """Whether `final_observations` shall also hold the last observations of terminated episodes."""
 
-    finished_episodes: dict[int, LogStats]
+    finished_episodes: Mapping[int, LogStats]
     """Environment index -> statistics of the episode that ended, or that a reset cut short."""
 
     episode_quota: np.ndarray | None
@@ -87,6 +87,10 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     acts: ClassVar[bool] = False
     """Whether the environments act by themselves, with copies of a policy (:meth:`roll_out`, :meth:`play_episodes`),
     and cannot be stepped one by one."""
+
+    pausing: np.ndarray | None
+    """Indices of environments whose next episode begins with the coming step: their actions are not read, they complete
+    no environment step, and their observations are placeholders. None: there are none."""
 
     is_flat: bool
     """Whether always the same actor acts, and each of its actions completes an environment step."""
@@ -112,6 +116,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         self.finished_episodes = {}
         self.episode_quota = None
         self.keep_terminal_observations = False
+        self.pausing = None
         self.is_flat = False
         self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH)
         """Statistics of the episodes that ended; several vector environments may share one."""
@@ -283,7 +288,7 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
         """
         raise NotImplementedError
 
-    def _count_episodes(self, finished: dict[int, LogStats]) -> None:
+    def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
         self.finished_episodes = finished
         if not finished:

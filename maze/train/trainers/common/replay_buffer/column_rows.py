@@ -108,7 +108,9 @@ class RolloutRows:
         :param columns: The rollout.
         :param first_number: Number that the first row will get.
         """
-        if len(self._actors) == 1 and len(columns.substeps) == 1:
+        is_flat = len(self._actors) == 1 and len(columns.substeps) == 1
+        # with pauses between episodes, items may be spread over rollouts
+        if is_flat and (self._item_length == 1 or (columns.is_dense() and not any(self._finished))):
             return self._flat(columns, first_number)
         return self._structured(columns, first_number)
 
@@ -122,23 +124,27 @@ class RolloutRows:
             for entry in columns.final_observations:
                 for key, array in following.items():
                     array[entry.tick, entry.env_index] = entry.observation[key]
-        return TransitionRows(
+        rows = TransitionRows(
             observations=[{key: _by_env(array[:-1], n_rows) for key, array in substep.observations.items()}],
             actions=[{key: self._clip(actor, key, _by_env(array, n_rows)) for key, array in substep.actions.items()}],
             rewards=_by_env(columns.rewards, n_rows)[:, None],
             next_observation={key: _by_env(array, n_rows) for key, array in following.items()},
             terminated=_by_env(columns.terminated, n_rows),
             n_substeps=np.ones(n_rows, np.int64),
-            follows=self._flat_follows(columns, first_number),
+            follows=self._flat_follows(columns, substep.valid, first_number),
         )
+        return rows if substep.valid is None else rows.select(substep.valid.T.ravel())
 
-    def _flat_follows(self, columns: RolloutColumns, first_number: int) -> np.ndarray:
+    def _flat_follows(self, columns: RolloutColumns, valid: np.ndarray | None, first_number: int) -> np.ndarray:
         """Numbers of the rows that those of flat environments continue."""
-        numbers = first_number + np.arange(columns.n_envs * columns.n_ticks).reshape(columns.n_envs, columns.n_ticks)
+        counted = np.ones(columns.n_envs * columns.n_ticks, np.int64) if valid is None else valid.T.ravel()
+        numbers = first_number - 1 + counted.cumsum().reshape(columns.n_envs, columns.n_ticks)
         follows = np.empty_like(numbers)
         follows[:, 0] = [step.follows for step in self._steps]
         follows[:, 1:] = numbers[:, :-1]
         is_end = (columns.terminated | columns.truncated).T
+        if valid is not None:
+            is_end = is_end | ~valid.T
         follows[:, 1:][is_end[:, :-1]] = -1
         for env_index, step in enumerate(self._steps):
             step.follows = -1 if is_end[env_index, -1] else int(numbers[env_index, -1])

@@ -47,6 +47,25 @@ class TransitionRows:
     def __len__(self) -> int:
         return len(self.terminated)
 
+    def select(self, chosen: np.ndarray) -> TransitionRows:
+        """Some of the rows.
+
+        :param chosen: bool `[n]`.
+        """
+
+        def of(arrays: Arrays) -> Arrays:
+            return {key: array[chosen] for key, array in arrays.items()}
+
+        return TransitionRows(
+            observations=[of(arrays) for arrays in self.observations],
+            actions=[of(arrays) for arrays in self.actions],
+            rewards=self.rewards[chosen],
+            next_observation=of(self.next_observation),
+            terminated=self.terminated[chosen],
+            n_substeps=self.n_substeps[chosen],
+            follows=self.follows[chosen],
+        )
+
 
 @dataclass
 class TransitionBatch:

@@ -1,0 +1,434 @@
+"""gymnasium's vector environments, whose members are stepped at once in arrays, as simulations written for many."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from maze.core.annotations import override
+from maze.core.env.batched_core_env import BatchedCoreEnv
+from maze.core.env.batched_maze_env import BatchedMazeEnv
+from maze.core.env.space_arrays import dict_specs
+from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, told_mask
+from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
+
+_GENERATOR = "__generator__"
+_CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
+"""What attributes hold that is the same in every vector environment of a kind."""
+
+
+class GymBatch(BatchedCoreEnv):
+    """A vector environment of gymnasium as a simulation written for many; nothing loops over its members.
+
+    When an episode ends, another one begins in the same call, however the vector environment does it
+    (`metadata["autoreset_mode"]`, an `AutoresetMode`):
+
+    * `SAME_STEP`: it begins by itself; what was observed last stands in `info["final_obs"]`.
+    * `DISABLED`: those members are reset, with `options={"reset_mask": ...}`.
+    * `NEXT_STEP`: it begins in the call after, in which the member takes no action: it is `pausing` meanwhile, shows
+      the observation that its first episode began with, and nothing is counted or learned.
+
+    Where the episodes of all members end together, all of them are reset in any mode but `SAME_STEP`.
+
+    Members have no seeds of their own: the first one's seeds all of them.
+
+    :param env: The vector environment.
+    :param action_mask: Name of the mask of valid actions, `[n_envs, n_actions]`, in `info` (or of a method); it
+        becomes the observation `action_mask`.
+    :param reset_options: Given to every reset.
+    :raises ConfigError: It does not say how episodes begin, or has spaces that cannot be used.
+    """
+
+    seeds_rows = False
+
+    def __init__(
+        self, env: Any, action_mask: str | None = None, reset_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.env: VectorEnv[Any, Any, Any] = env
+        self.mode = _autoreset_mode(env)
+        self._action_kind, self._action_leaves = action_leaves(env.single_action_space)
+        self._kind, self._leaves = observation_leaves(env.single_observation_space)
+        seen = {key: leaf.space for key, leaf in self._leaves.items()}
+        if action_mask is not None:
+            seen[ACTION_MASK] = spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
+        actions = spaces.Dict({key: leaf.space for key, leaf in self._action_leaves.items()})
+        super().__init__(env.num_envs, {0: actions}, {0: spaces.Dict(seen)})
+        self._mask = action_mask
+        self._options = dict(reset_options or {})
+        self._specs = dict_specs(self.observation_spaces[0], "observation")
+        self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
+        self._is_own = True
+        """Whether nobody else has the arrays of `_shown`."""
+        self._first: dict[str, np.ndarray] = {}
+        """What pausing members show."""
+        self._after: dict[str, np.ndarray] | None = None
+        """First observations of the episodes that have begun by themselves, `[n_ended, ...]`."""
+        self._next_seed: int | None = None
+
+    @override(BatchedCoreEnv)
+    def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        given = {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
+        seen, rewards, terminated, truncated, info = self.env.step(packed(self._action_kind, given))
+        rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
+        if not rewards.shape == terminated.shape == truncated.shape == self.elapsed.shape:
+            raise EnvironmentContractError(
+                f"{self.env}: expected rewards, terminations and truncations of the shape {self.elapsed.shape}, one "
+                f"for each member, found {rewards.shape}, {terminated.shape} and {truncated.shape}."
+            )
+        ended = terminated | truncated
+        if (pausing := self.pausing) is not None and np.count_nonzero(ended[pausing] | (rewards[pausing] != 0)):
+            raise EnvironmentContractError(
+                f"{self.env}: metadata['autoreset_mode'] says {self.mode}, so nothing but the beginning of an episode "
+                f"was expected of the members {pausing.tolist()}, found the rewards {rewards[pausing].tolist()}, and "
+                f"ends: {ended[pausing].tolist()}."
+            )
+        if self.mode is AutoresetMode.SAME_STEP:
+            self._show(seen, info)
+            if np.count_nonzero(ended):
+                self._show_final(ended.nonzero()[0], info)
+        else:
+            self._show(seen, info, ended if self._mask else None)
+        return rewards, terminated, truncated
+
+    @override(BatchedCoreEnv)
+    def reset_rows(self, rows: np.ndarray) -> None:
+        after, self._after = self._after, None
+        is_everyone = len(rows) == self.n_envs
+        if after is not None and not (is_everyone and self._next_seed is not None):
+            self._show_rows(rows, after)
+        elif is_everyone:
+            self._reset_all()
+        elif self.mode is AutoresetMode.DISABLED:
+            mask = np.zeros(self.n_envs, np.bool_)
+            mask[rows] = True
+            seen, info = self.env.reset(options={**self._options, "reset_mask": mask})
+            self._show_rows(rows, {key: array[rows] for key, array in self._read(seen, info, ~mask).items()})
+        else:
+            self.pausing = rows
+            self._show_rows(rows, {key: array[rows] for key, array in self._first.items()})
+
+    @override(BatchedCoreEnv)
+    def observe(self, out: Mapping[str, np.ndarray]) -> None:
+        for key, array in self._shown.items():
+            out[key][...] = array
+
+    @override(BatchedCoreEnv)
+    def arrays(self) -> dict[str, np.ndarray]:
+        self._make_own()
+        return self._shown
+
+    @override(BatchedCoreEnv)
+    def seed_row(self, row: int, seed: int) -> None:
+        if row == 0:
+            self._next_seed = int(seed) % 2**31
+
+    @override(BatchedCoreEnv)
+    def close(self) -> None:
+        self.env.close()
+
+    @override(BatchedCoreEnv)
+    def why_not_kept(self) -> str | None:
+        return None if _keeps_itself(self.env) else next(_unkept(self.env), None)
+
+    @override(BatchedCoreEnv)
+    def row_state(self, row: int) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "arrays": {name: np.array(array[row]) for name, array in self._shown.items()},
+            "first": {name: np.array(array[row]) for name, array in self._first.items()},
+            "elapsed": int(self.elapsed[row]),
+            "pausing": self.pausing is not None and row in self.pausing,
+        }
+        if row == 0:
+            env: Any = self.env.unwrapped
+            state["simulator"] = env.state_dict() if _keeps_itself(self.env) else _attributes(self.env)
+        return state
+
+    @override(BatchedCoreEnv)
+    def load_row_state(self, row: int, state: Mapping[str, Any]) -> None:
+        if row == 0:
+            # Reset first: some make what they need then.
+            self._reset_all()
+            env: Any = self.env.unwrapped
+            (env.load_state_dict if _keeps_itself(self.env) else self._load_attributes)(state["simulator"])
+        self._show_rows(np.array([row]), {name: value[None] for name, value in state["arrays"].items()})
+        for name, value in state["first"].items():
+            self._first[name][row] = value
+        self.elapsed[row] = state["elapsed"]
+        if state["pausing"]:
+            self.pausing = np.append(np.zeros(0, np.int64) if self.pausing is None else self.pausing, row)
+
+    def _load_attributes(self, layers: list[dict[str, Any]]) -> None:
+        for layer, attributes in zip(_layers(self.env), layers, strict=True):
+            for name, value in attributes.items():
+                setattr(layer, name, _live(value))
+
+    def _reset_all(self) -> None:
+        seed, self._next_seed, self.pausing = self._next_seed, None, None
+        seen, info = self.env.reset(seed=seed, options=dict(self._options) or None)
+        self._show(seen, info)
+        for key, (shape, _) in self._specs.items():
+            if self._shown[key].shape != (self.n_envs, *shape):
+                raise EnvironmentContractError(
+                    f"{self.env}: expected an observation `{key}` of the shape {(self.n_envs, *shape)}, found "
+                    f"{self._shown[key].shape}."
+                )
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self._first = {key: array.copy() for key, array in self._shown.items()}
+
+    def _show(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None = None) -> None:
+        self._shown, self._is_own = self._read(seen, info, is_maskless), False
+
+    def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
+        """The observations of all members.
+
+        :param is_maskless: Members whose mask matters to nobody; `None`: none.
+        """
+        arrays = unpacked(self._kind, self._leaves, seen)
+        if self._mask is not None:
+            arrays[ACTION_MASK] = self._read_mask(info, is_maskless)
+        return arrays
+
+    def _read_mask(self, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> np.ndarray:
+        assert self._mask is not None
+        told: Any = told_mask(self.env, info, self._mask)
+        is_told = np.asarray(info.get(f"_{self._mask}", np.full(self.n_envs, told is not None)))
+        needed = np.ones(self.n_envs, np.bool_) if is_maskless is None else ~is_maskless
+        if (needed & ~is_told).any():
+            raise EnvironmentContractError(
+                f"{self.env}: the mask of valid actions `{self._mask}` is missing for the members "
+                f"{np.flatnonzero(needed & ~is_told).tolist()}; `info` has {sorted(info)}. env.action_mask=false goes "
+                "without it."
+            )
+        mask = np.ones((self.n_envs, *self._specs[ACTION_MASK][0]), np.int8)
+        if told is not None:
+            mask[is_told] = np.asarray(told)[is_told]
+        return mask
+
+    def _show_final(self, rows: np.ndarray, info: Mapping[str, Any]) -> None:
+        """Shows what was observed last in episodes that ended; the next ones have begun already."""
+        final, is_there = info.get("final_obs"), info.get("_final_obs")
+        if final is None or (is_there is not None and not is_there[rows].all()):
+            raise EnvironmentContractError(
+                f"{self.env}: metadata['autoreset_mode'] says {self.mode}, so the last observations of the members "
+                f"{rows.tolist()}, whose episodes ended, are expected in info['final_obs']; `info` has {sorted(info)}."
+            )
+        self._after = {key: array[rows] for key, array in self._shown.items()}
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            each = [unpacked(self._kind, self._leaves, final[row]) for row in rows]
+            arrays = {key: np.stack([one[key] for one in each]) for key in self._leaves}
+        else:
+            arrays = {key: array[rows] for key, array in unpacked(self._kind, self._leaves, final).items()}
+        if self._mask is not None:
+            arrays[ACTION_MASK] = self._read_mask(info.get("final_info", {}), np.ones(self.n_envs, np.bool_))[rows]
+        self._show_rows(rows, arrays)
+
+    def _show_rows(self, rows: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        self._make_own()
+        for key, array in arrays.items():
+            self._shown[key][rows] = array
+
+    def _make_own(self) -> None:
+        if not self._is_own:
+            self._shown, self._is_own = {key: array.copy() for key, array in self._shown.items()}, True
+
+
+class GymVectorMazeEnv(BatchedMazeEnv):
+    """What a vector environment of gymnasium has many of, as one Maze environment; a training steps them all at once.
+
+    :param make: Makes the vector environment for a number of members, its argument `num_envs`.
+    :param num_envs: Number of members that a training has where `runner.concurrency` does not say it; `None`: as
+        everywhere.
+    """
+
+    def __init__(self, make: Callable[..., Any], num_envs: int | None = None) -> None:
+        super().__init__(functools.partial(_batch_of, make))
+        self.num_envs = num_envs
+
+
+def _batch_of(make: Callable[..., Any], n_envs: int) -> GymBatch:
+    env = make(num_envs=n_envs)
+    if not isinstance(env, VectorEnv) or env.num_envs != n_envs:
+        raise ConfigError(
+            f"env: expected a vector environment with {n_envs} members, as the argument `num_envs` said; {make} made "
+            f"{env}."
+        )
+    return GymBatch(env, _mask_name(env))
+
+
+def _mask_name(env: Any) -> str | None:
+    """What a vector environment calls the mask of valid choices, which it does not show; `None`: it tells none."""
+    if not isinstance(env.single_action_space, spaces.Discrete) or ACTION_MASK in getattr(
+        env.single_observation_space, "spaces", ()
+    ):
+        return None
+    info = env.reset(seed=0)[1]
+    shape = (env.num_envs, int(env.single_action_space.n))
+    return next((name for name in MASK_NAMES if np.shape(told_mask(env, info, name)) == shape), None)
+
+
+def maker_of(env: Any) -> Callable[..., Any]:
+    """What makes vector environments like a given one, for any number of members (`num_envs`).
+
+    :param env: A vector environment made by `gymnasium.make_vec`.
+    :raises ConfigError: Nobody knows how it was made.
+    """
+    if isinstance(env, VectorWrapper) or env.spec is None:
+        what = "it is wrapped" if isinstance(env, VectorWrapper) else "it was not made by `gymnasium.make_vec`"
+        raise ConfigError(
+            f"env: as many members of {env} are needed as `runner.concurrency` says, and for evaluation besides, but "
+            f"{what}. Give a class or function with the argument `num_envs` that makes it, such as "
+            "env=lambda num_envs: ..."
+        )
+    spec = copy.copy(env.spec)
+    spec.kwargs = {key: value for key, value in spec.kwargs.items() if key != "num_envs"}
+    return functools.partial(gymnasium.make_vec, spec)
+
+
+def batch_of_registered(env: gymnasium.Env[Any, Any], n_envs: int) -> GymBatch:
+    """The vector environment that is registered beside a single one (its `vector_entry_point`).
+
+    :param env: The single environment.
+    :param n_envs: Number of members.
+    :raises ConfigError: There is none, or it cannot do what the wrappers of the single one do.
+    """
+    spec = getattr(env, "spec", None)
+    where = "runner.placement=batched"
+    if spec is None or spec.vector_entry_point is None:
+        raise ConfigError(
+            f"{where}: expected an environment whose simulation is written for many at once (a BatchedMazeEnv, or one "
+            f"that is registered in gymnasium with a `vector_entry_point`), found {env}; use "
+            "runner.placement=in_process or processes."
+        )
+    arguments: dict[str, Any] = {}
+    refused = []
+    for wrapper in spec.additional_wrappers:
+        given = wrapper.kwargs or {}
+        if wrapper.name == InfoActionMask.__name__:
+            arguments["action_mask"] = given["name"]
+        elif wrapper.name == ResetOptions.__name__:
+            arguments["reset_options"] = given["options"]
+        else:
+            refused.append(wrapper.name)
+    if refused:
+        raise ConfigError(
+            f"{where}: {', '.join(refused)} of `{spec.id}` wrap one environment at a time, which its vector "
+            "environment knows nothing of. Leave out what asks for them, or use runner.placement=in_process."
+        )
+    spec = copy.copy(spec)
+    spec.additional_wrappers = ()
+    made = gymnasium.make_vec(spec, num_envs=n_envs, vectorization_mode="vector_entry_point")
+    return GymBatch(made, **arguments)
+
+
+def _autoreset_mode(env: Any) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError as error:
+        raise ConfigError(
+            f"env: {env} has to say how the episodes of its members begin: expected metadata['autoreset_mode'] to be "
+            f"one of {', '.join(str(known) for known in AutoresetMode)}, found {mode!r}."
+        ) from error
+
+
+# -- where a vector environment is -----------------------------------------------------------------------------------
+
+
+def _keeps_itself(env: Any) -> bool:
+    """Whether it has methods of its own that tell where it is."""
+    return hasattr(env.unwrapped, "state_dict") and hasattr(env.unwrapped, "load_state_dict")
+
+
+def _layers(env: Any) -> list[Any]:
+    """The wrappers, outside in, and the vector environment."""
+    layers = [env]
+    while isinstance(layers[-1], VectorWrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _kept(layer: Any) -> dict[str, Any]:
+    """The attributes that may change."""
+    constant = ("metadata", "_metadata", "env") if isinstance(layer, VectorWrapper) else ("metadata",)
+    return {
+        name: value for name, value in vars(layer).items() if name not in constant and not isinstance(value, _CONSTANTS)
+    }
+
+
+def _attributes(env: Any) -> list[dict[str, Any]]:
+    return [{name: _stored(value) for name, value in _kept(layer).items()} for layer in _layers(env)]
+
+
+def _unkept(env: Any) -> Iterator[str]:
+    """Why attributes do not tell where it is."""
+    found: list[tuple[str, Any]] = []
+    for layer in _layers(env):
+        for name, value in _kept(layer).items():
+            place = f"attribute `{name}` of {type(layer).__name__}"
+            if not _is_plain(value):
+                yield (
+                    f"{place} is a {type(value).__name__}, not made of numbers and arrays, and there are no methods "
+                    "`state_dict` and `load_state_dict`"
+                )
+            for part in _changeable(value):
+                for other_place, other in found:
+                    if part is other or (_are_arrays(part, other) and np.may_share_memory(part, other)):
+                        yield f"{place} and {other_place} share their content"
+                found.append((place, part))
+
+
+def _changeable(value: Any) -> Iterator[Any]:
+    """What may be changed without the attribute being set."""
+    if isinstance(value, np.ndarray | np.random.Generator):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _changeable(entry)
+
+
+def _are_arrays(*values: Any) -> bool:
+    return all(isinstance(value, np.ndarray) for value in values)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biuf"
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return type(value) is dict and all(map(_is_plain, [*value, *value.values()]))
+    return isinstance(value, np.random.Generator) or value is None or type(value) in (bool, int, float, str)
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return {_GENERATOR: copy.deepcopy(value.bit_generator.state)}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_stored, value))
+    if isinstance(value, dict):
+        return {key: _stored(entry) for key, entry in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _live(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {_GENERATOR}:
+        state = value[_GENERATOR]
+        bit_generator = getattr(np.random, state["bit_generator"])()
+        bit_generator.state = state
+        return np.random.Generator(bit_generator)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_live, value))
+    if isinstance(value, dict):
+        return {key: _live(entry) for key, entry in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
