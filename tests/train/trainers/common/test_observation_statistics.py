@@ -12,6 +12,7 @@ from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
+from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
 from maze.perception.blocks import RunningNormalizationBlock
@@ -110,6 +111,14 @@ def test_sub_steps_share_the_statistics_of_observations_of_the_same_name():
     ObservationStatistics(model).learn(rollout(sample(3), spaces_dict))
     assert {block.count.item() for block in blocks_of(model)} == {2 * 2 * 2}
     assert len({tuple(block.mean.flatten().tolist()) for block in blocks_of(model)}) == 3
+
+
+def test_agents_whose_observations_are_stacked_share_statistics():
+    block, seen = RunningNormalizationBlock("x", "out", [(2, 3)]), np.random.default_rng(0).normal(size=(5, 3))
+    observed = CumulativeMovingMeanStd(epsilon=0.0)
+    observed.update(seen)
+    block.learn(observed)
+    np.testing.assert_allclose(block.mean.numpy(), [seen.mean(0)] * 2)
 
 
 def test_entries_that_do_not_vary_are_shifted_and_large_values_clipped():
