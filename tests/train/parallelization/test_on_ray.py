@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib.util
 import json
 import logging
@@ -29,6 +30,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
+from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import RaySession, require_ray
@@ -431,17 +433,34 @@ class TestMachinesThatJoin:
         assert len(set(done)) == 40
         assert crew.take_work().actors_there == 2
 
-    def test_impala_learns_from_what_they_collect(self, cluster: Any, machine: Any, tmp_path: Path) -> None:
-        where = ["runner=ray", "runner.placement.max_actors=3", "algorithm.num_actors=2"]
-        sizes = ["algorithm.actors_batch_size=2", "algorithm.n_rollout_steps=5", "runner.placement.cpus_per_actor=2"]
-        threading.Timer(8.0, machine).start()
-        trained(tmp_path, "algorithm=impala", *where, *sizes, "algorithm.n_epochs=12", "algorithm.epoch_length=200")
-        with open(tmp_path / "progress.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
-        key = next(key for key in rows[0] if key.endswith("actors_there"))
-        there = [float(row[key]) for row in rows if row[key]]
-        assert there[0] == 2
-        assert there[-1] == 3
+    def test_impala_takes_what_they_collect(
+        self, cluster: Any, machine: Any, placement: Callable[..., OnRay], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 0.2)
+        there, policy = placement(0, cpus_per_actor=2, max_actors=3), make_policy(random_walk_env)
+        actors: Any = there.actors(
+            random_walk_env,
+            policy=policy,
+            n_rollout_steps=5,
+            n_actors=2,
+            batch_size=2,
+            queue_out_of_sync_factor=1.0,
+            env_instance_seeds=[1, 2],
+            agent_instance_seeds=[3, 4],
+        )
+        crew = there.crew(2)
+        taken: list[int] = []
+        take = RolloutTickets.take
+        monkeypatch.setattr(RolloutTickets, "take", lambda self, actor: (taken.append(actor), take(self, actor))[1])
+        deadline = time.monotonic() + 100
+        while 2 not in taken and time.monotonic() < deadline:
+            batch = actors.collect_batch()
+            assert batch.columns.rewards.shape == (5, 2)
+            if crew.n_actors == 2 and len(taken) == 4:
+                machine()
+            actors.broadcast_updated_policy(policy.state_dict())
+        assert {0, 1, 2} == set(taken)
+        actors.stop()
 
 
 # -- sweeps -------------------------------------------------------------------------------------------
@@ -531,6 +550,7 @@ class TestBadInput:
             Crew().grow(1)
 
     def test_another_version_of_python_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        @functools.wraps(require_ray().init)
         def init(**arguments: Any) -> None:
             raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.9.1")
 

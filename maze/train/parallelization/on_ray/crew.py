@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 10.0
 """After so long without an answer there is a word about who is waited for."""
+_SAMPLE_SECONDS = 1.0
+"""Pause between two looks at the resources of the cluster."""
 _CLOSE_SECONDS = 2.0
 LONGEST_PAUSE = 30.0
 """Seconds before a replacement, at most."""
@@ -180,6 +182,11 @@ class Crew:
         self._under_way: weakref.WeakSet[Task] = weakref.WeakSet()
         self._waited = 0.0
         self._since, self._n_reported = time.monotonic(), 0
+        self._is_closed = threading.Event()
+        self._resources: tuple[dict[str, float], dict[str, float]] = {}, {}
+        """Those of the cluster, and which of them are free."""
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._looking.start()
 
     def grow(self, n_actors: int) -> None:
         """Waits for more actors, where there are fewer than that; who hosts what does not change.
@@ -298,7 +305,7 @@ class Crew:
         self._next_look = time.monotonic() + _LOOK_SECONDS
         if any(actor.place is not None for actor in self._actors):
             return  # those that were lost come first
-        free = self._ray.available_resources().get("CPU", 0.0)
+        free = self._resources[1].get("CPU", 0.0)
         for _ in range(min(n_more, int(free / self._cpus_per_actor))):
             self._joining.append(_Actor())
             self._start(self._joining[-1])
@@ -317,13 +324,15 @@ class Crew:
         for actor in self._actors:
             actor.busy, actor.n_calls = 0.0, 0
         key = "object_store_memory"
-        used = self._ray.cluster_resources().get(key, 0.0) - self._ray.available_resources().get(key, 0.0)
+        used = self._resources[0].get(key, 0.0) - self._resources[1].get(key, 0.0)
         n_actors = sum(not actor.is_away for actor in self._actors)
         n_calls, store = len(self._under_way), max(0.0, used) / 2**20
         return Work(n_restarts, n_actors, busy, waited / seconds, n_calls, store, calls, dict(by_node))
 
     def close(self) -> None:
         """Ends all actors; nothing happens the second time."""
+        self._is_closed.set()
+        self._looking.join(1.0)  # what it asks Ray for should not outlive Ray
         actors, self._actors, self._joining = [*self._actors, *self._joining], [], []
         if self._ray.is_initialized() and actors:
             with suppress(Exception):
@@ -332,6 +341,13 @@ class Crew:
                 )
             for actor in actors:
                 self._kill(actor)
+
+    def _look(self) -> None:
+        """Looks after the resources of the cluster, in a thread: without a head such calls do not return."""
+        while not self._is_closed.is_set():
+            with suppress(Exception):  # it may be gone
+                self._resources = self._ray.cluster_resources(), self._ray.available_resources()
+            self._is_closed.wait(_SAMPLE_SECONDS)
 
     @timed(WAITING)
     def _ready(self, refs: list[Any], n_wanted: int, timeout: float) -> list[Any]:

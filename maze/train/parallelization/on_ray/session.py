@@ -61,11 +61,12 @@ class RaySession:
             handlers = _signal_handlers()
             logging.getLogger("ray").setLevel(self._log_level)
             logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+            is_there = False
             try:
-                self._check_address(arguments["address"])
+                is_there = self._check_address(arguments["address"])
                 ray.init(**arguments)
             except (TypeError, ValueError, RuntimeError, ConnectionError, OSError) as error:
-                raise ConfigError(self._explained(error, arguments["address"])) from error
+                raise ConfigError(self._explained(error, arguments["address"], is_there)) from error
             finally:
                 _restore(handlers)  # Ray leaves the process at SIGTERM; a training saves first
             self._is_ours = True
@@ -96,7 +97,8 @@ class RaySession:
             arguments.update(include_dashboard=False, num_cpus=max(os.cpu_count() or 1, math.ceil(self._n_cpus)))
         return {**arguments, **self._ray_config, "address": address}
 
-    def _check_address(self, address: str) -> None:
+    def _check_address(self, address: str) -> bool:
+        """Whether something answers at an address; True as well where only Ray knows which one it is."""
         if address.startswith("ray://"):
             raise ConfigError(
                 f"{self._key}: {address} is an address of Ray Client, through which calls take 7 to 12 times as long. "
@@ -106,6 +108,7 @@ class RaySession:
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():
             _connect(address)  # Ray itself would try for a minute
+        return True
 
     def _watch_head(self, address: str) -> None:
         """Ends the run in order where the head is gone: Ray would end this process after a minute, without a word."""
@@ -125,7 +128,7 @@ class RaySession:
         )
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def _explained(self, error: Exception, address: str) -> str:
+    def _explained(self, error: Exception, address: str, is_there: bool) -> str:
         import inspect
 
         import ray
@@ -139,7 +142,7 @@ class RaySession:
         if address == "local":
             return f"{self._key}: Ray could not be started: {text}"
         advice = "Is the cluster running (`ray status`), and does this machine reach it?"
-        if isinstance(error, ConnectionError | OSError) and address != "auto":
+        if not is_there:
             advice = "Nothing answers there: `ray start --head` says which address its cluster has, port 6379 usually."
         elif "version" in text.lower():
             advice = "All machines of a cluster need the same versions of Python, Ray and Maze."
