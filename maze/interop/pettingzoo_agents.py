@@ -11,7 +11,10 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.env.structured_env import ActorID
+from maze.core.env.action_conversion import ActionConversionInterface
+from maze.core.env.maze_action import MazeActionType
+from maze.core.env.maze_state import MazeStateType
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.wrappers.gym_adapters import ACTION_MASK, adapted
 
@@ -81,6 +84,50 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._taken = action
         return self._seen, 0.0, False, False, {}
+
+
+def told_apart(conversions: Mapping[StepKeyType, ActionConversionInterface]) -> dict[StepKeyType, Any]:
+    """Gives actions names of their own where those of the same name have different spaces: a model has one for each.
+
+    :param conversions: By step key.
+    """
+    found: dict[str, list[spaces.Space[Any]]] = {}
+    for conversion in conversions.values():
+        for head, space in conversion.space().spaces.items():
+            found[head] = [*(known for known in found.get(head, []) if known != space), space]
+    twice = {head for head, different in found.items() if len(different) > 1}
+    return {
+        key: RenamedActions(conversion, {head: f"{key}_{head}" for head in twice & set(conversion.space().spaces)})
+        if twice & set(conversion.space().spaces)
+        else conversion
+        for key, conversion in conversions.items()
+    }
+
+
+class RenamedActions(ActionConversionInterface):
+    """Actions of another conversion under other names.
+
+    :param conversion: The conversion.
+    :param names: New names by those that it has; the others stay.
+    """
+
+    def __init__(self, conversion: ActionConversionInterface, names: Mapping[str, str]) -> None:
+        self._conversion = conversion
+        self._names = {head: names.get(head, head) for head in conversion.space().spaces}
+        self._space = spaces.Dict({self._names[head]: space for head, space in conversion.space().spaces.items()})
+
+    @override(ActionConversionInterface)
+    def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
+        return self._conversion.space_to_maze({head: action[name] for head, name in self._names.items()}, maze_state)
+
+    @override(ActionConversionInterface)
+    def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
+        action = self._conversion.maze_to_space(maze_action)
+        return {name: action[head] for head, name in self._names.items()}
+
+    @override(ActionConversionInterface)
+    def space(self) -> spaces.Dict:
+        return self._space
 
 
 def tells_masks(env: Any, agents: Sequence[str]) -> bool:

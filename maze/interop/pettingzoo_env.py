@@ -25,7 +25,7 @@ from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.wrappers.gym_adapters import ACTION_MASK
 from maze.core.wrappers.gym_make import import_modules
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
-from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, tells_masks
+from maze.interop.pettingzoo_agents import AgentAdapter, actors_of, tells_masks, told_apart
 from maze.interop.pettingzoo_make import as_aec, make_aec_env, whole
 
 AGAINST_RANDOM = "return_against_random"
@@ -72,6 +72,8 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
     parallel environment see the state at its beginning, whoever acts first. The reward is the sum over all agents; what
     each decision has earned is told by `get_actor_rewards`, also where that turns out in a later step (see
     :meth:`~maze.core.env.structured_env.StructuredEnv.get_actor_rewards`). The return of each agent is a KPI.
+
+    Actions of policies whose spaces differ are called after the policy as well, `speaker_action`.
 
     An agent that terminates while others go on is done; one that is truncated leaves as well, and the value of what it
     saw last stands in for the future that it would have had.
@@ -121,7 +123,7 @@ class PettingZooEnv(MazeEnv["PettingZooCoreEnv"]):
         sides: dict[StepKeyType, Any] = dict(adapters)
         super().__init__(
             core_env=PettingZooCoreEnv(aec_env, actors, adapters, random_opponents, make),
-            action_conversion_dict={key: GymActionConversion(side) for key, side in sides.items()},
+            action_conversion_dict=told_apart({key: GymActionConversion(side) for key, side in sides.items()}),
             observation_conversion_dict={key: GymObservationConversion(side) for key, side in sides.items()},
         )
 
@@ -404,6 +406,11 @@ class PettingZooCoreEnv(CoreEnv):
     @override(CoreEnv)
     def get_kpi_calculator(self) -> AgentReturns:
         return AgentReturns()
+
+    @property
+    def can_be_made_again(self) -> bool:
+        """Whether the environment was made by name, and not given."""
+        return self._make is not None
 
     def set_render_mode(self, render_mode: str) -> None:
         """Makes the environment again with another render mode. The running episode is lost: call it before `reset`.

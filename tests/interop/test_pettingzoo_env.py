@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+from gymnasium import spaces
 
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.base_env import TRUNCATION_KEY
@@ -193,6 +194,27 @@ def test_who_shares_a_policy_can_be_said(policies, counts):
 def test_other_wishes_are_refused(policies, message):
     with pytest.raises(ConfigError, match=message):
         PettingZooEnv(Duel(), policies=policies)
+
+
+class Unequal(Survivors):
+    """The first agent has another choice than the others."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(2 if agent == "agent_0" else 3, start=1)
+
+
+def test_actions_of_different_spaces_have_names_of_their_own():
+    inner = Unequal(((9, False), (9, False), (9, False)))
+    env = PettingZooEnv(inner, policies={"agent_0": "first", "agent_1": "rest", "agent_2": "rest"})
+    assert {key: list(space) for key, space in env.action_spaces_dict.items()} == {
+        "first": ["first_action"],
+        "rest": ["rest_action"],
+    }
+    env.reset()
+    for action in ({"first_action": 1}, {"rest_action": 2}, {"rest_action": 0}):
+        env.step(action)
+    assert inner.last == {"agent_0": 2, "agent_1": 3, "agent_2": 1}
+    assert check_env(lambda: PettingZooEnv(Unequal()), n_steps=30).findings == []
 
 
 @pytest.mark.parametrize("make", [lambda: PettingZooEnv(Duel()), lambda: PettingZooEnv(Survivors())])

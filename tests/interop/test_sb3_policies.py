@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import zipfile
 
+import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3 as sb3
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.policy import Policy
@@ -250,3 +252,73 @@ def test_policies_that_want_more_than_observations_are_refused():
 def test_a_policy_needs_its_environment():
     with pytest.raises(ConfigError, match="name the environment"):
         to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict))
+
+
+# -- sb3-contrib -------------------------------------------------------------------------------------------------------
+
+
+class Masked(gymnasium.Env):
+    """Only one of three actions is valid, a different one in each step."""
+
+    observation_space = spaces.Dict({"observation": spaces.Box(0, 3, (1,)), "action_mask": spaces.MultiBinary(3)})
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.valid = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        is_valid = action == self.valid
+        self.valid = (self.valid + 2) % 3
+        return self._seen(), float(is_valid), False, False, {}
+
+    def _seen(self):
+        mask = np.zeros(3, np.int8)
+        mask[self.valid] = 1
+        return {"observation": np.array([self.valid], np.float32), "action_mask": mask}
+
+
+def test_masks_reach_maskable_policies_in_training_and_in_maze(tmp_path):
+    contrib = pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+
+    exported = to_gymnasium(NoDictActionWrapper.wrap(GymMazeEnv(Masked())))
+    model = contrib.MaskablePPO("MultiInputPolicy", exported, n_steps=8, batch_size=8, seed=1, device="cpu")
+    assert is_masking_supported(model.env)
+    model.learn(8)
+    assert get_action_masks(model.env).shape == (1, 3)
+    assert not is_masking_supported(sb3.PPO("MlpPolicy", plain(), device="cpu").env)
+    model.save(tmp_path / "model.zip")
+    env = GymMazeEnv(Masked())
+    policy = SB3Policy(tmp_path / "model.zip", env.observation_spaces_dict, env.action_spaces_dict)
+    observation, total = env.reset(), 0.0
+    for _ in range(9):
+        actions, probabilities = policy.compute_top_action_candidates(observation, None, None, None)
+        assert probabilities[0] == pytest.approx(1.0)
+        assert actions[0]["action"] == env.core_env.env.unwrapped.valid
+        observation, reward, _, _ = env.step(policy.compute_action(observation))
+        total += reward
+    assert total == 9.0
+
+
+def test_recurrent_policies_begin_anew_where_they_are_seeded(tmp_path):
+    contrib = pytest.importorskip("sb3_contrib")
+    model = contrib.RecurrentPPO("MlpLstmPolicy", plain("Pendulum-v1"), n_steps=8, batch_size=8, seed=1, device="cpu")
+    model.save(tmp_path / "model.zip")
+    policy = acting(tmp_path / "model.zip", "Pendulum-v1")
+    observation = {"observation": np.ones(3, np.float32)}
+
+    def episode():
+        policy.seed(0)
+        return [policy.compute_action(observation, deterministic=True)["action"].item() for _ in range(3)]
+
+    first = episode()
+    state, expected = None, []
+    for _ in range(3):
+        start = np.array([state is None])
+        action, state = model.predict(observation["observation"], state, start, deterministic=True)
+        expected.append(action.item())
+    assert first == pytest.approx(expected)
+    assert len(set(first)) == 3
+    assert episode() == first

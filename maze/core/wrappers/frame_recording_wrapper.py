@@ -28,8 +28,7 @@ def draws_frames_only(env: Any) -> bool:
     gym_env = env.core_env.env
     if getattr(gym_env, "render_mode", None) in _PICTURE_MODES:
         return True
-    can_be_made_again = getattr(gym_env, "spec", None) is not None
-    return can_be_made_again and "rgb_array" in gym_env.metadata.get("render_modes", [])
+    return env.core_env.can_be_made_again and "rgb_array" in gym_env.metadata.get("render_modes", [])
 
 
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):

@@ -206,6 +206,11 @@ class GymCoreEnv(CoreEnv):
     def is_step_complete(self) -> bool:
         return True
 
+    @property
+    def can_be_made_again(self) -> bool:
+        """Whether the environment was made from an id, and not given."""
+        return getattr(self.env, "spec", None) is not None
+
     def set_render_mode(self, render_mode: str) -> None:
         """Makes the environment again with another render mode, which gymnasium fixes when it makes one.
 
@@ -215,7 +220,7 @@ class GymCoreEnv(CoreEnv):
         """
         if getattr(self.env, "render_mode", None) == render_mode:
             return
-        if getattr(self.env, "spec", None) is None:
+        if not self.can_be_made_again:
             raise ConfigError(f"{self!r} was not made from an id; make it with render_mode={render_mode!r} yourself.")
         self.env.close()
         self.env = self.renderer.env = gymnasium.make(self.env.spec, render_mode=render_mode)  # type: ignore[arg-type]
