@@ -30,6 +30,7 @@ from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_con
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
+from tests.interop.pettingzoo_envs import Duel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -301,6 +302,19 @@ def test_actors_of_a_structured_environment_take_turns(structured: MazeMultiAgen
     (episode,) = decode_episodes(structured.take_statistics())
     rewards_of_episode = [value for key, value in episode.items() if key.event is BaseEnvEvents.reward]
     assert total in rewards_of_episode  # what actors earn is what the environment gives
+
+
+def test_what_an_agent_loses_by_the_move_of_another_reaches_it() -> None:
+    env = MazeMultiAgentEnv(EnvConfig(EnvFactory(Duel), seed=1).to_rllib())
+    observations, _ = env.reset()
+    returns = dict.fromkeys(env.possible_agents, 0.0)
+    for choice in (1, 1, 0):  # 2, 4, 5: the first player begins a step in which the second one does not act
+        (agent,) = observations
+        observations, rewards, ends, _, _ = env.step({agent: {"action": choice}})
+        for name, reward in rewards.items():
+            returns[name] += reward
+    assert ends["__all__"]
+    assert returns == {"player:0": 1.0, "player:1": -1.0}
 
 
 def test_agents_of_a_sub_step_share_its_network_unless_they_have_their_own() -> None:

@@ -149,12 +149,15 @@ def recorded(
 
 
 def _name_of(env: Any) -> str:
-    """The id or class of a gymnasium environment, or the class of another."""
+    """The id, name or class of an environment of others, or the class of one of Maze."""
     gym_env = getattr(env.core_env, "env", None)
     if gym_env is None:
         return type(base_maze_env(env)).__name__
     spec = getattr(gym_env, "spec", None)
-    return str(spec.id) if spec is not None else type(getattr(gym_env, "unwrapped", gym_env)).__name__
+    if spec is not None:
+        return str(spec.id)
+    name = (getattr(gym_env, "metadata", None) or {}).get("name")  # as PettingZoo's environments have it
+    return str(name or type(getattr(gym_env, "unwrapped", gym_env)).__name__)
 
 
 class RolloutReport:

@@ -67,7 +67,8 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
         result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
         env_time = self.env.get_env_time()
-        if result[2] or env_time % self.every_k_steps == 0:
+        # the sub-steps of a step share its first frame
+        if result[2] or (self.env.context.is_step_complete and env_time % self.every_k_steps == 0):
             self._take_frame(env_time)
         return result
 
