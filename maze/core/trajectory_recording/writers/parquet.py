@@ -63,15 +63,12 @@ class _Entry:
 class ParquetColumns:
     """The columns of an environment's episodes.
 
-    | column | |
-    | --- | --- |
-    | `episode_id`, `step`, `substep`, `step_key`, `agent_id` | which row it is: counted from 0; who acted |
-    | `observation.<entry>`, `action.<entry>` | a number, or the list of an array's numbers in C order |
-    | `reward`, `done`, `truncated` | what came of the sub-step; `truncated`: it was cut off |
-    | `event.<Interface>.<event>` | how often the sub-step fired the event |
-    | `event.<Interface>.<event>.<argument>` | sum of the argument over these; null where it did not, or is no number |
-    | `events` | list of all: `event`, and its `attributes` as JSON |
-    | `kpi.<name>` | in the last row of an episode: its key performance indicators |
+    `episode_id`, `step`, `substep`, `step_key` and `agent_id` say which row it is (counted from 0) and who acted;
+    `observation.<entry>` and `action.<entry>` hold a number, or the list of an array's numbers in C order; `reward`,
+    `done` and `truncated` (cut off) what came of it. `event.<Interface>.<event>` counts how often the sub-step fired an
+    event, `event.<Interface>.<event>.<argument>` is the sum of an argument over these (null where there were none, or
+    it is no number), and `events` lists all with their attributes as JSON. `kpi.<name>`, in the last row of an episode,
+    are its key performance indicators.
 
     :param observation_spaces: Observation space of each sub-step.
     :param action_spaces: Action space of each sub-step.
