@@ -35,6 +35,7 @@ from maze.core.agent.state_action_values import encode_action, expected_soft_val
 from maze.core.agent.torch_model import NetworksModel, unique_parameters
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, unknown_key_error
+from maze.perception.blocks.recurrent.recurrent_cell import recurrent_cells
 from maze.perception.perception_utils import flatten_spaces
 from maze.perception.program.torch_networks import JointEvaluation
 
@@ -79,6 +80,11 @@ class TorchStateActionCritic(NetworksModel, StateActionCritic):
             raise ConfigError(
                 f"critic: the networks {missing} are not in `twin_networks` {list(second)} or not in "
                 f"`only_discrete_spaces` {list(only_discrete_spaces)}."
+            )
+        if any(recurrent_cells(network) for network in (*first.values(), *second.values())):
+            raise ConfigError(
+                "critic.networks: state-action critics carry no hidden states from step to step, and found a "
+                "RecurrentCellBlock. Use PPO or A2C, or `model.recurrence=true` with stacked observations."
             )
         self.num_policies = num_policies
         self.only_discrete_spaces = dict(only_discrete_spaces)

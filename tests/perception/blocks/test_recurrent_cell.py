@@ -58,21 +58,35 @@ def test_steps_that_carry_the_state_give_what_the_layer_of_torch_gives_for_the_s
 
 
 @both_cells
-@pytest.mark.parametrize("lengths", [[3, 3, 3], [2, 5, 1, 5]])
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [2, 5, 1, 5], [1, 1, 4]])
 def test_sequences_of_any_lengths_in_any_order_give_what_steps_give(cell, lengths):
     block, lengths = block_of(cell), np.array(lengths)
     n_rows = lengths.sum()
     order = np.random.default_rng(0).permutation(n_rows)
     starts = np.cumsum(lengths) - lengths
     inputs, states = torch.randn(n_rows, N_FEATURES), torch.randn(len(lengths), block.state_size)
-    run = SequenceRun([PackedRows(order, starts, lengths, "cpu")], {block.state_key: states})
+    packed = PackedRows(order, starts, lengths, "cpu")
+    assert (packed.padded is not None) == (len(set(lengths)) > 1)
+    run = SequenceRun([packed], {block.state_key: states})
     with running([block], run):
-        outputs = block({"x": inputs})["out"]
+        with torch.no_grad():
+            outputs = block({"x": inputs})["out"]
+        with_gradient = block({"x": inputs})["out"]
+    torch.testing.assert_close(with_gradient, outputs)
+    weights = torch.randn_like(outputs)
+    gradients = torch.autograd.grad((with_gradient * weights).sum(), block.parameters())
+    total = 0.0
     for index, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         rows = order[start : start + length]
-        expected, final = by_steps(block, inputs[rows][:, None], states[index : index + 1])
-        torch.testing.assert_close(outputs[rows], expected[:, 0])
-        torch.testing.assert_close(run.final[block.state_key][index], final[0])
+        state, following = states[index : index + 1], []
+        for row in rows:
+            state = block.step(inputs[row][None], state)
+            following.append(state[0, :SIZE])
+        torch.testing.assert_close(outputs[rows], torch.stack(following).detach())
+        torch.testing.assert_close(run.final[block.state_key][index], state[0].detach())
+        total = total + (torch.stack(following) * weights[rows]).sum()
+    for found, expected in zip(gradients, torch.autograd.grad(total, block.parameters()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @both_cells

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -217,6 +217,8 @@ class _GRU(Cell):
         return torch.gru(inputs, batch_sizes, state[0], weights, True, 1, 0.0, True, False)
 
 
+_MOST_PADDED, _MOST_SIDE_BY_SIDE = 4, 32
+"""Sequences are made equally long where that makes no more than so many rows of one, or so many of each step."""
 _CELLS: Mapping[str, type[Cell]] = {"lstm": _LSTM, "gru": _GRU}
 
 
@@ -254,7 +256,7 @@ class Run(ABC):
     def __init__(self, states: Mapping[str, Tensor]) -> None:
         self.states = dict(states)
         self.final: dict[str, Tensor] = {}
-        """The states after it, by state key; filled by the forward pass, without gradients."""
+        """The states after it, by state key; filled by the forward pass where that is without gradients."""
 
     @abstractmethod
     def advance(self, cell: RecurrentCellBlock, inputs: Tensor) -> Tensor:
@@ -290,6 +292,10 @@ class SequenceRun(Run):
     @override(Run)
     def advance(self, cell: RecurrentCellBlock, inputs: Tensor) -> Tensor:
         states, key = self.states[cell.state_key], cell.state_key
+        if torch.is_grad_enabled() and len(self._groups) == 1 and (padded := self._groups[0].padded) is not None:
+            group = self._groups[0]
+            output, _ = cell.unroll(inputs[padded.rows], padded.batch_sizes, states[group.sequences])
+            return output[padded.places]
         final = torch.empty_like(states)
         packed = []
         for group in self._groups:
@@ -305,6 +311,16 @@ class SequenceRun(Run):
         output = torch.empty_like(packed[0]).new_empty(len(rows), cell.hidden_size)
         output[rows] = torch.cat(packed)
         return output
+
+
+class _PaddedRows(NamedTuple):
+    """Sequences that are made as long as the longest by rows that are there already; nothing comes of their outputs."""
+
+    rows: Tensor
+    """`[n_steps * n_sequences]`"""
+    batch_sizes: list[int]
+    places: Tensor
+    """Where each row is among them, `[n_rows]`."""
 
 
 class PackedRows:
@@ -348,6 +364,15 @@ class PackedRows:
         self.follows = None if follows is None else index(follows[by_length])
         self.places = index(np.argsort(rows)) if len(rows) == len(order) else self.rows
         """Where each row is among the packed ones, if the group has all rows."""
+        self.padded: _PaddedRows | None = None
+        """Where the gradient of sequences of different lengths takes less time so: torch has a fast one for equal ones
+        on the CPU, some ten times as fast; the final states of shorter ones are not to be had then."""
+        n_padded = n_steps * len(sequences)
+        if len(rows) < n_padded <= max(_MOST_PADDED * len(rows), _MOST_SIDE_BY_SIDE * n_steps):
+            place = step * len(sequences) + rank
+            padded = np.full(n_padded, rows[0])
+            padded[place] = rows
+            self.padded = _PaddedRows(index(padded), [len(sequences)] * n_steps, index(place[np.argsort(rows)]))
 
 
 def recurrent_cells(network: nn.Module) -> dict[str, RecurrentCellBlock]:

@@ -192,10 +192,10 @@ def test_the_rewards_nobody_knows_yet_leave_sequences_shorter():
         assert part.sequences.lengths.min() > 0
 
 
-CONFIG = {"n_epochs": 2, "epoch_length": 2, "patience": 0, "n_rollout_steps": 6, "lr": 0.01}
+CONFIG = {"n_epochs": 1, "epoch_length": 2, "patience": 0, "n_rollout_steps": 6, "lr": 0.01}
 
 
-def trained(trainer_class, env, kind, **settings):
+def trained(trainer_class, env, **settings):
     env.seed([1, 2])
     model = recurrent_model(env)
     trainer = trainer_class({**CONFIG, **settings}, RolloutGenerator(env), None, model, None, seed=5)
@@ -205,10 +205,17 @@ def trained(trainer_class, env, kind, **settings):
     return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
 
+PPO_SETTINGS = {"batch_size": 4, "n_optimization_epochs": 1, "sequence_length": 4}
+
+
 @every_kind
-@pytest.mark.parametrize(("trainer_class", "settings"), [(PPO, {"batch_size": 4, "sequence_length": 4}), (A2C, {})])
-def test_trainers_learn_in_environments_of_every_kind(trainer_class, settings, kind):
-    first, second = (trained(trainer_class, SequentialVectorEnv([ENVS[kind]] * 2), kind, **settings) for _ in range(2))
+def test_ppo_learns_in_environments_of_every_kind(kind):
+    trained(PPO, SequentialVectorEnv([ENVS[kind]] * 2), **PPO_SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["sub-steps", "agents come and go"])
+def test_a2c_learns_the_same_twice(kind):
+    first, second = (trained(A2C, SequentialVectorEnv([ENVS[kind]] * 2)) for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -217,10 +224,10 @@ def test_trainers_learn_in_environments_of_every_kind(trainer_class, settings, k
 def test_worker_processes_learn_the_same(kind):
     env = SubprocVectorEnv([ENVS[kind]] * 2)
     try:
-        in_processes = trained(PPO, env, kind, batch_size=4)
+        in_processes = trained(PPO, env, **PPO_SETTINGS)
     finally:
         env.close()
-    assert torch.equal(in_processes, trained(PPO, SequentialVectorEnv([ENVS[kind]] * 2), kind, batch_size=4))
+    assert torch.equal(in_processes, trained(PPO, SequentialVectorEnv([ENVS[kind]] * 2), **PPO_SETTINGS))
 
 
 def test_what_cannot_be_learned_is_refused_in_one_sentence():
