@@ -23,7 +23,7 @@ COLORS = 128
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, opens the pages, and writes the pictures into the directory that is named."""
+    """Trains, opens the pages, and writes the pictures into the first directory; a second one names a run to take."""
     from playwright.sync_api import sync_playwright
 
     from maze.maze_cli import main as maze_run
@@ -31,9 +31,10 @@ def main(arguments: list[str]) -> int:
     directory = Path(arguments[0]).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        run = Path(place, "run")
-        seeds = ["seeding.env_base_seed=1", "seeding.agent_base_seed=1"]
-        maze_run(["-cn", "conf_train", "+experiment=lost_sales_ppo", *SHORTER, *seeds, f"hydra.run.dir={run}"])
+        run = Path(arguments[1]).absolute() if arguments[1:] else Path(place, "run")
+        if not run.exists():
+            seeds = ["seeding.env_base_seed=1", "seeding.agent_base_seed=1"]
+            maze_run(["-cn", "conf_train", "+experiment=lost_sales_ppo", *SHORTER, *seeds, f"hydra.run.dir={run}"])
         maze_run(["--report", str(run)])
         maze_run(["--play", str(run), f"hydra.run.dir={place}/played", "seeding.env_base_seed=2"])
         (player,) = Path(place, "played").rglob("*.html")
@@ -41,17 +42,18 @@ def main(arguments: list[str]) -> int:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, reduced_motion="reduce")
             page.goto((run / "report.html").as_uri())
-            page.wait_for_timeout(500)
+            drawing = page.locator("figure.picture img").first.get_attribute("src")
+            page.locator("h2", has_text="Return of episodes").evaluate("each => each.scrollIntoView()")
+            page.wait_for_timeout(1000)
             save(page.screenshot(), directory / "report.png")
-            model = page.locator("details:has(svg), details:has(img)").last
-            model.evaluate("each => each.open = true")
-            page.wait_for_timeout(500)
-            save(model.screenshot(), directory / "model.png")
             page.goto(player.as_uri())
             for _ in range(40):
                 page.keyboard.press("ArrowRight")
-            page.wait_for_timeout(500)
+            page.wait_for_timeout(1000)
             save(page.screenshot(), directory / "player.png")
+            page.set_content(f'<img src="{drawing}" style="max-width: 1100px">')
+            page.wait_for_timeout(1000)
+            save(page.locator("img").screenshot(), directory / "model.png")
             browser.close()
     return 0
 
