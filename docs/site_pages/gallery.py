@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -136,7 +137,7 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
             picture = figure_png(plt.gcf(), dpi=80)
     made = locate(str(env_config["_target_"]), "env")
     sentence = inspect.cleandoc(made.__doc__ or "").split("\n\n")[0] if exhibit.describe else "Of gymnasium."
-    return picture, " ".join(sentence.split())
+    return picture, re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", " ".join(sentence.split()))
 
 
 def main(arguments: list[str]) -> int:
