@@ -21,7 +21,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torch import nn
 from training_speed import WORK, stable_baselines3
 
 from maze.api.run_context import RunContext
@@ -49,7 +48,7 @@ def stepping(env_class: Callable[[], Any], placement: Any, n_ticks: int) -> floa
     return (time.process_time() - begun) / n_ticks / N_ENVS * 1e6
 
 
-def training(env: Any, n_envs: int, n_updates: int, **overrides: Any) -> float:
+def training(env: Any, n_envs: int, n_updates: int, model: str | None = None, **overrides: Any) -> float:
     """CPU microseconds of a step in a training with PPO and 32 steps for an update."""
     overrides = {
         "runner.concurrency": n_envs,
@@ -60,7 +59,7 @@ def training(env: Any, n_envs: int, n_updates: int, **overrides: Any) -> float:
     }
     with (
         tempfile.TemporaryDirectory() as directory,
-        RunContext(env=env, run_dir=directory, algorithm="ppo", silent=True, overrides=overrides) as rc,
+        RunContext(env=env, run_dir=directory, algorithm="ppo", model=model, silent=True, overrides=overrides) as rc,
     ):
         rc.train(n_epochs=1)  # with everything that happens once
         begun = time.process_time()
@@ -95,29 +94,38 @@ def simulations(n_rounds: int) -> None:
             show(f"{name:12} {what:13}", pairs)
 
 
-def raw_cartpoles(n_ticks: int) -> float:
+def raw_cartpoles(n_ticks: int, balances: bool) -> float:
     """CPU microseconds of a step of one of gymnasium's CartPoles."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=N_CARTPOLES, vectorization_mode="vector_entry_point")
-    env.reset(seed=0)
-    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+    seen = env.reset(seed=0)[0]
+    choose = chooser(n_ticks, balances)
     begun = time.process_time()
-    for action in actions:
-        env.step(action)
+    for tick in range(n_ticks):
+        seen = env.step(choose(tick, seen))[0]
     return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
 
 
-def maze_cartpoles(n_ticks: int) -> float:
+def maze_cartpoles(n_ticks: int, balances: bool) -> float:
     """The same as Maze's vector environment; with the statistics of the epoch."""
     env = Batched().vector_env(EnvFactory("CartPole-v1"), N_CARTPOLES, "train")
     env.seed(list(range(N_CARTPOLES)))
     out = zeros(env.observation_spaces_dict, (N_CARTPOLES,), "observation")
     env.reset(out)
-    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+    choose = chooser(n_ticks, balances)
     begun = time.process_time()
-    for action in actions:
-        env.step({"action": action}, out)
+    for tick in range(n_ticks):
+        env.step({"action": choose(tick, out[0]["observation"])}, out)
     env.write_epoch_stats()
     return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
+
+
+def chooser(n_ticks: int, balances: bool) -> Callable[[int, np.ndarray], np.ndarray]:
+    """Actions drawn before (episodes of some 20 steps), or a line of arithmetic that balances (episodes of 500)."""
+    if balances:
+        weights = np.array([0.1, 0.5, 1.0, 1.0], np.float32)
+        return lambda tick, seen: (seen @ weights > 0).astype(np.int64)
+    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+    return lambda tick, seen: actions[tick]
 
 
 def cartpole_training(n_updates: int) -> float:
@@ -126,6 +134,7 @@ def cartpole_training(n_updates: int) -> float:
         "CartPole-v1",
         N_CARTPOLES,
         n_updates,
+        model="auto",  # two layers of 64 units, tanh
         runner__placement="batched",
         algorithm__batch_size=2048,
         algorithm__lr=3e-4,
@@ -134,8 +143,6 @@ def cartpole_training(n_updates: int) -> float:
         algorithm__entropy_coef=0.0,
         algorithm__max_grad_norm=0.5,
         algorithm__rollout_evaluator__n_episodes=8,
-        model__hidden_units=[64, 64],
-        model__non_lin=nn.Tanh,
     )
 
 
@@ -149,9 +156,10 @@ def cartpoles(n_rounds: int) -> None:
         beside(n_updates)
         return (time.process_time() - begun) / (n_updates * work.env_steps) * 1e6
 
-    rows: dict[str, list[tuple[float, float]]] = {"stepping": [], "PPO training": []}
+    rows: dict[str, list[tuple[float, float]]] = {"at random": [], "balanced": [], "PPO training": []}
     for _ in range(n_rounds):
-        rows["stepping"].append((raw_cartpoles(2000), maze_cartpoles(2000)))
+        rows["at random"].append((raw_cartpoles(2000, False), maze_cartpoles(2000, False)))
+        rows["balanced"].append((raw_cartpoles(2000, True), maze_cartpoles(2000, True)))
         rows["PPO training"].append((beside_training(5), cartpole_training(20)))
     print("CPU microseconds for each step: gymnasium alone or stable-baselines3, Maze, and how many times as fast")
     for what, pairs in rows.items():
