@@ -220,15 +220,19 @@ class BatchedEpisodeStats:
         self.skip_step(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
-        """What is kept of the running episode of an environment, of the step under way at last."""
+        """What is kept of the running episode of an environment, of the step under way at last.
+
+        As bytes: a checkpoint of hundreds of environments has thousands of these, and each tensor in it takes its time.
+        """
         start, end = int(self._starts[row]), self.n_steps + 1
         return [
             {
                 "event": [event.__module__, event.__qualname__],
                 "group": group,
                 "name": name,
-                "values": column.array[start:end, row].copy(),
-                "present": column.presence(row, start, end),
+                "dtype": column.array.dtype.str,
+                "values": column.array[start:end, row].tobytes(),
+                "present": column.presence(row, start, end).tobytes(),
             }
             for (event, group, name), column in self._columns.items()
         ]
@@ -240,7 +244,7 @@ class BatchedEpisodeStats:
         :param state: As :meth:`row_state` gave it.
         """
         self._before_moving()
-        n_steps = max((len(entry["values"]) - 1 for entry in state), default=0)
+        n_steps = max((len(entry["present"]) - 1 for entry in state), default=0)
         while self.n_steps + n_steps + 1 >= self._capacity:
             self._resize(2 * self._capacity)
         if self.n_steps < n_steps:
@@ -258,8 +262,9 @@ class BatchedEpisodeStats:
             group = None if entry["group"] is None else tuple(entry["group"])
             key = (event, group, entry["name"])
             if key not in self._columns:
-                self._add_column(key, entry["values"].dtype, self.n_steps - 1)
-            self._columns[key].load(row, start, entry["values"], entry["present"])
+                self._add_column(key, np.dtype(entry["dtype"]), self.n_steps - 1)
+            values = np.frombuffer(entry["values"], entry["dtype"])
+            self._columns[key].load(row, start, values, np.frombuffer(entry["present"], np.bool_))
             loaded.add(key)
         if n_steps:
             for key in self._columns.keys() - loaded:
