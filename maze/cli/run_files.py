@@ -15,6 +15,7 @@ from maze.core.utils.files import TEMPORARY_PREFIX
 
 _DIRECTORIES = {
     "trajectory_data": "trajectories",
+    "trajectory_parquet": "episodes as tables",
     "event_logs": "tables of events",
     "action_records": "recorded actions",
     "rendering": "pictures",

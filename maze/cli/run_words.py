@@ -19,6 +19,7 @@ _FILES = {
     "progress.csv": "every statistic",
     "maze_cli.log": "the same as a log",
     "trajectory_data": "trajectories",
+    "trajectory_parquet": "episodes as tables",
     "event_logs": "tables of events",
     "episode_pages": "pages of episodes",
     "action_records": "actions",

@@ -34,7 +34,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 
 
 class ShopEvents(ABC):
-    def sold(self, units: int, product: str) -> None:
+    def sold(self, units: int | None, product: str, size: tuple[int, int] = (1, 2)) -> None:
         """Units of a product."""
 
     def closed(self) -> None:

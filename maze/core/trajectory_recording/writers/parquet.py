@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_TEXT_ANNOTATIONS = (str, "str")
+_NUMERIC = re.compile(r"(int|float|bool|Any|np\.(?!ndarray)\w+)( \| (int|float|bool|None))*")
+"""Annotations of arguments that may be numbers."""
 _STORED = {np.dtype(np.float16): np.dtype(np.float32)}
 """What becomes of types that few readers of Parquet know."""
 
@@ -219,9 +221,15 @@ def _event_columns(interface: type[Any]) -> list[tuple[str, list[str]]]:
     columns = []
     for name, method in methods.items():
         parameters = list(inspect.signature(method).parameters.values())[1:]
-        numeric = [parameter.name for parameter in parameters if parameter.annotation not in _TEXT_ANNOTATIONS]
+        numeric = [parameter.name for parameter in parameters if _may_be_number(parameter)]
         columns.append((f"{interface.__name__}.{name}", numeric))
     return columns
+
+
+def _may_be_number(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return annotation is inspect.Parameter.empty or _NUMERIC.fullmatch(text) is not None
 
 
 def _name_of(event: EventRecord) -> str:
