@@ -1,6 +1,7 @@
 """PPO of stable-baselines3 on simple_spread, with one policy for all agents, at the steps of `simple_spread_ppo`.
 
-    python -m benchmarks.simple_spread --seed 1
+    python -m benchmarks.simple_spread --seed 1 --out peer.zip
+    maze-run -cn conf_compare 'policies=[peer.zip,<run of simple_spread_ppo>]' runner.n_episodes=300
 
 Settings are those of the experiment: network, environments, minibatches, learning rate. Prints the mean return, summed
 over all agents as Maze sums it, over 100 episodes with the most probable actions.
@@ -107,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=400_000, help="environment steps")
+    parser.add_argument("--out", default="simple_spread.zip", help="file of the model, which acts in Maze as well")
     arguments = parser.parse_args()
     env = AgentsSideBySide(16, arguments.seed)
     n_agents = env.num_envs // 16
@@ -125,6 +127,7 @@ def main() -> None:
     )
     start = time.process_time()
     model.learn(arguments.steps * n_agents)
+    model.save(arguments.out)
     mean, error = mean_return(model, 10_000)
     print(
         f"return {mean:.2f} ± {error:.2f} after {arguments.steps:,} steps, {time.process_time() - start:.0f} s of CPU"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from gymnasium import spaces
@@ -9,11 +10,14 @@ from gymnasium import spaces
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.env.base_env import TRUNCATION_KEY
 from maze.core.env.structured_env import ACTORS_DONE_KEY, ActorID
-from maze.core.errors import ConfigError, ConfigImportError
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.config_utils import EnvFactory
+from maze.core.utils.stored_config import refuse_foreign_targets
+from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.interop.pettingzoo_env import AgentReturns, PettingZooEnv, make_pettingzoo_env
+from maze.maze_cli import main
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
 from tests.interop.pettingzoo_envs import Duel, Survivors
@@ -271,3 +275,58 @@ def test_an_environment_that_was_made_by_name_is_made_again_to_be_drawn():
     assert env.core_env.env.render().shape == (4, 4, 3)
     with pytest.raises(ConfigError, match="was not made by name"):
         PettingZooEnv(Duel()).set_render_mode("rgb_array")
+
+
+def test_an_action_that_the_mask_forbids_is_told_as_an_error():
+    *_, allowed = played(PettingZooEnv(Duel()), [1, 1])
+    assert "error" not in allowed[4]
+    *_, forbidden = played(PettingZooEnv(Duel()), [1, 1, 1])
+    assert forbidden[4]["error"] == "the action 1 of player_0 is masked"
+
+
+def test_the_checker_finds_nothing_in_an_environment_that_is_pickled_by_its_arguments():
+    """`EzPickle` would make it anew, without the episode that it is in the middle of."""
+    assert check_env("mpe2/simple_spread_v3", n_steps=40).findings == []
+
+
+def test_the_frames_of_an_episode_are_recorded():
+    env = FrameRecordingWrapper.wrap(make_pettingzoo_env("tests.interop.pettingzoo_envs:Duel"))
+    env.reset()
+    for action in (1, 1, 0):
+        env.step({"action": action})
+    frames = env.get_renderer()
+    # the sub-steps of a step share its first frame
+    assert [int(frames.pixels(time)[0, 0, 0]) for time in (0, 1, 2)] == [0, 4, 5]
+
+
+SMALL = (
+    "algorithm.n_epochs=1",
+    "algorithm.epoch_length=1",
+    "algorithm.n_rollout_steps=4",
+    "algorithm.rollout_evaluator.n_episodes=4",
+    "runner.concurrency=2",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["simple_spread_ppo", "simple_speaker_listener_ppo", "tictactoe_ppo"])
+def test_prepared_experiments_train(experiment, tmp_path):
+    random_games = ["env.random_opponents=1"] if experiment.startswith("tic") else []  # its objective needs some
+    directory = f"hydra.run.dir={tmp_path}/run"
+    assert main(["-cn", "conf_train", f"+experiment={experiment}", *SMALL, *random_games, directory]) == 0
+    assert (tmp_path / "run" / "state_dict.pt").is_file()
+
+
+@pytest.mark.long
+def test_pistons_train_from_pixels(tmp_path):
+    few = ["+env.kwargs.max_cycles=3", "algorithm.rollout_evaluator.n_episodes=1"]
+    directory = f"hydra.run.dir={tmp_path}/run"
+    assert main(["-cn", "conf_train", "+experiment=pistonball_ppo", *SMALL[:3], *few, directory]) == 0
+
+
+def test_the_configuration_of_a_stranger_names_environments_of_pettingzoo_and_imports_nothing_else():
+    target = "maze.interop.pettingzoo_env.make_pettingzoo_env"
+    refuse_foreign_targets({"_target_": target, "name": "mpe2/simple_spread_v3"}, Path("config.yaml"))
+    for name in ("json.tool", "json.tool:main"):
+        with pytest.raises(CheckpointError, match="Stored configurations are built"):
+            refuse_foreign_targets({"_target_": target, "name": name}, Path("config.yaml"))
