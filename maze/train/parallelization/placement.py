@@ -229,7 +229,8 @@ def _unwrapped(env: Any) -> Any:
     :raises ConfigError: It cannot.
     """
     wrappers = []
-    while not isinstance(env.__dict__.get("_wrapped_env"), CoreEnv):
+    # by their own classes: wrappers pass for what they wrap
+    while CoreEnv not in type(env.__dict__["_wrapped_env"]).__mro__:
         wrappers.append(type(env).__name__)
         env = env.env
     if not hasattr(type(env), "batch"):

@@ -24,6 +24,7 @@ from maze.core.log_stats.event_decorators import (
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -267,6 +268,14 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
     [
         (not_batched, None, "written for many at once .* found .*MountainCar"),
         (StockEnv, {RandomResetWrapper: {"min_initial_steps": 1, "max_initial_steps": 2}}, "RandomResetWrapper"),
+        (
+            StockEnv,
+            {
+                RewardScalingWrapper: {"scale": 2.0},
+                RandomResetWrapper: {"min_initial_steps": 1, "max_initial_steps": 2},
+            },
+            "there are RandomResetWrapper, RewardScalingWrapper",
+        ),
     ],
 )
 def test_what_cannot_be_stepped_at_once_is_named(env, wrappers, message):
