@@ -17,11 +17,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from site_pages.configurations import options
+from site_pages.names import ROOT
 from site_pages.written import write_pages
 
 _INTRO = """# Gallery of environments
 
-Every environment that `maze-run` knows by name, after some steps of the policy that stands below it, drawn by its own
+Every environment that comes with Maze, after some steps of the policy that stands below it, drawn by its own
 renderer while this site was built (`docs/site_pages/gallery.py`). Environments of gymnasium and of other packages are
 chosen by their ids ([environments of other packages](../../guide/third_party.md)); what published values there are for
 the others is in [operations problems](../../guide/operations.md).
@@ -63,10 +64,11 @@ _GYM = {
 
 
 def exhibits() -> dict[str, Exhibit]:
-    """What is shown, by title: all environments that are chosen by name, and two of gymnasium."""
+    """What is shown, by title: all environments that come with Maze, and two of gymnasium."""
     found = {}
     for option in options():
-        if option.group == "env" and option.name not in ("gym_env", *_LOOKS_THE_SAME):
+        is_of_others = option.path.is_relative_to(ROOT / "maze" / "conf")
+        if option.group == "env" and not is_of_others and option.name not in _LOOKS_THE_SAME:
             shown = _SHOWN.get(option.name, Exhibit(("policy=random_policy",)))
             found[option.name] = shown._replace(arguments=(f"env={option.name}", *shown.arguments))
     return found | _GYM
@@ -84,10 +86,11 @@ def write_gallery(directory: Path) -> None:
     parts = [_INTRO, ":::::{container} gallery\n"]
     for name, exhibit in exhibits().items():
         picture, sentence = drawn(exhibit)
-        pages[f"{name}.png"] = picture
+        if picture:
+            pages[f"{name}.png"] = picture
         command = f"maze-run {' '.join(exhibit.arguments)}"
-        alt = f"{name} after {exhibit.steps} steps"
-        parts.append(f"::::{{container}}\n**{name}**\n\n![{alt}]({name}.png)\n")
+        shown = f"![{name} after {exhibit.steps} steps]({name}.png)" if picture else "It has no renderer."
+        parts.append(f"::::{{container}}\n**{name}**\n\n{shown}\n")
         parts.append(f"{sentence}\n\n```text\n{command}\n```\n::::\n")
     parts.append(":::::\n")
     same = ", ".join(f"`env={name}`" for name in _LOOKS_THE_SAME)
@@ -99,14 +102,13 @@ def write_gallery(directory: Path) -> None:
 def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
     """Plays an environment for a moment.
 
-    :return: Its picture, and a sentence about it.
+    :return: Its picture, empty where it has no renderer, and a sentence about it.
     """
     from hydra import compose, initialize_config_module
 
     from maze.core.agent.policy import acting_in
     from maze.core.log_events.step_event_log import StepEventLog
     from maze.core.rendering.offscreen import figure_png, offscreen
-    from maze.core.rendering.renderer import renderer_of
     from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
     from maze.core.utils.factory import plain_container
     from maze.core.utils.targets import locate
@@ -132,9 +134,11 @@ def drawn(exhibit: Exhibit) -> tuple[bytes, str]:
             if done:
                 observation = env.reset()
         events = StepEventLog(env.get_env_time())
-        with offscreen() as plt:
-            renderer_of(env).render(before, env.get_maze_action(), events)
-            picture = figure_png(plt.gcf(), dpi=80)
+        picture, renderer = b"", env.get_renderer()
+        if renderer is not None:
+            with offscreen() as plt:
+                renderer.render(before, env.get_maze_action(), events)
+                picture = figure_png(plt.gcf(), dpi=80)
     made = locate(str(env_config["_target_"]), "env")
     sentence = inspect.cleandoc(made.__doc__ or "").split("\n\n")[0] if exhibit.describe else "Of gymnasium."
     return picture, re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", " ".join(sentence.split()))
