@@ -108,9 +108,11 @@ def _write(directory: Path) -> None:
             f"PYTHON ?= {sys.executable}\n",
             encoding="utf-8",
         )
-        if directory.is_dir():
-            directory.rmdir()  # empty
-        unfinished.rename(directory)
+        if directory.is_dir():  # empty; somebody may be in it
+            for entry in sorted(unfinished.iterdir()):
+                entry.rename(directory / entry.name)
+        else:
+            unfinished.rename(directory)
     except OSError as error:
         raise UsageError(f"{FLAG}: {directory} cannot be written: {error.strerror or error}.") from error
     finally:

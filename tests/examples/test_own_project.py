@@ -77,6 +77,16 @@ def test_a_path_may_be_named_and_an_empty_directory_be_there(tmp_path: Path) -> 
     assert mode == (tmp_path / "projects").stat().st_mode
 
 
+def test_it_may_be_written_into_the_empty_directory_that_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "corner_shop").mkdir()
+    monkeypatch.chdir(tmp_path / "corner_shop")
+    assert main(["--new-project", "."]) == 0
+    assert Path("corner_shop/env.py").is_file(), "the directory is still the one that the shell is in"
+    assert [path.name for path in tmp_path.iterdir()] == ["corner_shop"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
