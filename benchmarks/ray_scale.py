@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -292,6 +293,8 @@ def _of_rllib(name: str, n_steps: int, n_envs: int) -> Iterator[Callable[[], int
         config = config.training(train_batch_size_per_learner=batch, minibatch_size=400, num_epochs=4)
     else:
         config = config.training(train_batch_size_per_learner=batch)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune.utils.util").setLevel(logging.ERROR)
     algorithm = config.build_algo()
     before = 0
 
