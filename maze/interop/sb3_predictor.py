@@ -36,7 +36,7 @@ class SB3Predictor:
         heads: Sequence[str],
         packs_actions: bool = False,
     ) -> None:
-        if policy.needs_state() or policy.needs_env():
+        if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
             raise ConfigError(
                 f"to_sb3: {type(policy).__name__} wants to see the environment or its state, and `predict` is only "
                 "given observations."
@@ -58,8 +58,9 @@ class SB3Predictor:
         """Chooses actions.
 
         :param observation: An array, or a dictionary of arrays, of one environment or of several, `[n_envs, ...]`.
-        :param state: Given back: Maze's policies have no state but what their observations hold.
-        :param episode_start: Not needed, for the same reason.
+        :param state: What came with the actions before: a recurrent policy's hidden states `[n_envs, size]` by key.
+            Of others it is given back as it is.
+        :param episode_start: Where episodes begin, `[n_envs]`: there a recurrent policy forgets what it has seen.
         :param deterministic: Take the most probable actions instead of drawing them.
         :return: Actions, `[n_envs, ...]` where there are several environments, and the state. Where actions are
             dictionaries there is a list of them, one for each environment.
@@ -71,7 +72,9 @@ class SB3Predictor:
             raise EnvironmentContractError("predict: some observations have a batch dimension, and others have none.")
         is_batch = has_batch == {True}
         batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
-        actions = self._actions(batch, deterministic)
+        if getattr(self.policy, "is_recurrent", False):
+            state = self._states(state, episode_start, len(next(iter(batch.values()))))
+        actions = self._actions(batch, deterministic, state)
         if self._packs_actions:
             n_rows = len(actions[self._heads[0]])
             rows: Any = [{head: actions[head][row] for head in self._heads} for row in range(n_rows)]
@@ -83,10 +86,23 @@ class SB3Predictor:
         """Restarts the policy's generators."""
         self.policy.seed(seed)
 
-    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool) -> dict[str, np.ndarray]:
+    def _states(self, state: Any, episode_start: np.ndarray | None, n_rows: int) -> dict[str, np.ndarray]:
+        """A recurrent policy's hidden states, `[n_rows, size]` by key, for it to overwrite."""
+        policy: Any = self.policy
+        sizes = policy.state_sizes(self._actor_id)
+        states = {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
+        for key, array in states.items():
+            if state is not None:
+                array[...] = state[key]
+            if episode_start is not None:
+                array[np.asarray(episode_start, np.bool_)] = 0.0
+        return states
+
+    def _actions(self, batch: dict[str, np.ndarray], deterministic: bool, state: Any) -> dict[str, np.ndarray]:
         compute_actions: Any = getattr(self.policy, "compute_actions", None)
         if compute_actions is not None:
-            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic)
+            more = {"states": state} if getattr(self.policy, "is_recurrent", False) else {}
+            chosen: dict[str, np.ndarray] = compute_actions(batch, self._actor_id, deterministic, **more)
             return chosen
         n_rows = len(next(iter(batch.values())))
         rows = [

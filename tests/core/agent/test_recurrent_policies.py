@@ -11,6 +11,7 @@ from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.interop.sb3_predictor import SB3Predictor
 from maze.report.inspection import inspected_episode
 from maze.serve.export import ExportError, export_policy
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -138,6 +139,25 @@ def test_a_deployment_remembers_the_episode_and_no_longer():
                 actions.append(int(action["move"]))
                 state, reward, done, info = simulation.step(action)
             deployment.finish_episode(state, reward, done, info)
+    assert actions == by_hand(policy)
+
+
+def test_others_carry_the_state_between_predictions():
+    env = counting()
+    policy = varied(policy_for(env))
+    shapes = {key: tuple(space.shape or ()) for key, space in env.observation_space.spaces.items()}
+    predictor = SB3Predictor(policy, ONLY, shapes, ["move"], False)
+    actions, observation, state, start = [], env.reset(), None, np.ones(1, np.bool_)
+    for _ in range(8):
+        batch = {key: np.asarray(value)[None] for key, value in observation.items()}
+        before = copy.deepcopy(state)
+        chosen, following = predictor.predict(batch, state, start, deterministic=True)
+        assert state is None or all((state[key] == before[key]).all() for key in state)  # it is the caller's
+        actions.append(int(chosen[0]))
+        state, start = following, np.zeros(1, np.bool_)
+        observation, _, done, _ = env.step({"move": chosen[0]})
+        if done:
+            observation, start = env.reset(), np.ones(1, np.bool_)
     assert actions == by_hand(policy)
 
 
