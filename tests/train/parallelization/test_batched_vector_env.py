@@ -25,6 +25,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
+from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
@@ -267,14 +268,11 @@ def test_an_episode_that_ends_in_mid_step_is_an_error():
     ("env", "wrappers", "message"),
     [
         (not_batched, None, "written for many at once .* found .*MountainCar"),
-        (StockEnv, {RandomResetWrapper: {"min_initial_steps": 1, "max_initial_steps": 2}}, "RandomResetWrapper"),
+        (StockEnv, {RandomResetWrapper: {"min_skip_steps": 1, "max_skip_steps": 2}}, "there are RandomResetWrapper"),
         (
             StockEnv,
-            {
-                RewardScalingWrapper: {"scale": 2.0},
-                RandomResetWrapper: {"min_initial_steps": 1, "max_initial_steps": 2},
-            },
-            "there are RandomResetWrapper, RewardScalingWrapper",
+            {RewardScalingWrapper: {"scale": 2.0}, TimeLimitWrapper: {"max_episode_steps": 5}},
+            "there are TimeLimitWrapper, RewardScalingWrapper",
         ),
     ],
 )
