@@ -143,7 +143,7 @@ class Actor:
         logits_out: dict[str, np.ndarray] | None = None,
         states: dict[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """See :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        """Actions `[n_envs, ...]`, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
         network = self._in_numpy
         if network is not None and not network.is_current():
             network = self._in_numpy = self._compiled()

@@ -158,7 +158,7 @@ class BatchedCoreEnv(ABC):
     def reset_rows(self, rows: np.ndarray) -> None:
         """Begins new episodes.
 
-        :param rows: Indices of the simulations.
+        :param rows: Indices of the simulations, `[n_rows]`.
         """
 
     @abstractmethod
@@ -201,7 +201,7 @@ class BatchedCoreEnv(ABC):
     def begin(self, rows: np.ndarray) -> None:
         """Begins new episodes in some of the simulations.
 
-        :param rows: Their indices.
+        :param rows: Their indices, `[n_rows]`.
         """
         self.elapsed[rows] = 0
         self.reset_rows(rows)

@@ -55,7 +55,7 @@ class Function(Protocol):
     """A function of tensors without parameters. It leaves its arguments as they are; equal ones compute the same."""
 
     def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """The result, for any leading batch dimensions."""
+        """The result `[..., *shape]`, for any leading batch dimensions."""
 
     def in_numpy(self, *arrays: Array) -> Array:
         """The same for arrays."""
