@@ -362,6 +362,24 @@ def test_other_algorithms_are_trained_at_once(algorithm, tmp_path):
         assert rc.train(n_epochs=1).best_score > 0
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_hidden_states_are_carried_where_episodes_begin_at_once(learns, tmp_path):
+    overrides = {**SMALL, "runner.concurrency": 3, "model.recurrence": "carried", "algorithm.n_rollout_steps": 40}
+    with RunContext(
+        env=(lambda num_envs: Counters(num_envs, "SameStep")) if learns else gymnasium.make_vec("CartPole-v1", 3),
+        algorithm="ppo",
+        model="auto",
+        run_dir=str(tmp_path),
+        silent=True,
+        overrides=overrides,
+    ) as rc:
+        if learns:
+            assert np.isfinite(rc.train(n_epochs=1).best_score)
+        else:
+            with pytest.raises(ConfigError, match=r"cannot learn in a vector environment .*NEXT_STEP.* found one"):
+                rc.train(n_epochs=1)
+
+
 @pytest.mark.slow
 def test_a_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path, capsys):
     arguments = ["-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner.placement=batched"]
