@@ -256,3 +256,22 @@ def test_two_rollouts_are_valued_as_one_of_their_length(kind, critic):
         return torch.cat(found)
 
     torch.testing.assert_close(values(4), values(12), rtol=1e-4, atol=1e-5)
+
+
+def test_whoever_does_not_act_in_a_rollout_remembers_what_was_before_it_and_forgets_with_the_episode():
+    """In a hierarchy a single step at a time is the hardest case: the one to act next has not acted in the rollout."""
+
+    def valued(n_steps):
+        generator = generator_of("hierarchy", 1)
+        model = recurrent_model(generator.env)
+        columns, memory, returns = generator.allocate(n_steps, model.policy), memory_of(model, 1), Recorded(0.9, 0.9)
+        found = []
+        for _ in range(60 // n_steps):
+            generator.collect(model.policy, columns)
+            value_rollout(model, columns, returns, memory)
+            streams = returns.streams
+            following = torch.where(streams.terminated, 0.0, streams.next_values[0])
+            found.append(torch.stack([streams.values[0], following], -1))
+        return torch.cat(found)
+
+    torch.testing.assert_close(valued(1), valued(60), rtol=1e-4, atol=1e-5)
