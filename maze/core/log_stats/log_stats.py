@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LogStatsValue = int | float | np.ndarray | dict  # type: ignore[type-arg]
+"""Value of one statistic."""
 LogStatsGroup = tuple[str | int, ...]
+"""Values of the attributes that a statistic is grouped by, in the order of `define_stats_grouping`."""
 
 
 class LogStatsKey(NamedTuple):
@@ -42,6 +44,7 @@ class LogStatsKey(NamedTuple):
 
 
 LogStats = dict[LogStatsKey, Any]
+"""Statistics of a step, an episode or an epoch."""
 
 _STEP_COUNT = LogStatsKey(BaseEnvEvents.reward, "count", None)
 """Among the statistics of every episode that an environment played."""

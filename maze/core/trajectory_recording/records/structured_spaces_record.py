@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from maze.core.trajectory_recording.records.state_record import StateRecord
 
 StepKeyType = Union[str, int]
+"""Names a sub-step."""
 
 
 @dataclass

@@ -10,7 +10,9 @@ from maze.perception.models.critics.step_state_action_critic_composer import Ste
 from maze.perception.models.critics.step_state_critic_composer import StepStateCriticComposer
 
 StateCriticComposer = StepStateCriticComposer
+"""Short for the critic with a network for each sub-step."""
 StateActionCriticComposer = StepStateActionCriticComposer
+"""Short for the critic with a network for each sub-step."""
 
 __all__ = [
     "BaseStateActionCriticComposer",
