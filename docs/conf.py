@@ -9,6 +9,9 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
+
+from site_pages.names import OPTIONAL  # noqa: E402
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -43,8 +46,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_warningiserror = True
-# What need not be installed for its part to be described.
-autodoc_mock_imports = ["ray", "uvicorn"]
+autodoc_mock_imports = [*OPTIONAL]
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 add_module_names = False

@@ -20,7 +20,7 @@ import yaml
 from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 
-from site_pages.names import ROOT
+from site_pages.names import OPTIONAL, ROOT
 from site_pages.written import write_pages
 
 TARGET = "_target_"
@@ -228,7 +228,7 @@ def _located(target: str) -> Any:
     module, _, name = target.rpartition(".")
     if module.split(".")[0] not in ("maze", "maze_envs", "tutorial_maze_env"):
         return None
-    with mock(["ray", "uvicorn"]):
+    with mock([*OPTIONAL]):
         return getattr(importlib.import_module(module), name)
 
 
