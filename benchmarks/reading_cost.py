@@ -38,7 +38,11 @@ SB3 = "stable_baselines3.common"
 GIVEN: tuple[tuple[str, ...], ...] = (
     # what steps environments and collects from them
     (f"{SB3}.vec_env", f"{SB3}.env_util", f"{SB3}.monitor", "maze.train.parallelization"),
-    (f"{SB3}.atari_wrappers", f"{SB3}.preprocessing", f"{SB3}.running_mean_std", f"{SB3}.noise"),
+    (
+        *(f"{SB3}.atari_wrappers", f"{SB3}.preprocessing", f"{SB3}.running_mean_std", f"{SB3}.noise"),
+        "maze.train.trainers.common.observation_statistics",
+        "maze.train.trainers.common.actor_critic.reward_scaling",
+    ),
     # networks and distributions (of Maze all of it lies outside of maze.train)
     (f"{SB3}.policies", f"{SB3}.torch_layers", f"{SB3}.distributions"),
     # what evaluates and selects models
