@@ -132,9 +132,9 @@ def _copy(source: Path, target: Path, name: str) -> None:
             continue
         copied = target / _renamed(entry.name, name)
         if entry.is_dir():
-            copied.mkdir()
             _copy(entry, copied, name)
         else:
+            copied.parent.mkdir(parents=True, exist_ok=True)  # empty directories are what git has left behind
             copied.write_text(_renamed(entry.read_text(encoding="utf-8"), name), encoding="utf-8")
 
 
