@@ -21,8 +21,6 @@ from maze.api.process_state import hydra_session, output
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import RunContextError
 from maze.cli.run_directory import claim_directory
-from maze.cli.sweeps.results import results_table, write_results
-from maze.cli.sweeps.trials import TrialResult
 from maze.core.utils.config_description import describe
 from maze.core.utils.factory import TARGET_KEY
 
@@ -95,6 +93,9 @@ def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, 
 
 def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
     """Writes and prints the table that sweeps of the command line end with."""
+    from maze.cli.sweeps.results import results_table, write_results
+    from maze.cli.sweeps.trials import TrialResult
+
     trials = [
         TrialResult(
             trial=result.number,

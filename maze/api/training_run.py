@@ -42,7 +42,6 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
     ObservationNormalizationWrapper,
 )
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
-from maze.report.comparison_runner import ComparisonRunner
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -351,6 +350,8 @@ class TrainingRun:
         :param minimize: KPIs of which less is better.
         :param deterministic: Take the most probable actions.
         """
+        from maze.report.comparison_runner import ComparisonRunner
+
         self._require_weights("compare")
         assert self.run_dir is not None
         env = self.env_factory()

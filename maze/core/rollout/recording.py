@@ -27,7 +27,6 @@ from maze.core.log_stats.log_stats import (
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.run_console import EVERYTHING
-from maze.core.rendering.trajectory_page import TrajectoryPageWriter
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
@@ -133,6 +132,8 @@ def recorded(
         if record_trajectory:
             writers.append(TrajectoryWriterFile(log_dir=TRAJECTORY_DIR))
         if record_pages:
+            from maze.core.rendering.trajectory_page import TrajectoryPageWriter
+
             writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages))
             if draws_frames_only(env):
                 env = FrameRecordingWrapper.wrap(env)
