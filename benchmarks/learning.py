@@ -8,7 +8,11 @@ the training itself, with sampled actions, are what many publish.
     python benchmarks/learning.py                            # everything but continuous control (an hour on two cores)
     python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
     python benchmarks/learning.py mujoco                     # continuous control: the names that begin so (hours)
-    python benchmarks/learning.py --markdown docs/benchmarks/learning.md
+    python benchmarks/learning.py mujoco --results docs/benchmarks/learning.jsonl --tables docs/benchmarks/learning.md
+
+With `--results` each finished training is appended to that file, and those that it has already are not run again: hours
+can be spread. `--tables` writes the tables of a page from it, between its lines `<!-- results: mujoco -->` (names that
+begin so) and `<!-- end -->`; with `--seeds 0` nothing is trained.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -96,15 +101,22 @@ class Result:
     env_steps: int
     mean_return: float
     """Of the best policy's most probable actions, as the next two."""
-    min_return: float
-    max_return: float
-    best_sampled: float
-    last: float
+    min_return: float | None
+    max_return: float | None
+    best_sampled: float | None = None
+    last: float | None = None
     """Of the last policy's most probable actions."""
-    last_sampled: float
-    in_training: float
+    last_sampled: float | None = None
+    in_training: float | None = None
     """Mean of the last 100 episodes of the training."""
-    seconds: float
+    seconds: float | None = None
+    """Results that were measured before one of these was kept do not have it."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the goal is reached."""
+        target = TARGETS[self.experiment]
+        return self.mean_return >= target.mean_return and self.env_steps <= target.max_env_steps
 
 
 def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
@@ -219,6 +231,10 @@ def run_one(target: Target, seed: int) -> Result:
     return result
 
 
+RETURNS = ("mean_return", "best_sampled", "last", "last_sampled", "in_training")
+"""What the best and the last policy reach, most probable and sampled actions, and the last 100 training episodes."""
+
+
 def table(results: Sequence[Result]) -> str:
     """Markdown table over all runs."""
     lines = [
@@ -230,14 +246,66 @@ def table(results: Sequence[Result]) -> str:
     ]
     for result in results:
         target = TARGETS[result.experiment]
-        reached = result.mean_return >= target.mean_return and result.env_steps <= target.max_env_steps
+        returns = (result.mean_return, result.min_return, result.max_return, *(getattr(result, n) for n in RETURNS[1:]))
         lines.append(
-            f"| {result.experiment} | {result.seed} | {result.env_steps:,} | {result.mean_return:.1f} "
-            f"| {result.min_return:.1f} | {result.max_return:.1f} | {result.best_sampled:.1f} | {result.last:.1f} "
-            f"| {result.last_sampled:.1f} | {result.in_training:.1f} "
-            f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if reached else 'no'} |"
+            f"| {result.experiment} | {result.seed} | {result.env_steps:,} "
+            f"| {' | '.join('' if value is None else f'{value:.1f}' for value in returns)} "
+            f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if result.is_reached else 'no'} |"
         )
     return "\n".join(lines)
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Markdown table over experiments: means over seeds with 95 % intervals (Student's t)."""
+    lines = [
+        (
+            "| experiment | seeds | best policy | sampled | last policy | sampled | last 100 of the training "
+            "| goal | minutes |"
+        ),
+        f"|{' --- |' * 9}",
+    ]
+    for name in dict.fromkeys(result.experiment for result in results):
+        of_name = [result for result in results if result.experiment == name]
+        cells = [with_interval([getattr(result, of) for result in of_name]) for of in RETURNS]
+        seconds = [result.seconds for result in of_name if result.seconds is not None]
+        minutes = f"{mean(seconds) / 60:.0f}" if seconds else ""
+        lines.append(
+            f"| {name} | {len(of_name)} | {' | '.join(cells)} | {TARGETS[name].mean_return:g} on each: "
+            f"{sum(result.is_reached for result in of_name)} | {minutes} |"
+        )
+    return "\n".join(lines)
+
+
+def with_interval(values: Sequence[float | None]) -> str:
+    """Mean over seeds and half of its 95 % interval; empty where a seed has no value."""
+    import numpy as np
+
+    from maze.report.estimates import mean_with_t_interval
+
+    if any(value is None for value in values):
+        return ""
+    if len(values) < 2:
+        return f"{values[0]:.1f}"
+    centre, _, high = mean_with_t_interval(np.asarray(values, float))
+    return f"{centre:.1f} ± {high - centre:.1f}"
+
+
+def read_results(path: Path) -> list[Result]:
+    """Results that were kept, in the order of targets and seeds."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    order = list(TARGETS)
+    return sorted((Result(**json.loads(line)) for line in lines), key=lambda r: (order.index(r.experiment), r.seed))
+
+
+def with_tables(page: str, results: Sequence[Result]) -> str:
+    """The text of a page with its tables written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        of_table = [r for r in results if r.experiment.startswith(tuple(match["names"].split()))]
+        tables = [summary(of_table), table(of_table)] if of_table else []
+        return "\n\n".join([match["begin"], *tables, "<!-- end -->"])
+
+    return re.sub(r"(?P<begin><!-- results: (?P<names>[\w ]+) -->)\n.*?<!-- end -->", written, page, flags=re.DOTALL)
 
 
 def main() -> int:
@@ -246,25 +314,47 @@ def main() -> int:
     parser.add_argument("experiments", nargs="*", metavar="experiment", help=f"of {', '.join(TARGETS)}; default: all")
     parser.add_argument("--seeds", type=int, help="number of seeds, default: as the goal asks")
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
-    parser.add_argument("--markdown", type=Path, help="also write the table here")
+    parser.add_argument("--results", type=Path, help="keep results here and leave out what is there")
+    parser.add_argument("--tables", type=Path, help="page whose tables are written from the results")
     arguments = parser.parse_args()
+    if arguments.tables and not arguments.results:
+        parser.error("--tables needs --results")
     wanted = arguments.experiments or [name for name in TARGETS if not name.startswith("mujoco")]
     if unknown := [each for each in wanted if not any(name.startswith(each) for name in TARGETS)]:
         parser.error(f"unknown experiment {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
+
+    def n_seeds(target: Target) -> int:
+        return target.n_seeds if arguments.seeds is None else int(arguments.seeds)
+
     jobs = [
         (target, seed)
         for name, target in TARGETS.items()
         if any(name.startswith(each) for each in wanted)
-        for seed in range(target.first_seed, target.first_seed + (arguments.seeds or target.n_seeds))
+        for seed in range(
+            target.first_seed, target.first_seed + (target.n_seeds if arguments.seeds is None else arguments.seeds)
+        )
     ]
+    kept = read_results(arguments.results) if arguments.results else []
+    done = {(result.experiment, result.seed): result for result in kept}
+
+    def run(job: tuple[Target, int]) -> Result:
+        target, seed = job
+        if (target.name, seed) in done:
+            return done[target.name, seed]
+        result = run_one(target, seed)
+        if arguments.results:
+            with arguments.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+        return result
+
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        results = list(pool.map(lambda job: run_one(*job), jobs))
-    text = table(results)
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        arguments.markdown.write_text(f"# Learning results\n\n`python benchmarks/learning.py`\n\n{text}\n")
-    return 0 if all("| yes |" in line for line in text.splitlines()[2:]) else 1
+        results = list(pool.map(run, jobs))
+    if results:
+        print(f"{summary(results)}\n\n{table(results)}")
+    if arguments.tables:
+        page = arguments.tables.read_text(encoding="utf-8")
+        arguments.tables.write_text(with_tables(page, read_results(arguments.results)), encoding="utf-8")
+    return 0 if all(result.is_reached for result in results) else 1
 
 
 if __name__ == "__main__":

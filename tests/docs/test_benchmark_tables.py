@@ -1,0 +1,54 @@
+"""Tables of the pages on what was measured are those of the files that the benchmarks keep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import learning
+
+DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
+
+
+def test_the_learning_page_shows_the_kept_results() -> None:
+    page = (DOCS / "learning.md").read_text(encoding="utf-8")
+    results = learning.read_results(DOCS / "learning.jsonl")
+    assert page == learning.with_tables(page, results), (
+        "run python benchmarks/learning.py --seeds 0 --results docs/benchmarks/learning.jsonl "
+        "--tables docs/benchmarks/learning.md"
+    )
+    shown = [line for line in page.splitlines() if " within " in line and line.endswith(("| yes |", "| no |"))]
+    assert len(shown) == len(results), "results that no table of the page asks for"
+
+
+@pytest.fixture
+def results() -> list[learning.Result]:
+    returns = (480.0, 500.0, 490.0)
+    return [learning.Result("cartpole_ppo", seed, 98_304, mean, 1.0, 500.0) for seed, mean in enumerate(returns)]
+
+
+def test_means_have_intervals_over_seeds(results: list[learning.Result]) -> None:
+    # standard deviation 10, t quantile with two degrees of freedom 4.303: 4.303 * 10 / sqrt(3)
+    assert "| cartpole_ppo | 3 | 490.0 ± 24.8 |  |  |  |  | 475 on each: 3 |  |" in learning.summary(results)
+    assert "| 480.0 |" in learning.summary(results[:1])
+
+
+def test_trainings_that_are_kept_are_not_run_again(
+    results: list[learning.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results[:2]))
+    ran: list[int] = []
+
+    def run_one(target: learning.Target, seed: int) -> learning.Result:
+        ran.append(seed)
+        return learning.Result(target.name, seed, 98_304, 470.0, 1.0, 500.0)
+
+    monkeypatch.setattr(learning, "run_one", run_one)
+    monkeypatch.setattr("sys.argv", ["learning.py", "cartpole_ppo", "--seeds", "3", "--results", str(kept)])
+    assert learning.main() == 1, "the goal is missed on the third seed"
+    assert ran == [2]
+    assert [result.seed for result in learning.read_results(kept)] == [0, 1, 2]
