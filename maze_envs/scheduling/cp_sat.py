@@ -1,0 +1,147 @@
+"""Near-exact schedules of job shops by OR-Tools' constraint solver CP-SAT: `pip install "maze-rl[ortools]"`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maze.core.agent.policy import Policy
+from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError, ConfigImportError
+from maze_envs.scheduling.job_shop import JobShops
+from maze_envs.scheduling.taillard import Instance
+
+
+class CpSatSchedule(NamedTuple):
+    """What the solver found.
+
+    :param makespan: Of its best schedule.
+    :param bound: No schedule is shorter; equal to `makespan`: it is optimal.
+    :param starts: When operations start, `[n_jobs, n_machines]`.
+    """
+
+    makespan: int
+    bound: int
+    starts: np.ndarray
+
+
+def cp_sat_schedule(
+    durations: np.ndarray, machines: np.ndarray, seconds: float = 10.0, n_workers: int = 0, seed: int = 0
+) -> CpSatSchedule:
+    """Searches the shortest schedule: an interval for each operation, in the order of its job, none together with
+    another on its machine.
+
+    :param durations: Of each job's operations in their order, `[n_jobs, n_machines]`.
+    :param machines: Where each of them is done, the same shape.
+    :param seconds: Time limit.
+    :param n_workers: Number of threads, which try different strategies; 0: one for each CPU core. With one, and enough
+        time for a proof of optimality, the result depends on nothing but the seed.
+    :param seed: Seed of the search.
+    :raises ConfigError: OR-Tools is not installed, or the time did not suffice for any schedule.
+    """
+    try:
+        cp_model: Any = importlib.import_module("ortools.sat.python.cp_model")
+    except ImportError as error:
+        raise ConfigImportError(f'CP-SAT needs OR-Tools: pip install "maze-rl[ortools]" ({error}).') from error
+    if not seconds > 0:
+        raise ConfigError(f"seconds: expected a time limit above 0 for CP-SAT, found {seconds}.")
+    model, horizon = cp_model.CpModel(), int(durations.sum())
+    starts: list[list[Any]] = []
+    on_machine: dict[int, list[Any]] = {}
+    makespan = model.new_int_var(0, horizon, "makespan")
+    for job, (times, places) in enumerate(zip(durations.tolist(), machines.tolist(), strict=True)):
+        end: Any = 0
+        starts.append([])
+        for position, (duration, machine) in enumerate(zip(times, places, strict=True)):
+            start = model.new_int_var(0, horizon, f"start_{job}_{position}")
+            interval = model.new_fixed_size_interval_var(start, duration, f"operation_{job}_{position}")
+            on_machine.setdefault(machine, []).append(interval)
+            model.add(start >= end)
+            end = start + duration
+            starts[-1].append(start)
+        model.add(makespan >= end)
+    for intervals in on_machine.values():
+        model.add_no_overlap(intervals)
+    model.minimize(makespan)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = float(seconds)
+    solver.parameters.num_workers = n_workers
+    solver.parameters.random_seed = seed
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise ConfigError(f"CP-SAT found no schedule within {seconds:g} seconds; give it more.")
+    found = np.array([[solver.value(start) for start in of_job] for of_job in starts])
+    return CpSatSchedule(
+        int((found + durations).max()), round(solver.best_objective_bound), found.reshape(durations.shape)
+    )
+
+
+def dispatched_makespan(instance: Instance, starts: np.ndarray) -> int:
+    """The makespan of dispatching in the order of a schedule.
+
+    On the clock of :class:`~maze_envs.scheduling.job_shop.JobShops` no machine waits while a job does. Shortest
+    schedules may need just that, so that the dispatched one can be longer.
+
+    :param instance: The instance.
+    :param starts: When operations start in the schedule, `[n_jobs, n_machines]`.
+    """
+    jobs, machines = instance.durations.shape
+    shops = JobShops(1, jobs, machines, only_choices=True)
+    row = np.zeros(1, np.int64)
+    shops.load(0, instance)
+    shops.clear(row)
+    seen = {key: np.zeros((1, *(space.shape or ())), np.float32) for key, space in shops.observation_spaces[0].items()}
+    is_over = shops.next_operation.min() >= machines
+    while not is_over:
+        shops.observe(seen)
+        action = _next_in_schedule(starts, shops.next_operation[0], seen["job_mask"][0])
+        is_over = shops.advance({"job": np.array([action])})[1][0]
+    return int(shops.job_ready.max())
+
+
+class CpSatPolicy(Policy):
+    """Solves each job shop when it begins, and starts the waiting job whose operation begins first in the schedule.
+
+    The environment's clock does not let machines wait, so that its makespan may be longer than the schedule's, see
+    :func:`dispatched_makespan`.
+
+    :param seconds: Time limit for each job shop.
+    :param n_workers: Number of threads; 0: one for each CPU core.
+    """
+
+    def __init__(self, seconds: float = 10.0, n_workers: int = 0) -> None:
+        self.seconds, self.n_workers = seconds, n_workers
+        self._solved: tuple[np.ndarray, np.ndarray] | None = None
+        self._schedule: CpSatSchedule | None = None
+
+    @override(Policy)
+    def needs_state(self) -> bool:
+        return True
+
+    @override(Policy)
+    def compute_action(
+        self,
+        observation: Any,
+        maze_state: Any,
+        env: Any = None,
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+    ) -> dict[str, Any]:
+        jobs, machines = maze_state["size"].tolist()
+        shop = maze_state["durations"][:jobs, :machines], maze_state["machines"][:jobs, :machines]
+        if self._solved is None or not all(map(np.array_equal, self._solved, shop)):
+            self._solved = shop[0].copy(), shop[1].copy()
+            self._schedule = cp_sat_schedule(*shop, seconds=self.seconds, n_workers=self.n_workers)
+        assert self._schedule is not None, "it is solved with the first decision"
+        next_operation, mask = maze_state["next_operation"][:jobs], observation["job_mask"][:jobs]
+        return {"job": _next_in_schedule(self._schedule.starts, next_operation, mask)}
+
+
+def _next_in_schedule(starts: np.ndarray, next_operation: np.ndarray, mask: np.ndarray) -> int:
+    """Of the jobs that can start the one that begins first in the schedule."""
+    position = np.minimum(next_operation, starts.shape[1] - 1)
+    begins = np.take_along_axis(starts, position[:, None], axis=1)[:, 0]
+    return int(np.where(mask > 0, begins, np.iinfo(np.int64).max).argmin())
