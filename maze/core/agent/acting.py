@@ -47,10 +47,14 @@ class ActionHeads:
         name: str,
     ) -> None:
         self._name = name
-        heads = distribution_mapper.action_heads
+        self._where = f"policy.networks[{name}]"
         self._rng = rng
-        self._samplers = {head: _sampler_for(head, distribution_mapper, torch_generator) for head in heads}
-        self._categorical_sizes = {head: _categorical_sizes(head, distribution_mapper) for head in heads}
+        mapper = distribution_mapper
+        self._heads = [
+            (head, _sampler_for(head, mapper, torch_generator), _categorical_sizes(head, mapper))
+            for head in mapper.action_heads
+        ]
+        """Name, sampler, and how the logits split into categorical choices."""
 
     def act(
         self,
@@ -75,13 +79,13 @@ class ActionHeads:
             named.row = error.row
             raise named from error
         actions: dict[str, np.ndarray] = {} if out is None else out
-        n_heads, rng, where = 0, None if deterministic else self._rng, f"policy.networks[{self._name}]"
-        for head, sampler in self._samplers.items():
+        n_heads, rng = 0, None if deterministic else self._rng
+        for head, sampler, sizes in self._heads:
             logits = all_logits.get(head)
             if logits is None:
                 continue
             n_heads += 1
-            check_logits(logits, self._categorical_sizes[head], head, where)
+            check_logits(logits, sizes, head, self._where)
             if logits_out is not None:
                 np.copyto(logits_out[head], logits, casting="unsafe")
             drawn = sampler(logits, rng, 1.0)
@@ -91,8 +95,8 @@ class ActionHeads:
                 np.copyto(out[head], drawn, casting="unsafe")
         if n_heads == 0:
             raise ConfigError(
-                f"policy.networks[{self._name}] returned {sorted(map(str, all_logits))}, none of which is an action "
-                f"head. Expected some of: {', '.join(self._samplers)}."
+                f"{self._where} returned {sorted(map(str, all_logits))}, none of which is an action head. Expected "
+                f"some of: {', '.join(head for head, _, _ in self._heads)}."
             )
         return actions
 
@@ -101,10 +105,12 @@ class ActionHeads:
 
         Each is `[batch, ...]`.
         """
-        logits: dict[str, Any] = {head: outputs[head].detach().cpu() for head in self._samplers if head in outputs}
-        for head, sizes in self._categorical_sizes.items():
-            if sizes and head in logits:
-                for part in logits[head].split(sizes, dim=-1) if len(sizes) > 1 else [logits[head]]:
+        logits: dict[str, Any] = {}
+        for head, _, sizes in self._heads:
+            if head in outputs:
+                of_head: Any = outputs[head].detach().cpu()
+                logits[head] = of_head
+                for part in of_head.split(sizes, dim=-1) if len(sizes) > 1 else [of_head] * len(sizes):
                     require_valid_rows(part, head)
         # half precision types that NumPy lacks become float32, which holds all of their values
         return {

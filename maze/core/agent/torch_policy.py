@@ -121,8 +121,10 @@ class TorchPolicy(NetworksModel, Policy):
         deterministic: bool = False,
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
-        more: dict[str, Any] = {"states": self._states_in(env, actor_id)} if self.is_recurrent else {}
-        actions = self.compute_actions(batch, actor_id, deterministic, **more)
+        if self.is_recurrent:
+            actions = self.compute_actions(batch, actor_id, deterministic, states=self._states_in(env, actor_id))
+        else:
+            actions = self.compute_actions(batch, actor_id, deterministic)
         return {head: action[0] for head, action in actions.items()}
 
     def compute_actions(

@@ -94,16 +94,20 @@ def action_column(
     :param dtype: Its type in the action space.
     :raises EnvironmentContractError: The key is missing, or its values do not have that shape and type.
     """
-    place = f"actions of sub-step {step_key!r}"
     if key not in actions:
-        raise EnvironmentContractError(f"{place}: expected the key {key!r}, found the keys {list(actions)}.")
+        raise EnvironmentContractError(
+            f"actions of sub-step {step_key!r}: expected the key {key!r}, found the keys {list(actions)}."
+        )
     try:
         column = np.array(actions[key], dtype)
     except (TypeError, ValueError) as error:
-        raise EnvironmentContractError(f"{place}, action `{key}`: expected numbers ({dtype}): {error}") from error
+        raise EnvironmentContractError(
+            f"actions of sub-step {step_key!r}, action `{key}`: expected numbers ({dtype}): {error}"
+        ) from error
     if column.shape != shape:
         raise EnvironmentContractError(
-            f"{place}, action `{key}`: expected the shape {shape}, one row for each environment, found {column.shape}."
+            f"actions of sub-step {step_key!r}, action `{key}`: expected the shape {shape}, one row for each "
+            f"environment, found {column.shape}."
         )
     return column
 

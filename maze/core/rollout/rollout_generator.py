@@ -219,15 +219,15 @@ class RolloutGenerator:
         env = self.env
         actor = env.actor_ids()[0]
         substep = columns.substeps[actor.step_key]
-        step = env.step
-        out = {actor.step_key: substep.observation_rows[0]}
+        step, step_key, n_envs = env.step, actor.step_key, columns.n_envs
+        out = {step_key: substep.observation_rows[0]}
         pauses: dict[int, np.ndarray] = {}
         tick = n_completed = 0
         while columns.wants_more(tick, n_completed):
             actions = substep.action_rows[tick]
             act(substep.observation_rows[tick], actor, actions, substep.logits_rows[tick], None)
-            out[actor.step_key] = substep.observation_rows[tick + 1]
-            n_completed += columns.n_envs
+            out[step_key] = substep.observation_rows[tick + 1]
+            n_completed += n_envs
             if (pausing := env.pausing) is not None:
                 pauses[tick] = pausing
                 n_completed -= len(pausing)

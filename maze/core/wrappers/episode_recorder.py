@@ -77,7 +77,8 @@ class EpisodeRecorder:
 
     def step(self, action: Any) -> Any:
         # Here rather than in `MazeEnv.step` alone: a wrapper may answer the first sub-steps of a step by itself.
-        self.context.pre_step()
+        context = self.context
+        context.pre_step()
         heads = self._only_heads
         if heads is None:
             heads = self._begin_substep()
@@ -94,15 +95,15 @@ class EpisodeRecorder:
         except (KeyError, TypeError, ValueError):
             pass  # the environment accepts actions that its action space does not describe: no statistics of them
         self.is_done = result[2]
-        if not self.context.is_step_complete:
+        if not context.is_step_complete:
             self._pending_reward += result[1]
             self._is_step_pending = True
         elif self._is_step_pending:
-            self._complete_step(self._pending_reward + result[1], self.context.step_id - 1)
+            self._complete_step(self._pending_reward + result[1], context.step_id - 1)
         else:
             self._rewards.append(result[1])
             if self._keeps_log or self.is_step_level_observed:
-                self._observe_step(self.context.step_id - 1)
+                self._observe_step(context.step_id - 1)
         return result
 
     def reset(self, env_reset: Callable[..., Any], **kwargs: Any) -> Any:

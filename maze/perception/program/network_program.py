@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -244,8 +243,8 @@ class ModuleWatch:
             self._hooks += [module._forward_hooks, module._forward_pre_hooks]
             self._hooks += [module._backward_hooks, module._backward_pre_hooks]
         self._attributes = [vars(module) for module in modules]
-        self._children_now = [module._modules.values() for module in modules if module._modules]
-        self._children = list(chain.from_iterable(self._children_now))
+        self._children_now = [module._modules for module in modules if module._modules]
+        self._children = [dict(children) for children in self._children_now]
 
     def are_unchanged(self) -> bool:
         """Whether there are the same modules, nobody listens to them, and none has a `forward` of its own."""
@@ -254,7 +253,7 @@ class ModuleWatch:
         for attributes in self._attributes:
             if "forward" in attributes:
                 return False
-        return list(chain.from_iterable(self._children_now)) == self._children  # the same ones are equal
+        return self._children_now == self._children  # the same modules are equal
 
 
 class _Inputs(dict[str, Place]):

@@ -7,9 +7,8 @@ arrays `[batch, ...]`; the outputs may be overwritten by the next call.
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -44,10 +43,8 @@ class NumpyNetwork:
 
     def __init__(self, program: Program) -> None:
         self._modules = program.modules
-        self._parameters_now = [layer._parameters.values() for layer in program.linear_layers]
-        self._parameters = list(chain.from_iterable(self._parameters_now))
-        self._tensors = [parameter for parameter in self._parameters if parameter is not None]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._parameters = [layer._parameters.values() for layer in program.linear_layers]
+        self._addresses = self._addresses_now()
         self._run = _compiled(program, _own_linear)
 
     def __call__(self, observation: Mapping[str, Array]) -> Arrays:
@@ -55,13 +52,16 @@ class NumpyNetwork:
         return self._run(observation, _ALL)
 
     def is_current(self) -> bool:
-        """Whether the network still is what it was, with the same parameters at the same place."""
-        # asked for every batch, so in as few steps of the interpreter as possible
-        return (
-            all(map(operator.is_, chain.from_iterable(self._parameters_now), self._parameters))
-            and list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
-            and self._modules.are_unchanged()
-        )
+        """Whether the network still is what it was, with its parameters in the memory that is read here."""
+        return self._addresses_now() == self._addresses and self._modules.are_unchanged()
+
+    def _addresses_now(self) -> list[int]:
+        """Where the parameters are; 0: there is none. The memory is held here, so that nothing else can come there."""
+        parameters: Iterator[Any] = chain.from_iterable(self._parameters)
+        try:
+            return list(map(torch.Tensor.data_ptr, parameters))  # asked for every batch: a single call
+        except TypeError:  # a layer without a bias
+            return [0 if one is None else one.data_ptr() for one in chain.from_iterable(self._parameters)]
 
 
 def in_numpy(network: nn.Module) -> NumpyNetwork | None:

@@ -149,18 +149,19 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
     """
     float_keys = _float_keys(env.observation_spaces_dict)
     act = acting_in(env, policy, deterministic=True)
+    step, acting_now, context = env.step, env.actor_id, env.context  # looked up through all wrappers once
     observation, done = env.reset(), False
     episode_return, n_steps = 0.0, 0
     while not done and n_steps != max_steps:
-        actor_id = env.actor_id()
+        actor_id = acting_now()
         for key in float_keys[actor_id.step_key]:
             if not np.isfinite(observation[key]).all():
                 raise _non_finite(episode, n_steps, _observation_name(key, actor_id), observation[key])
-        observation, reward, done, _ = env.step(act(observation, actor_id))
+        observation, reward, done, _ = step(act(observation, actor_id))
         if not abs(reward) < math.inf:
             raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
         episode_return += float(reward)
-        n_steps += bool(done or env.context.is_step_complete)
+        n_steps += bool(done or context.is_step_complete)
         if n_steps % LONG_EPISODE == 0:
             check_episode_ends(n_steps, str(episode))
     return Outcome(_published_stats(env), episode_return, n_steps)
