@@ -5,6 +5,8 @@ A model, not a measurement: what a call and a megabyte cost was measured with Ra
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -13,7 +15,7 @@ import numpy as np
 from maze.cli.errors import UsageError
 from maze.core.errors import did_you_mean
 
-_UPDATES = 20
+_UPDATES = 50
 """Updates that are simulated where step times are uneven."""
 
 
@@ -38,11 +40,18 @@ class Cluster:
     gbps: float = 10.0
     """Of the learner's network."""
     actors_per_node: int = 16
+    wait_for: float = 1.0
+    """Share of the actors that an update of A2C and PPO waits for, as `runner.placement.wait_for`."""
+
+    @property
+    def n_fragments(self) -> int:
+        """Fragments that an update of A2C and PPO learns from."""
+        return math.ceil(self.wait_for * self.actors - 1e-9)
 
     @property
     def n_samples(self) -> int:
-        """Environment steps of all fragments together."""
-        return self.actors * self.envs * self.fragment
+        """Environment steps that it learns from."""
+        return self.n_fragments * self.envs * self.fragment
 
     @property
     def broadcast(self) -> float:
@@ -62,21 +71,46 @@ class Cluster:
         seconds = [rng.lognormal(mean, self.sigma, size).sum(1) for _ in range(_UPDATES if self.sigma else 1)]
         return np.array(seconds) * self.step_ms / 1e3
 
+    def collecting_seconds(self, pause: float = 0.0) -> float:
+        """How long an update of A2C and PPO waits for its fragments, in the mean.
+
+        Actors that are late go on meanwhile, and begin again when they have delivered, as those of `runner=ray` do.
+
+        :param pause: Seconds between two rollouts, in which the learner learns.
+        """
+        seconds = self.fragment_seconds()
+        now, waited, ends = 0.0, 0.0, list[tuple[float, int, int]]()
+        for update, durations in enumerate(seconds):
+            under_way = {actor for _, _, actor in ends}
+            for actor in set(range(self.actors)) - under_way:
+                heapq.heappush(ends, (now + durations[actor], update, actor))
+            start, n_taken = now, 0
+            while n_taken < self.n_fragments:
+                end, begun, actor = heapq.heappop(ends)
+                now = max(now, end)
+                n_taken += update - begun <= 1  # an older one is dropped
+                if begun < update:
+                    heapq.heappush(ends, (now + durations[actor], update, actor))
+            waited += now - start
+            now += pause
+        return waited / len(seconds)
+
 
 def synchronous(cluster: Cluster) -> tuple[float, str]:
     """A2C and PPO: everybody collects a fragment, the learner learns, everybody gets the weights.
 
     :return: Environment steps per second, and what takes most of the time.
     """
-    seconds = cluster.fragment_seconds()
-    slowest, typical = float(seconds.max(1).mean()), float(np.median(seconds))
+    typical = float(np.median(cluster.fragment_seconds()))
+    learner = cluster.n_samples * cluster.learner_us / 1e6
+    slowest = cluster.collecting_seconds(learner + cluster.broadcast)
     # calls of fragments that are there earlier cost nothing: the learner waits anyway
     calls = cluster.actors * cluster.call_ms / 1e3
     parts = {
-        "environments": typical,
-        "the slowest actor": slowest - typical,
-        "calls": max(calls - (slowest - typical), cluster.call_ms / 1e3),
-        "learner": cluster.n_samples * cluster.learner_us / 1e6,
+        "environments": min(typical, slowest),
+        "the slowest actor": max(slowest - typical, 0.0),
+        "calls": max(calls - max(slowest - typical, 0.0), cluster.call_ms / 1e3),
+        "learner": learner,
         "weights": cluster.broadcast,
     }
     return cluster.n_samples / sum(parts.values()), max(parts, key=lambda name: parts[name])
@@ -91,7 +125,9 @@ def asynchronous(cluster: Cluster) -> tuple[float, str]:
         "environments": cluster.alone,
         "learner": 1e6 / cluster.learner_us,
         "calls": 1e3 * cluster.envs * cluster.fragment / cluster.call_ms,
-        "weights": cluster.n_samples / 4 / cluster.broadcast if cluster.broadcast else np.inf,
+        "weights": cluster.actors * cluster.envs * cluster.fragment / 4 / cluster.broadcast
+        if cluster.broadcast
+        else np.inf,
     }
     limit = min(limits, key=lambda name: limits[name])
     return limits[limit], limit
@@ -101,7 +137,7 @@ def print_plan(arguments: Sequence[str]) -> int:
     """Prints what the model says of a cluster.
 
     :param arguments: Fields of :class:`Cluster`, as `name=value`.
-    :raises UsageError: One is not known, or no number above zero; or `actors` or `step_ms` is missing.
+    :raises UsageError: One is not known, or no number that it can be; or `actors` or `step_ms` is missing.
     """
     cluster = _cluster_of(dict(argument.partition("=")[::2] for argument in arguments))
     print(f"computed, not measured: {cluster.actors} actors could collect {cluster.alone:,.0f} steps/s by themselves")
@@ -125,6 +161,8 @@ def _cluster_of(values: Mapping[str, str]) -> Cluster:
         smallest = 0 if name in ("sigma", "weights_mb", "learner_us", "call_ms") else 1e-9
         if not smallest <= numbers[name] < np.inf:
             raise UsageError(f"--plan: {name}: expected a number above zero, found {text}.")
+        if name == "wait_for" and numbers[name] > 1:
+            raise UsageError(f"--plan: wait_for: expected a share up to 1, found {text}.")
     missing = [name for name in ("actors", "step_ms") if name not in numbers]
     if missing:
         raise UsageError(f"--plan: {missing[0]} is missing, as in: maze-run --plan actors=64 step_ms=5")

@@ -30,6 +30,27 @@ def test_uneven_steps_cost_those_who_wait_and_nobody_else() -> None:
     assert synchronous(uneven)[0] < 0.9 * synchronous(even)[0] < 0.9 * even.alone
 
 
+def test_the_first_fragments_by_hand() -> None:
+    even = Cluster(actors=10, step_ms=5, fragment=100)
+    assert even.collecting_seconds() == pytest.approx(0.5)
+    assert Cluster(actors=10, step_ms=5, wait_for=0.9).n_samples == 900
+    # of two actors, whoever is first is waited for; while the other one goes on, no time is lost
+    one = Cluster(actors=2, step_ms=5, sigma=1, wait_for=0.5)
+    first, second = one.fragment_seconds()[0]
+    assert Cluster(actors=2, step_ms=5, sigma=1).collecting_seconds() > one.collecting_seconds()
+    assert one.collecting_seconds(pause=1e9) == pytest.approx(min(first, second) / 50)  # what is late is there
+
+
+def test_not_waiting_for_all_pays_where_fragments_are_short_and_actors_are_many() -> None:
+    def gain(actors: int, fragment: int, envs: int = 1) -> float:
+        every, first = (Cluster(actors, 5, 1, envs, fragment, wait_for=share) for share in (1.0, 0.9))
+        return first.n_samples / first.collecting_seconds() * every.collecting_seconds() / every.n_samples
+
+    assert gain(32, 50) > gain(16, 50) > 1.25 > gain(10, 50) > 1.1
+    assert gain(16, 20) > gain(16, 50) > gain(16, 200)
+    assert gain(16, 50, envs=8) < 1.15  # eight environments one after the other are as even as longer fragments
+
+
 def test_the_command_prints_and_refuses(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--plan", "actors=10", "step_ms=5", "weights_mb=0", "learner_us=10"]) == 0
     output = capfd.readouterr().out
@@ -38,6 +59,7 @@ def test_the_command_prints_and_refuses(capfd: pytest.CaptureFixture[str]) -> No
         (["actors=4"], "step_ms is missing"),
         (["actors=4", "step_ms=0"], "above zero, found 0"),
         (["actors=4", "stepms=1"], "Did you mean `step_ms`?"),
+        (["actors=4", "step_ms=1", "wait_for=1.5"], "a share up to 1, found 1.5"),
         (["actors=many", "step_ms=1"], "expected a number, found 'many'"),
     ):
         assert main(["--plan", *wrong]) == 2

@@ -328,12 +328,14 @@ class RayVectorEnv(GroupedVectorEnv):
             begin(index)
         taken: list[RolloutPacket] = []
         while len(taken) < self._n_wanted:
-            for task in self._crew.finished(list(self._under_way), self._n_wanted - len(taken)):
+            # a group that is late begins again as soon as it has delivered: nobody else is waited for meanwhile
+            is_late = min(self._under_way.values()) < self._n_rollouts
+            for task in self._crew.finished(list(self._under_way), 1 if is_late else self._n_wanted - len(taken)):
                 self._ages.append(self._n_rollouts - self._under_way.pop(task))
                 packet = self._remote.take(task.actor, task.result, self.epoch_stats)
                 if self._ages[-1] <= self._max_age and packet is not None:
                     taken.append(packet)
-                if self._ages[-1]:  # it was late, and need not wait for the next rollout
+                if self._ages[-1]:
                     begin(task.actor)
         return taken
 

@@ -1,0 +1,90 @@
+"""Not waiting for all, in virtual time: what it gains, whoever the actors are."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces
+from maze.train.parallelization.on_ray.crew import Task
+from maze.train.parallelization.on_ray.ray_envs import Fragment, RayVectorEnv
+from tests.train.parallelization.toy_policies import ENVS, make_policy
+
+PLAN = RolloutPlan(50, with_logits=True, keeps_terminal=False, begins=False)
+
+
+class VirtualCrew:
+    """Actors whose fragments take lognormal steps of virtual time, and what they are asked for."""
+
+    def __init__(self, n_actors: int, n_steps: int, sigma: float) -> None:
+        self.n_actors = self.n_first = n_actors
+        self._n_steps, self._sigma = n_steps, sigma
+        self._rng = np.random.default_rng(0)
+        self._ends: list[tuple[float, int, Task]] = []
+        self.now = 0.0
+        self.begun: list[tuple[float, int]] = []
+        self.ended: list[tuple[float, int]] = []
+
+    def submit(self, actor: int, *_: Any) -> Task:
+        task = Task(actor, "", "", ())
+        steps = self._rng.lognormal(-(self._sigma**2) / 2, self._sigma, self._n_steps)
+        heapq.heappush(self._ends, (self.now + steps.sum(), id(task), task))
+        self.begun.append((self.now, actor))
+        return task
+
+    def finished(self, tasks: Sequence[Task], n_wanted: int = 1) -> list[Task]:
+        done = []
+        for _ in range(n_wanted):
+            end, _, task = heapq.heappop(self._ends)
+            self.now = max(self.now, end)
+            self.ended.append((end, task.actor))
+            done.append(task)
+        return done
+
+    def join_new(self) -> None: ...
+
+
+class VirtualGroups:
+    """Groups in such actors; their rollouts are empty."""
+
+    def __init__(self, crew: VirtualCrew) -> None:
+        self.crew, self.submit = crew, crew.submit
+
+    def open(self, factory: Any, *_: Any) -> ActorSpaces:
+        return ActorSpaces.of(factory())
+
+    def hand_over(self, policy: Any) -> tuple[Any, ...]:
+        return (0, None, None)
+
+    def take(self, index: int, fragment: Fragment, statistics: Any) -> Any:
+        return index
+
+
+def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float = 1.0) -> tuple[VirtualCrew, Any]:
+    crew = VirtualCrew(n_actors, PLAN.n_steps, sigma)
+    groups: Any = VirtualGroups(crew)
+    env = RayVectorEnv(groups, ENVS["flat"], [1] * n_actors, None, wait_for=wait_for)
+    policy = make_policy(ENVS["flat"])
+    for _ in range(n_rollouts):
+        taken = env._collect_first(policy, PLAN)
+        assert len(taken) == env.n_rollout_envs
+    return crew, env
+
+
+@pytest.mark.parametrize(("n_actors", "ratio"), [(10, 1.15), (16, 1.25), (32, 1.3)])
+def test_the_first_nine_tenths_come_so_many_times_as_fast(n_actors: int, ratio: float) -> None:
+    every, (first, env) = collected(n_actors, 1.0)[0], collected(n_actors, 0.9)
+    assert env.n_rollout_envs / first.now > ratio * n_actors / every.now
+
+
+def test_a_group_that_is_late_begins_again_when_it_delivers() -> None:
+    crew, env = collected(16, 0.9)
+    n_late = sum(age > 0 for age in env._ages)
+    begun = set(crew.begun)
+    assert n_late > 60
+    assert sum(end in begun for end in crew.ended) >= n_late
