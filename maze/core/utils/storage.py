@@ -134,7 +134,8 @@ class Store:
             raise ConfigError(f"{self._key}: there is no run at {self.url}.")
         directory.mkdir(parents=True, exist_ok=True)
         for path in [path for path in directory.rglob("*") if path.is_file()]:
-            if path.relative_to(directory).as_posix() not in there:
+            is_begun = path.name.startswith(TEMPORARY_PREFIX)  # by another process, that fetches the same
+            if not is_begun and path.relative_to(directory).as_posix() not in there:
                 path.unlink(missing_ok=True)
         for name, (size, changed) in there.items():
             path = directory / name

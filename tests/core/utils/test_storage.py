@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ import pytest
 
 from maze.api.run_context import RunContext
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import TEMPORARY_PREFIX
+from maze.core.utils.files import TEMPORARY_PREFIX, atomic_write
 from maze.core.utils.storage import Store, Uploads, is_url, local_copy, upload_changes, uploaded, working_directory
 from maze.maze_cli import main
+from tests.s3_server import S3Server
 
 TINY = [
     "-cn", "conf_train", "env.name=CartPole-v1", "algorithm=a2c", "algorithm.n_rollout_steps=5",
@@ -192,72 +192,57 @@ class TestRunsWithFiles:
             assert again.policy is not None
 
 
-S3 = pytest.mark.long
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """An S3 server in this process, which lists three keys at a time, with an empty bucket `runs`."""
+    pytest.importorskip("pyarrow.fs")
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "EC2_METADATA_DISABLED"):
+        monkeypatch.setenv(f"AWS_{name}", "true")
+    with S3Server(page=3) as started:
+        started.buckets["runs"] = {}
+        yield started
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """A bucket of an S3 server in this process; `{}` takes the path in it.
-
-    Its packages ask for an older python-dateutil than constraints.txt has, and work with that one: `pip install
-    --no-deps moto boto3 botocore jmespath s3transfer xmltodict responses py-partiql-parser flask flask-cors
-    itsdangerous blinker`.
-    """
-    server = pytest.importorskip("moto.server")
-    fs = pytest.importorskip("pyarrow.fs")
-    from werkzeug.serving import make_server
-
-    http = make_server("127.0.0.1", 0, server.DomainDispatcherApplication(server.create_backend_app), threaded=True)
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # what it says would be the run's log
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    before = dict(os.environ)
-    os.environ.update(AWS_ACCESS_KEY_ID="of-tests", AWS_SECRET_ACCESS_KEY="of-tests", AWS_EC2_METADATA_DISABLED="true")
-    options = f"region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{http.server_port}"
-    files, _ = fs.FileSystem.from_uri(f"s3://runs?{options}&allow_bucket_creation=true")
-    files.create_dir("runs")
-    yield f"s3://runs/{{}}?{options}"
-    http.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+@pytest.fixture
+def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of the bucket; `{}` takes the path in it. Commands run in a directory of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return f"s3://runs/{{}}?{server.options}"
 
 
-@S3
-class TestRunsInBuckets:
-    def test_a_training_is_uploaded_and_goes_on_from_there(
-        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        first, second = bucket.format("first"), bucket.format("second")
-        assert main([*TINY, "algorithm.n_epochs=1", f"hydra.run.dir={first}"]) == 0
-        (local,) = (tmp_path / "outputs").iterdir()
-        there = Store(first, "run_dir")
-        assert {name: there.read(name) for name in there.names()} == files_below(local)
-        assert (
-            main([*TINY, "algorithm.n_epochs=2", f"input_dir={first}", "resume=true", f"hydra.run.dir={second}"]) == 0
-        )
-        assert b'"epoch": 2' in Store(second, "run_dir").read("run.json")
+def objects(server: S3Server, run: str) -> dict[str, bytes]:
+    """What is in the bucket below a directory, without the markers that say that directories are there."""
+    there = {key: stored.content for key, stored in server.buckets["runs"].items() if not key.endswith("/")}
+    return {key.removeprefix(f"{run}/"): content for key, content in there.items() if key.startswith(f"{run}/")}
 
-    def test_a_bucket_that_is_not_there_is_said_at_the_start(
-        self, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        nowhere = bucket.replace("s3://runs", "s3://nobodys-bucket").format("run")
-        assert main([*TINY, f"hydra.run.dir={nowhere}"]) == 1
-        told = capfd.readouterr().err.strip().splitlines()
-        assert told[-1].startswith("ConfigError: hydra.run.dir: s3://nobodys-bucket/run")
-        assert "cannot be written to" in told[-1]
-        assert not (tmp_path / "outputs").exists()
 
-    def test_objects_are_whole_or_not_there(self, bucket: str, tmp_path: Path) -> None:
+def is_writing(method: str, bucket: str, key: str) -> bool:
+    return method in ("PUT", "POST")
+
+
+class TestBuckets:
+    def test_files_are_written_listed_over_several_pages_and_read(self, server: S3Server, bucket: str) -> None:
+        store = Store(bucket.format("a/run"), "run_dir")
+        names = [f"{directory}{name}.pt" for directory in ("", "x/", "x-/y/") for name in "pqr"]
+        written = {**{name: name.encode() for name in names}, "empty": b""}
+        for name, content in written.items():
+            store.write(name, content)
+        assert objects(server, "a/run") == written
+        assert {name: store.read(name) for name in written} == written
+        assert {name: size for name, (size, _) in store.names().items()} == {
+            name: len(content) for name, content in written.items()
+        }
+        assert Store(bucket.format("a/r"), "run_dir").names() == {}
+
+    def test_objects_are_whole_or_not_there(self, server: S3Server, bucket: str, tmp_path: Path) -> None:
         """What is uploaded while it is written anew is one of its two contents."""
-        store, file = Store(bucket.format("whole"), "run_dir"), tmp_path / "large"
+        store, file = Store(bucket.format("whole"), "run_dir"), tmp_path / "sub" / "large"
         contents = [bytes([number]) * 6_000_000 for number in range(2)]
-        uploads, ended = Uploads(tmp_path, store), threading.Event()
+        file.parent.mkdir()
+        uploads, ended = Uploads(file.parent, store), threading.Event()
 
         def rewrite() -> None:
-            from maze.core.utils.files import atomic_write
-
             number = 0
             while not ended.is_set():
                 number = 1 - number
@@ -267,9 +252,91 @@ class TestRunsInBuckets:
         writer = threading.Thread(target=rewrite)
         writer.start()
         try:
-            for _ in range(4):
+            for _ in range(3):
                 uploads.upload()
-                assert store.read("large") in contents
+                assert server.buckets["runs"]["whole/large"].content in contents
         finally:
             ended.set()
             writer.join()
+
+    def test_an_upload_whose_connection_is_lost_once_is_repeated(self, server: S3Server, bucket: str) -> None:
+        content = os.urandom(11_000_000)  # in two parts
+        server.is_cut = lambda method, bucket, key: is_writing(method, bucket, key) and server.n_cut < 1
+        Store(bucket.format("once"), "run_dir").write("latest.pt", content)
+        assert server.n_cut == 1
+        assert objects(server, "once") == {"latest.pt": content}
+
+    def test_a_place_that_cannot_be_written_to_is_named_with_the_reason(self, server: S3Server, bucket: str) -> None:
+        server.is_refused = is_writing
+        store = Store(bucket.format("run"), "run_dir")
+        with pytest.raises(ConfigError, match=r"run_dir: s3://runs/run.* cannot be written to: .*ACCESS_DENIED"):
+            store.require_free()
+        server.is_refused = lambda method, bucket, key: method == "GET"
+        with pytest.raises(ConfigError, match=r"run_dir: s3://runs/run.* cannot be read: .*ACCESS_DENIED"):
+            store.names()
+
+    @pytest.mark.long
+    def test_an_upload_that_is_cut_off_for_good_leaves_what_was_there_and_is_made_good(
+        self, server: S3Server, bucket: str, here: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        uploads = Uploads(here, Store(bucket.format("run"), "run_dir"))
+        uploads.upload()
+        (here / "latest.pt").write_bytes(os.urandom(11_000_000))
+        server.is_cut = lambda method, bucket, key: is_writing(method, bucket, key) and key.endswith("latest.pt")
+        with uploaded(uploads):
+            upload_changes()
+            assert "cannot be written to" in caplog.text
+            assert "It is tried again" in caplog.text
+            assert objects(server, "run")["latest.pt"] == b"weights"
+            server.is_cut = lambda method, bucket, key: False
+        assert objects(server, "run") == files_below(here)
+
+
+class TestRunsInBuckets:
+    @pytest.mark.slow
+    def test_a_training_is_uploaded_goes_on_from_there_and_is_rolled_out(
+        self, server: S3Server, bucket: str, tmp_path: Path
+    ) -> None:
+        first, second = bucket.format("first"), bucket.format("second")
+        assert main([*TINY, "algorithm.n_epochs=1", f"hydra.run.dir={first}"]) == 0
+        (local,) = (tmp_path / "outputs").iterdir()
+        assert objects(server, "first") == files_below(local)
+        go_on = [f"input_dir={first}", "resume=true", f"hydra.run.dir={second}"]
+        assert main([*TINY, "algorithm.n_epochs=2", *go_on]) == 0
+        assert b'"epoch": 2' in objects(server, "second")["run.json"]
+        few = ["runner.n_episodes=2", "runner.max_episode_steps=5", "verbose=0"]
+        acting = ["env.name=CartPole-v1", "policy=torch_policy", f"input_dir={second}", *few]
+        assert main([*acting, "runner=sequential", f"hydra.run.dir={bucket.format('rolled')}"]) == 0
+        assert len([name for name in objects(server, "rolled") if name.startswith("trajectory_data/")]) == 2
+
+    def test_a_bucket_that_is_not_there_is_said_at_the_start(
+        self, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        nowhere = bucket.replace("s3://runs", "s3://nobodys-bucket").format("run")
+        assert main([*TINY, f"hydra.run.dir={nowhere}"]) == 1
+        told = capfd.readouterr().err.strip().splitlines()
+        assert told[-1].startswith("ConfigError: hydra.run.dir: s3://nobodys-bucket/run")
+        assert "cannot be" in told[-1]
+        assert not (tmp_path / "outputs").exists()
+
+    def test_a_bucket_that_is_refused_meanwhile_fails_the_run_with_the_place_where_it_is_whole(
+        self, server: S3Server, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        server.is_refused = lambda method, bucket, key: is_writing(method, bucket, key) and key.endswith("latest.pt")
+        assert main([*TINY, "algorithm.n_epochs=1", f"hydra.run.dir={bucket.format('run')}"]) == 1
+        (local,) = (tmp_path / "outputs").iterdir()
+        told = capfd.readouterr().err
+        assert "cannot be written to" in told
+        assert f"The run is complete in {local}" in told
+        assert (local / "latest.pt").is_file()
+        assert "latest.pt" not in objects(server, "run")
+
+
+def test_several_who_fetch_the_same_run_do_not_disturb_one_another(stored: Store, tmp_path: Path) -> None:
+    """Actors of a machine share a directory."""
+    stored.write("latest.pt", b"weights" * 100_000)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / f"{TEMPORARY_PREFIX}x").write_bytes(b"half")  # somebody else is writing
+    stored.fetch(copy)
+    assert files_below(copy).keys() == {"latest.pt", f"{TEMPORARY_PREFIX}x"}
