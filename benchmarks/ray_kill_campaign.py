@@ -1,15 +1,17 @@
 """Kills actors of Ray and whole machines again and again while trainings and rollouts run on a small cluster.
 
-    python benchmarks/ray_kill_campaign.py --every 20 --epochs 60     # ten minutes or so for each
+    python benchmarks/ray_kill_campaign.py ppo --every 20 --actors 8 --epochs 60 --minutes 10
+    python benchmarks/ray_kill_campaign.py --minutes 2                 # all four, shortly
 
 A cluster with two worker nodes is simulated on this machine. Every few seconds an actor is killed (SIGKILL), every
-fourth time a node with all its actors instead; another node joins some seconds later. A run passes if
+fourth time a node with all its actors instead; another node joins some seconds later. What ends before `--minutes` are
+over goes on: trainings are resumed for as many epochs again, rollouts begin anew. A run passes if
 
 * it ends by itself with status 0, and no update is missing: as many environment steps as asked for are in the record of
   the run (PPO, IMPALA); the weights are bit for bit those of a run that nobody disturbs (ES); each episode is delivered
   once, with the seeds that `runner=sequential` has (rollouts);
-* when it is over there is no process of an actor, and no file in /dev/shm more than before; meanwhile, the learner has
-  not opened more and more descriptors.
+* when it is over there is no process of an actor, and after the cluster's end no process at all and no file in /dev/shm
+  more than before; meanwhile, the learner has not opened more and more descriptors.
 
 `--seed` decides who is killed.
 """
@@ -27,7 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +64,7 @@ class Killer:
     n_actors: int = 0
     """Actors that were killed by themselves."""
     n_nodes: int = 0
-    seen: dict[str, list[int]] = field(default_factory=lambda: {"MB": [], "descriptors": []})
+    seen: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Memory and descriptors of the command's process, before each kill."""
 
     def watch(self, command: subprocess.Popen[bytes]) -> int:
@@ -115,8 +118,7 @@ def cluster_of_two(cpus_per_node: int) -> Iterator[Any]:
 
 def arguments_of(name: str, options: argparse.Namespace) -> tuple[str, ...]:
     """The command, without what says where it runs."""
-    n_actors, epochs = options.actors, f"algorithm.n_epochs={options.epochs}"
-    common = (*TRAIN, f"algorithm={name}", epochs)
+    n_actors, common = options.actors, (*TRAIN, f"algorithm={name}")
     if name == "ppo":
         return (*common, *ACTOR_CRITIC, f"algorithm.epoch_length={UPDATES}", f"runner.concurrency={ENVS}")
     if name == "impala":
@@ -134,10 +136,10 @@ def undisturbed(name: str) -> str | None:
     return {"es": "dev", "rollouts": "sequential"}.get(name)
 
 
-def problems_of(name: str, run: Path, reference: Path | None, options: argparse.Namespace) -> list[str]:
+def problems_of(name: str, run: Path, reference: Path | None, n_epochs: int) -> list[str]:
     """What is missing in the run's directory."""
     if name in ("ppo", "impala"):
-        expected = options.epochs * UPDATES * STEPS * ENVS
+        expected = n_epochs * UPDATES * STEPS * ENVS
         found = json.loads((run / "run.json").read_text())["n_env_steps"]
         return [] if found == expected else [f"{found} environment steps, {expected} were asked for"]
     assert reference is not None
@@ -171,41 +173,54 @@ def restarts(run: Path) -> int:
     return round(sum(float(row[key]) for row in rows for key in row if RESTARTS in key and row[key]))
 
 
+def left_after(seconds: float, found: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
+    """Processes that are there still after some time."""
+    deadline = time.monotonic() + seconds
+    while (left := found()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
 def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
     """Runs one thing on a cluster where something is killed all the time; what was wrong."""
-    arguments, reference = arguments_of(name, options), None
-    if (runner := undisturbed(name)) is not None:
-        reference = root / f"{name}-{runner}"
-        assert maze_run([*arguments, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
-    run = root / name
-    cpus = -(-options.actors // 2)
+    arguments, cpus = arguments_of(name, options), -(-options.actors // 2)
     placed = ("runner=ray", f"runner.env_groups={0 if name == 'impala' else options.actors}")
     # machines come back after seconds, so that nothing is wrong with an actor that is lost several times in a row
-    placed = (*placed, "runner.placement.max_restarts=10", f"hydra.run.dir={run}")
+    placed = (*placed, "runner.placement.max_restarts=10")
+    problems: list[str] = []
+    n_rounds, n_restarts, start, last = 0, 0, time.monotonic(), ""
     with cluster_of_two(cpus) as cluster:
         killer = Killer(cluster, cpus, options.every, random.Random(options.seed))
-        start = time.monotonic()
-        with open(root / f"{name}.log", "wb") as log:
-            command = (sys.executable, "-m", "maze.maze_cli", *arguments, *placed)
-            process = subprocess.Popen([*command, f"runner.address={cluster.address}"], stdout=log, stderr=log)
-            status = killer.watch(process)
+        while not problems and (n_rounds == 0 or time.monotonic() - start < 60 * options.minutes):
+            n_rounds += 1
+            run, n_epochs, killer.seen = root / f"{name}-{n_rounds}", n_rounds * options.epochs, defaultdict(list)
+            wanted = () if name == "rollouts" else (f"algorithm.n_epochs={n_epochs}",)
+            resumed = (f"input_dir={last}", "resume=true") if last and wanted else ()
+            with open(root / f"{name}.log", "ab") as log:
+                command = (sys.executable, "-m", "maze.maze_cli", *arguments, *wanted, *resumed, *placed)
+                where = (f"runner.address={cluster.address}", f"hydra.run.dir={run}")
+                status = killer.watch(subprocess.Popen([*command, *where], stdout=log, stderr=log))
+            problems += [f"an actor is left: {process.pid}" for process in left_after(SECONDS_TO_END, actors)]
+            if status != 0:
+                problems.append(f"status {status}: {(root / f'{name}.log').read_text()[-2000:]}")
+                break
+            reference = None
+            if (runner := undisturbed(name)) is not None:
+                reference = root / f"{name}-{runner}-{n_epochs}"
+                assert maze_run([*arguments, *wanted, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
+            problems += problems_of(name, run, reference, n_epochs)
+            descriptors = killer.seen["descriptors"][1:]  # the first one is of a process that is still being set up
+            if descriptors and descriptors[-1] > 1.5 * descriptors[0]:
+                problems.append(f"more and more descriptors: {descriptors}")
+            n_restarts, last = n_restarts + (restarts(run) if wanted else 0), str(run)
         seconds = time.monotonic() - start
-        deadline = time.monotonic() + SECONDS_TO_END
-        while (left := actors()) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        problems = [f"an actor is left: {process.pid}" for process in left]
-    if status != 0:
-        problems.append(f"status {status}: {(root / f'{name}.log').read_text()[-2000:]}")
-    else:
-        problems += problems_of(name, run, reference, options)
-    descriptors = killer.seen["descriptors"][1:]  # the first one is of a process that is still being set up
-    if descriptors and descriptors[-1] > 1.5 * descriptors[0]:
-        problems.append(f"more and more descriptors: {descriptors}")
-    told = "" if name == "rollouts" or status else f", {restarts(run)} actors replaced{best_return(run)}"
+    left = left_after(SECONDS_TO_END, lambda: psutil.Process().children(recursive=True))
+    problems += [f"a process is left: {process}" for process in left]
+    told = f", {n_restarts} actors replaced{best_return(Path(last))}" if last and name != "rollouts" else ""
     seen = ", ".join(f"{kind} {of_kind[1:2]} to {of_kind[-1:]}" for kind, of_kind in killer.seen.items())
     print(
-        f"{name}: {seconds:.0f} s, {killer.n_actors} actors and {killer.n_nodes} nodes killed{told}, {seen}: "
-        f"{'; '.join(problems) or 'passed'}",
+        f"{name}: {n_rounds} rounds, {seconds:.0f} s, {killer.n_actors} actors and {killer.n_nodes} nodes "
+        f"killed{told}, {seen}: {'; '.join(problems) or 'passed'}",
         flush=True,
     )
     return problems
@@ -218,7 +233,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=names, help=f"what is run: {', '.join(names)}")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between kills")
     parser.add_argument("--actors", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=60, help="of trainings; hundreds of episodes of rollouts")
+    parser.add_argument("--epochs", type=int, default=60, help="of a training; hundreds of episodes of rollouts")
+    parser.add_argument("--minutes", type=float, default=0.0, help="for so long something is killed, at least")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """What actors of Ray collect, as a share of what their environments could do alone, and beside worker processes.
 
-    python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor
+    python benchmarks/ray_scale.py sleeping                  # steps of 5 ms, one environment an actor, 32 actors
+    python benchmarks/ray_scale.py sleeping --actors 2 4 8 16 32      # one after the other, beside the model
     python benchmarks/ray_scale.py sleeping --sigma 1        # step times are lognormal with this sigma
     python benchmarks/ray_scale.py first --sigma 1 --actors 16 --fragment 50   # PPO, all and the first 90 %
     python benchmarks/ray_scale.py cartpole es               # beside runner=local, rounds alternate
@@ -8,8 +9,10 @@
 
 In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of
 the time in which actors stepped their environments, so that they compare with loops of their own on the same machine at
-the same time; one loop in this process is measured before and after. Medians of rounds. Ray is started for the
-benchmark, with as many CPUs as actors need (sleeping needs none).
+the same time; one loop in this process is measured before and after. What `maze-run --plan` computes is for actors as
+fast as that loop. Medians of rounds. Ray is started for the benchmark, with as many CPUs as actors ask for (sleeping
+needs none). An actor is a process with torch: 0.2 GB, and about two seconds of a core until it is there, so that 32 of
+them need 7 GB, and on two cores a minute or two before anything is measured.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import numpy as np
 import torch
 
 from maze.api.run_context import RunContext
-from maze.cli.plan import Cluster
+from maze.cli.plan import Cluster, synchronous
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -155,11 +158,17 @@ def sleeping(options: argparse.Namespace) -> dict[str, float]:
         asynchronous_share = crew.take_work().actors_busy
         actors.stop()
     alone.append(rate_alone(factory, 200))
+    model = Cluster(
+        n_actors, 1e3 / median(alone), options.sigma, fragment=n_steps, learner_us=0.0, weights_mb=0.0,
+        actors_per_node=n_actors,
+    )  # fmt: skip
     return {
         "one environment alone, steps per second": median(alone),
         "PPO, steps per second": median(rounds),
+        "PPO, times the model": median(rounds) / synchronous(model)[0],
         "PPO, share": synchronous_share,
         "IMPALA, steps per second": asynchronous,
+        "IMPALA, times the model": asynchronous / model.alone,
         "IMPALA, share": asynchronous_share,
     }
 
@@ -327,11 +336,16 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Any]] = {
 }
 
 
+OF_SLEEPING = ("sleeping", "first")
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="+", choices=list(SECTIONS))
-    parser.add_argument("--actors", type=int, default=32)
+    parser.add_argument(
+        "--actors", type=int, nargs="+", default=[32], help="with sleeping and first, one after another"
+    )
     parser.add_argument("--fragment", type=int, default=100, help="steps of a fragment")
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--sigma", type=float, default=0.0, help="of lognormal step times")
@@ -342,8 +356,10 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {}
     for section in options.sections:
-        results[section] = result = SECTIONS[section](options)
-        print(section, {name: round(value, 3) for name, value in result.items()}, flush=True)
+        for n_actors in options.actors if section in OF_SLEEPING else [0]:
+            name = f"{section}, {n_actors} actors" if n_actors else section
+            results[name] = result = SECTIONS[section](argparse.Namespace(**{**vars(options), "actors": n_actors}))
+            print(name, {key: round(value, 3) for key, value in result.items()}, flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))
 
