@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrid
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
+from typing_extensions import Self
 
+from maze.core.annotations import override
 from maze.core.errors import WorkerError
 from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
@@ -95,6 +97,9 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
     def _open_jobs(self) -> Any:
         return LocalJobs(self)
 
+    def close(self) -> None:
+        """Ends what was started for all jobs."""
+
     def payload(self, number: int, overrides: list[str]) -> bytes:
         """All that a process needs to run a job."""
         assert self.config is not None
@@ -109,13 +114,16 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
 
 
 @dataclass
-class _Job:
+class Job:
+    """A job that runs."""
+
     number: int
-    process: BaseProcess
     started: float
+    process: Any = None
+    """Its process, where it is one of this machine."""
 
 
-class LocalJobs:
+class Jobs(ABC):
     """Jobs that run beside each other; leaving the context ends those that still run.
 
     :param launcher: Describes the jobs.
@@ -123,41 +131,69 @@ class LocalJobs:
 
     def __init__(self, launcher: LocalLauncher) -> None:
         self._launcher = launcher
-        self._context = _context(preload_torch=launcher.config is not None and "algorithm" in launcher.config)
-        self._jobs: dict[Connection, _Job] = {}
+        self._jobs: dict[Any, Job] = {}
+        """Those that run, by what one waits for."""
 
-    def __enter__(self) -> LocalJobs:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+        self._launcher.close()
 
     @property
     def n_running(self) -> int:
         return len(self._jobs)
 
     def start(self, number: int, overrides: list[str]) -> None:
-        payload = self._launcher.payload(number, overrides)
-        ours, theirs = self._context.Pipe(duplex=True)
-        # Not daemonic: jobs start processes of their own.
-        process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
-        process.start()
-        theirs.close()  # only the job may hold it, or its death would not be seen
-        self._jobs[ours] = _Job(number, process, time.monotonic())
+        """Starts a job."""
+        awaited, process = self._begin(self._launcher.payload(number, overrides))
+        self._jobs[awaited] = Job(number, time.monotonic(), process)
 
     def stop(self, number: int) -> None:
         """Asks a job to end."""
-        for job in self._jobs.values():
+        for awaited, job in self._jobs.items():
             if job.number == number:
-                job.process.terminate()
+                self._ask_to_end(awaited)
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         """Waits until at least one of the running jobs has ended, or so many seconds."""
-        ready: list[Any] = wait(list(self._jobs), timeout)
-        return [self._finish(connection) for connection in ready]
+        finished = []
+        for awaited in self._ended(timeout):
+            job = self._jobs.pop(awaited)
+            duration = time.monotonic() - job.started
+            finished.append(FinishedJob(job.number, self._returned(awaited, job), duration))
+        return finished
 
+    @abstractmethod
     def close(self) -> None:
-        """Asks the running jobs to end, and ends those that do not."""
+        """Asks the running jobs to end, so that trainings save, and ends those that do not."""
+
+    @abstractmethod
+    def _begin(self, payload: bytes) -> tuple[Any, Any]:
+        """Starts a job; what one waits for, and its process."""
+
+    @abstractmethod
+    def _ask_to_end(self, awaited: Any) -> None: ...
+
+    @abstractmethod
+    def _ended(self, timeout: float | None) -> list[Any]:
+        """Waits for at least one job."""
+
+    @abstractmethod
+    def _returned(self, awaited: Any, job: Job) -> JobReturn:
+        """What came of a job that has ended."""
+
+
+class LocalJobs(Jobs):
+    """Jobs in processes of this machine."""
+
+    def __init__(self, launcher: LocalLauncher) -> None:
+        super().__init__(launcher)
+        self._context = _context(preload_torch=launcher.config is not None and "algorithm" in launcher.config)
+
+    @override(Jobs)
+    def close(self) -> None:
         processes = [job.process for job in self._jobs.values()]
         for process in processes:
             process.terminate()
@@ -171,20 +207,36 @@ class LocalJobs:
             connection.close()
         self._jobs.clear()
 
-    def _finish(self, connection: Connection) -> FinishedJob:
-        job = self._jobs.pop(connection)
-        duration = time.monotonic() - job.started
+    @override(Jobs)
+    def _begin(self, payload: bytes) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe(duplex=True)
+        # Not daemonic: jobs start processes of their own.
+        process = self._context.Process(target=_serve_job, args=(payload, theirs, dict(os.environ), os.getcwd()))
+        process.start()
+        theirs.close()  # only the job may hold it, or its death would not be seen
+        return ours, process
+
+    @override(Jobs)
+    def _ask_to_end(self, awaited: Any) -> None:
+        self._jobs[awaited].process.terminate()
+
+    @override(Jobs)
+    def _ended(self, timeout: float | None) -> list[Any]:
+        return wait(list(self._jobs), timeout)
+
+    @override(Jobs)
+    def _returned(self, awaited: Any, job: Job) -> JobReturn:
         try:
-            job_return: JobReturn = cloudpickle.loads(connection.recv_bytes())
+            job_return: JobReturn = cloudpickle.loads(awaited.recv_bytes())
         except (EOFError, OSError):
             job.process.join()
             job_return = _lost(job)
-        connection.close()
+        awaited.close()
         job.process.join(GRACE_PERIOD)
         if job.process.is_alive():  # a thread of the job's own holds it back; its result is there
             job.process.kill()
             job.process.join()
-        return FinishedJob(job.number, job_return, duration)
+        return job_return
 
 
 def _context(preload_torch: bool) -> Any:
@@ -196,15 +248,22 @@ def _context(preload_torch: bool) -> Any:
     return context
 
 
-def _lost(job: _Job) -> JobReturn:
+def _lost(job: Job) -> JobReturn:
     code = job.process.exitcode
     if code is not None and code < 0:
         ending = f"was killed by signal {-code} ({signal.Signals(-code).name})"
         hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs."
     else:
         ending, hint = f"exited with code {code}", ""
-    error = WorkerError(f"The process of job {job.number} (pid {job.process.pid}) {ending} before the job ended.{hint}")
-    return JobReturn(status=JobStatus.FAILED, _return_value=error)
+    return lost_job(f"The process of job {job.number} (pid {job.process.pid}) {ending} before the job ended.{hint}")
+
+
+def lost_job(text: str) -> JobReturn:
+    """What comes of a job whose process is lost.
+
+    :param text: How that happened.
+    """
+    return JobReturn(status=JobStatus.FAILED, _return_value=WorkerError(text))
 
 
 def _n_cpus() -> int:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import cloudpickle
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 
-from maze.cli.local_launcher import GRACE_PERIOD, FinishedJob, LocalLauncher, run_packed_job
-from maze.core.errors import WorkerError
-from maze.train.parallelization.on_ray.session import RaySession, require_cpus, require_ray
+from maze.cli.local_launcher import GRACE_PERIOD, Job, Jobs, LocalLauncher, lost_job, run_packed_job
+from maze.core.annotations import override
+from maze.train.parallelization.on_ray.session import n_cpus, ray_session, require_cpus, require_ray
 
 log = logging.getLogger(__name__)
 
@@ -42,64 +41,34 @@ class RayLauncher(LocalLauncher):
         super().__init__(n_jobs)
         self._is_bounded = n_jobs > 0
         self.cpus_per_job, self.gpus_per_job = cpus_per_job, gpus_per_job
-        config = {**(ray_config or {}), "address": address}
-        self._session = RaySession(config, cpus_per_job, key="hydra.launcher.address")
+        self._ray_config = {**(ray_config or {}), "address": address}
+        self._session = ExitStack()
 
+    @override(LocalLauncher)
     def _open_jobs(self) -> RayJobs:
-        self._session.__enter__()
-        advice = "Ask for fewer: hydra.launcher.cpus_per_job."
-        require_cpus(self.cpus_per_job, "hydra.launcher: a job", advice)
+        self._session.enter_context(ray_session(self._ray_config, self.cpus_per_job, key="hydra.launcher.address"))
+        require_cpus(self.cpus_per_job, "hydra.launcher: a job", "Ask for fewer: hydra.launcher.cpus_per_job.")
         if not self._is_bounded:
-            self.n_jobs = max(1, int(self._session.n_cpus / max(self.cpus_per_job, 0.01)))
+            self.n_jobs = max(1, int(n_cpus() / max(self.cpus_per_job, 0.01)))
         return RayJobs(self)
 
+    @override(LocalLauncher)
     def close(self) -> None:
-        """Ends Ray, where it was started for the sweep."""
-        self._session.__exit__()
+        self._session.close()
 
 
-class RayJobs:
-    """Jobs that run beside each other; leaving the context ends those that still run.
-
-    :param launcher: Describes the jobs.
-    """
+class RayJobs(Jobs):
+    """Jobs in processes that Ray starts."""
 
     def __init__(self, launcher: RayLauncher) -> None:
-        self._launcher = launcher
+        super().__init__(launcher)
         self._ray = require_ray()
         self._task = self._ray.remote(
             num_cpus=launcher.cpus_per_job, num_gpus=launcher.gpus_per_job, max_retries=0, max_calls=1
         )(run_packed_job)
-        self._jobs: dict[Any, tuple[int, float]] = {}
 
-    def __enter__(self) -> RayJobs:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-        self._launcher.close()
-
-    @property
-    def n_running(self) -> int:
-        return len(self._jobs)
-
-    def start(self, number: int, overrides: list[str]) -> None:
-        ref = self._task.remote(self._launcher.payload(number, overrides), os.getcwd())
-        self._jobs[ref] = number, time.monotonic()
-
-    def stop(self, number: int) -> None:
-        """Asks a job to end."""
-        for ref, (other, _) in self._jobs.items():
-            if other == number:
-                self._ray.cancel(ref, force=False)
-
-    def wait(self, timeout: float | None = None) -> list[FinishedJob]:
-        """Waits until at least one of the running jobs has ended, or so many seconds."""
-        ready, _ = self._ray.wait(list(self._jobs), timeout=timeout)
-        return [self._finish(ref) for ref in ready]
-
+    @override(Jobs)
     def close(self) -> None:
-        """Asks the running jobs to end, so that trainings save, and ends those that do not."""
         refs = list(self._jobs)
         for is_forced in (False, True):
             for ref in refs:
@@ -109,12 +78,23 @@ class RayJobs:
                 _, refs = self._ray.wait(refs, num_returns=len(refs), timeout=GRACE_PERIOD)
         self._jobs.clear()
 
-    def _finish(self, ref: Any) -> FinishedJob:
-        number, started = self._jobs.pop(ref)
+    @override(Jobs)
+    def _begin(self, payload: bytes) -> tuple[Any, Any]:
+        return self._task.remote(payload, os.getcwd()), None
+
+    @override(Jobs)
+    def _ask_to_end(self, awaited: Any) -> None:
+        self._ray.cancel(awaited, force=False)
+
+    @override(Jobs)
+    def _ended(self, timeout: float | None) -> list[Any]:
+        return list(self._ray.wait(list(self._jobs), timeout=timeout)[0])
+
+    @override(Jobs)
+    def _returned(self, awaited: Any, job: Job) -> JobReturn:
         try:
-            job_return: JobReturn = cloudpickle.loads(self._ray.get(ref))
+            job_return: JobReturn = cloudpickle.loads(self._ray.get(awaited))
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().split("\n", 1)[0]
-            failure = WorkerError(f"The process of job {number} is lost: {reason}")
-            job_return = JobReturn(status=JobStatus.FAILED, _return_value=failure)
-        return FinishedJob(number, job_return, time.monotonic() - started)
+            return lost_job(f"The process of job {job.number} is lost: {reason}")
+        return job_return

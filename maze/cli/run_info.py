@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from omegaconf import DictConfig, OmegaConf
 
 from maze.core.utils.config_description import config_to_yaml
+from maze.utils.process import version_of
 
 PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard", "ray")
 
@@ -59,14 +59,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
 def installed_versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that influence results; None: not installed."""
     own = {"python": platform.python_version(), "platform": platform.platform()}
-    return {**own, **{package: _version(package) for package in PACKAGES}}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {**own, **{package: version_of(package) for package in PACKAGES}}
 
 
 def config_as_yaml(cfg: DictConfig) -> str:

@@ -25,7 +25,7 @@ from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGr
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.rllib.tune_parameters import TuneParameters
 from maze.rllib.weights import to_module_state
-from maze.train.parallelization.on_ray.session import RaySession, require_cpus
+from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
@@ -105,7 +105,7 @@ class TrainingSetup:
         self._configure()
         learners = int(self.config.num_learners or 0)
         n_workers = self.num_workers + learners
-        resources.enter_context(RaySession(ray_config, n_workers + 1, self.log_level))
+        resources.enter_context(ray_session(ray_config, n_workers + 1, self.log_level))
         advice = "Reduce runner.num_workers, or let Ray use more: runner.ray_config.num_cpus."
         require_cpus(n_workers, f"runner.num_workers: {n_workers} workers", advice)
         validated(self.config)

@@ -8,7 +8,9 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,8 +34,34 @@ def become_worker() -> None:
     """In a worker process that serves one job: signals are its parent's, it ends with it, and torch gets one thread."""
     depend_on_parent()
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    use_one_thread()
+
+
+def use_one_thread() -> None:
+    """In a worker process: several processes with several threads each get in one another's way."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Context in which others set handlers of SIGINT and SIGTERM, and afterwards they are what they were."""
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package; `None`: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _leave_with_parent() -> None:

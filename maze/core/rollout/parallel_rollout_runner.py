@@ -8,8 +8,9 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentFailedError, MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
@@ -98,24 +100,62 @@ class ParallelRolloutWorker:
                 agent_instance_seed,
                 env_timeout,
             )
-            if episode_seeds is not None:
-                episode_seeds = RolloutRunner.best_seeds(env, agent, episode_seeds, best_of)
-            with recorded(env, record_trajectory, record_event_logs, record_actions, record_parquet=record_parquet) as (
-                recorded_env,
-                recorder,
-            ):
-                RolloutRunner.run_interaction_loop(
-                    recorded_env,
-                    agent,
-                    n_episodes,
-                    episode_end_callback=lambda: reporting_queue.put(recorder.get_last_episode_data()),
-                    episode_seeds=episode_seeds,
-                    deterministic=deterministic,
-                )
+            recording = (record_trajectory, record_event_logs, record_actions, False, record_parquet)
+            play_recorded(env, agent, n_episodes, reporting_queue.put, recording, deterministic, episode_seeds, best_of)
         except (
             BaseException
         ) as error:  # signals are left to the parent: whatever comes is the environment's or the agent's
             reporting_queue.put(WorkerFailure.of(error))
+
+
+def play_recorded(
+    env: Any,
+    agent: Policy,
+    n_episodes: int,
+    report: Callable[[EpisodeStatsReport], None],
+    recording: Sequence[bool],
+    deterministic: bool,
+    episode_seeds: EpisodeSeeds | None,
+    best_of: int = 1,
+) -> None:
+    """Runs episodes and reports each, in the process that they were given to.
+
+    :param report: Takes the report of each episode when it ends.
+    :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
+    :param episode_seeds: Seeds of each episode; `None`: the generators go on.
+    :param best_of: How often each of these is played before it is recorded as it went best.
+    """
+    if episode_seeds is not None:
+        episode_seeds = RolloutRunner.best_seeds(env, agent, episode_seeds, best_of)
+    with recorded(env, *recording) as (recorded_env, recorder):
+        RolloutRunner.run_interaction_loop(
+            recorded_env,
+            agent,
+            n_episodes,
+            episode_end_callback=lambda: report(recorder.get_last_episode_data()),
+            episode_seeds=episode_seeds,
+            deterministic=deterministic,
+        )
+
+
+class DistributedRolloutRunner(RolloutRunner):
+    """Runs the episodes in other processes, and reports them in their order, whoever is faster."""
+
+    @override(RolloutRunner)
+    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
+        self._announce(agent)
+        report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
+        with self._played(env, wrappers, agent) as episodes, Progress(self.n_episodes, "Rollouts") as progress:
+            for number, episode in episodes:
+                report.add_as(number, episode)
+                progress.update()
+        self.stats, self.n_cut_off = report.publish(), report.n_cut_off
+
+    @abstractmethod
+    def _played(
+        self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
+    ) -> AbstractContextManager[Iterator[tuple[int, EpisodeStatsReport]]]:
+        """Context in which the episodes are played: their numbers and reports, as they end."""
 
 
 @dataclass
@@ -165,7 +205,7 @@ class _Worker:
         return f"episode {episode} ({self.n_reported} of its {len(self.episodes)} episodes were finished)"
 
 
-class ParallelRolloutRunner(RolloutRunner):
+class ParallelRolloutRunner(DistributedRolloutRunner):
     """Distributes the episodes over several processes of this machine."""
 
     def __init__(
@@ -194,17 +234,16 @@ class ParallelRolloutRunner(RolloutRunner):
         )
         self.n_processes = whole_number("runner.n_processes", n_processes, at_least=1)
 
-    @override(RolloutRunner)
-    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        self._announce(agent)
-        report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
+    @contextmanager
+    @override(DistributedRolloutRunner)
+    def _played(
+        self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
+    ) -> Iterator[Iterator[tuple[int, EpisodeStatsReport]]]:
         workers = self._start_workers(env, wrappers, agent)
         try:
-            with Progress(self.n_episodes, "Rollouts") as progress:
-                self._collect(workers, report, progress)
+            yield _reports(workers)
         finally:
             _close(workers)
-        self.stats, self.n_cut_off = report.publish(), report.n_cut_off
 
     def _start_workers(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> list[_Worker]:
         seeds = self.draw_episode_seeds()
@@ -238,18 +277,16 @@ class ParallelRolloutRunner(RolloutRunner):
             raise
         return workers
 
-    @staticmethod
-    def _collect(workers: list[_Worker], report: RolloutReport, progress: Progress) -> None:
-        """Hands the episodes on in their order, whichever worker is faster."""
-        by_connection = {worker.connection: worker for worker in workers}
-        while by_connection:
-            for connection in wait(list(by_connection)):
-                worker = by_connection[connection]  # type: ignore[index]
-                episode, episode_report = worker.receive()
-                report.add_as(episode, episode_report)
-                progress.update()
-                if worker.is_done:
-                    del by_connection[worker.connection]
+
+def _reports(workers: list[_Worker]) -> Iterator[tuple[int, EpisodeStatsReport]]:
+    """Numbers and reports of the episodes, as they end."""
+    by_connection = {worker.connection: worker for worker in workers}
+    while by_connection:
+        for connection in wait(list(by_connection)):
+            worker = by_connection[connection]  # type: ignore[index]
+            yield worker.receive()
+            if worker.is_done:
+                del by_connection[worker.connection]
 
 
 class _PipeQueue:

@@ -146,7 +146,7 @@ class RolloutRunner(Runner, ABC):
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
         """Builds environment and agent. Relative file names in their configurations refer to `input_dir`."""
-        with _working_directory(input_dir):
+        with working_directory(input_dir):
             env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             freeze_statistics(env)
@@ -318,7 +318,8 @@ def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:
 
 
 @contextmanager
-def _working_directory(directory: str) -> Iterator[None]:
+def working_directory(directory: str) -> Iterator[None]:
+    """Context with the directory of a run as working directory; an empty name: the present one."""
     if not directory:
         yield
         return

@@ -18,7 +18,7 @@ from maze.core.wrappers.observation_normalization.statistics_file import Structu
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.perception.models.space_config import SpacesConfig
 from maze.runner import Runner
-from maze.train.parallelization.placement import Batched, placement_of
+from maze.train.parallelization.placement import Batched, placed
 from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
 
 if TYPE_CHECKING:
@@ -72,11 +72,9 @@ class PlacedRunner(Runner):
     def _find_environments(self, cfg: DictConfig) -> None:
         """Reads how environments are made, and asks one of them for its spaces and normalization statistics."""
         is_open = self.placement is None and self.default_placement == "in_process"
-        self.placement = placement_of(self.placement or self.default_placement)
-        self.placement.env_timeout = self.env_timeout
-        if self.address is not None:
-            self.placement.join(self.address)
-        self.placement.env_groups = self.env_groups or self.placement.env_groups
+        self.placement = placed(
+            self.placement or self.default_placement, self.address, self.env_groups, self.env_timeout
+        )
         self._closing.append(self.placement.close)
         factory = EnvFactory(cfg.env, cfg.get("wrappers") or {}, self.env_timeout)
         try:

@@ -151,9 +151,11 @@ class Processes(Placement):
 
     :param start_method: How processes are started: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there
         is one.
+    :param n_workers: Number of worker processes of a vector environment; `None`: as many as there are CPUs.
     """
 
     start_method: str | None = None
+    n_workers: int | None = None
 
     @override(Placement)
     def vector_env(
@@ -171,7 +173,9 @@ class Processes(Placement):
         timeout = call_time_limit(self.env_timeout, n_envs)
 
         def make(n: int, prefix: str | None) -> SubprocVectorEnv:
-            return SubprocVectorEnv([env_factory] * n, prefix, self.start_method, timeout=timeout, acts=acts)
+            return SubprocVectorEnv(
+                [env_factory] * n, prefix, self.start_method, self.n_workers, timeout=timeout, acts=acts
+            )
 
         return in_groups(self.env_groups, n_envs, logging_prefix, make)
 
@@ -286,3 +290,20 @@ def placement_of(config: ConfigType) -> Placement:
             )
         config = {TARGET_KEY: PLACEMENTS[config]}
     return Factory(Placement).instantiate(config, config_path="runner.placement")  # type: ignore[type-abstract]
+
+
+def placed(config: ConfigType, address: str | None, env_groups: int, env_timeout: float | None = None) -> Placement:
+    """The placement of a runner, told what the runner says of it.
+
+    :param config: See :func:`placement_of`.
+    :param address: The cluster to be used; `None`: what the placement itself says.
+    :param env_groups: Number of groups in which environments act by themselves; 0: what the placement itself says.
+    :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
+    :raises ConfigError: There is no such placement, or no cluster in it.
+    """
+    placement = placement_of(config)
+    placement.env_timeout = env_timeout
+    if address is not None:
+        placement.join(address)
+    placement.env_groups = env_groups or placement.env_groups
+    return placement

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maze.train.parallelization.distributed_actors.actor_work import WorkCounter
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces
 from maze.train.parallelization.on_ray.crew import Task
@@ -27,6 +28,7 @@ class VirtualCrew:
         self._rng = np.random.default_rng(0)
         self._ends: list[tuple[float, int, Task]] = []
         self.now = 0.0
+        self.work = WorkCounter()
         self.begun: list[tuple[float, int]] = []
         self.ended: list[tuple[float, int]] = []
 
@@ -71,7 +73,10 @@ def collected(n_actors: int, wait_for: float, n_rollouts: int = 60, sigma: float
     env = RayVectorEnv(groups, ENVS["flat"], [1] * n_actors, None, wait_for=wait_for)
     policy = make_policy(ENVS["flat"])
     for _ in range(n_rollouts):
-        taken = env._collect_first(policy, PLAN)
+        if wait_for == 1.0:  # the slowest is waited for
+            crew.finished([crew.submit(actor) for actor in range(n_actors)], n_actors)
+            continue
+        taken: Any = env._collect(policy, PLAN)
         assert len(taken) == env.n_rollout_envs
     return crew, env
 

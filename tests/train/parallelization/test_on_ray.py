@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,10 @@ from maze.maze_cli import main
 from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_placement import OnRay
-from maze.train.parallelization.on_ray.session import RaySession, require_ray
+from maze.train.parallelization.on_ray.session import ray_session, require_ray
 from maze.train.parallelization.placement import InProcess
 from tests.cli.sweep_stub import write_root_config
+from tests.s3_server import S3Server, StoredObject
 from tests.train.parallelization.placements import differing, told_by, trained
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, slow_third_env
 from tests.train.parallelization.toy_policies import ENVS, make_policy
@@ -65,6 +67,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     health = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3", "initial_delay_ms": "500"}
     set_here = {f"RAY_health_check_{name}": value for name, value in health.items()} | {"RAY_AUTH_MODE": "disabled"}
+    # machines of a cluster have credentials of their own, and a place for copies
+    set_here |= {f"AWS_{name}": "true" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "EC2_METADATA_DISABLED")}
+    set_here |= {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     before = {name: os.environ.get(name) for name in set_here}
     os.environ.update(set_here)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -173,6 +178,28 @@ class TestSameResults:
         assert here == there
         assert killed.is_set() == is_interrupted
 
+    def test_rollouts_take_their_policy_from_a_bucket(self, cluster: Any, tmp_path: Path) -> None:
+        pytest.importorskip("pyarrow.fs")
+        trained(tmp_path / "trained", "algorithm=a2c", "algorithm.n_epochs=1")
+        few = ["runner.n_episodes=8", "runner.record_actions=true", "runner.max_episode_steps=20", *SEEDS]
+        common = ["env.name=CartPole-v1", "policy=torch_policy", *few]
+        with S3Server() as server:
+            server.buckets["runs"] = {
+                f"trained/{path.relative_to(tmp_path / 'trained')}": StoredObject(path.read_bytes())
+                for path in (tmp_path / "trained").rglob("*")
+                if path.is_file()
+            }
+            url = f"s3://runs/trained?{server.options}"
+            for runner in ("sequential", "ray"):
+                more = ["runner.env_groups=2", "runner.address=auto"] if runner == "ray" else []
+                run = [f"runner={runner}", *more, f"input_dir={url}", f"hydra.run.dir={tmp_path / runner}"]
+                assert main([*common, *run]) == 0
+            here, there = [files_below(tmp_path / runner) for runner in ("sequential", "ray")]
+            assert len([name for name in here if name.startswith("action_records")]) == 8
+            assert here == there
+            nothing = [f"input_dir={url.replace('trained', 'nothing')}", f"hydra.run.dir={tmp_path / 'nothing'}"]
+            assert main([*common, "runner=ray", "runner.address=auto", *nothing]) == 1
+
     def test_run_context_takes_it_and_environments_of_a_script(self, cluster: Any, tmp_path: Path) -> None:
         class OfAScript(GymMazeEnv):
             pass
@@ -263,7 +290,7 @@ class TestFailures:
         killer.join()
         assert columns.rewards.shape == (200, 4)
         assert (columns.rewards[-1] != 0).all()
-        assert crew.n_restarts == 1
+        assert crew.work.n_restarts == 1
         assert f"Actor 1 (pid {victim} on " in caplog.text
         assert victim not in pids_of(crew)
 
@@ -292,12 +319,12 @@ class TestFailures:
         columns = RolloutGenerator(env).allocate(4)
         with pytest.raises(NonFiniteError, match="Actor 0: Group 0, environment 0, tick 1"):
             env.roll_out(make_policy(counting_env), columns, begins=True)
-        assert there.crew(1).n_restarts == 0
+        assert there.crew(1).work.n_restarts == 0
 
     def test_actors_that_find_no_place_are_counted(self, cluster: Any) -> None:
-        crew = Crew(start_timeout=1.0)
+        crew = Crew(OnRay(start_timeout=1.0))
         expected = r"of 9 actors are not there yet; each needs 1 CPUs, and the Ray cluster has 4 CPUs"
-        with pytest.raises(ConfigError, match=expected):
+        with closing(crew), pytest.raises(ConfigError, match=expected):
             crew.grow(9)
 
     def test_a_lost_machine_is_survived(self, cluster: Any, placement: Callable[..., OnRay]) -> None:
@@ -319,7 +346,7 @@ class TestFailures:
         monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 1.0)
         machine = {"num_cpus": 2, "object_store_memory": 200 * 2**20}
         extra = cluster.add_node(**machine)
-        crew = Crew(cpus_per_actor=2)
+        crew = Crew(OnRay(cpus_per_actor=2))
 
         def lose(node: Any) -> None:
             pids = pids_of(crew)
@@ -338,9 +365,9 @@ class TestFailures:
             assert len(crew.finished(tasks, 2)) == 2
             extra = cluster.add_node(**machine)
             assert [task.result for task in crew.finished(tasks, 3)] == [0, 1, 2]
-            assert crew.n_restarts == 1
+            assert crew.work.n_restarts == 1
             lose(extra)
-            crew._start_timeout = 2.0  # nobody replaces it
+            crew._limits.start_timeout = 2.0  # nobody replaces it
             with pytest.raises(ConfigError, match=r"1 of 3 actors are not there yet.*within 2 seconds"):
                 crew.call("echo", "say", [(1,), (2,), (3,)])
         finally:
@@ -349,7 +376,7 @@ class TestFailures:
     def test_an_actor_that_dies_while_it_starts_is_replaced(
         self, cluster: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        crew, started = Crew(), []
+        crew, started = Crew(OnRay()), []
         start = crew._start
 
         def start_and_lose_the_first(actor: Any) -> None:
@@ -388,7 +415,7 @@ class TestMachinesThatJoin:
     def crew_of_all(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
         """Actors that take up the whole cluster; one more may join."""
         monkeypatch.setattr("maze.train.parallelization.on_ray.crew._LOOK_SECONDS", 0.2)
-        crew = Crew(cpus_per_actor=2, max_actors=3)
+        crew = Crew(OnRay(cpus_per_actor=2, max_actors=3))
         crew.grow(2)
         yield crew
         crew.close()
@@ -426,10 +453,10 @@ class TestMachinesThatJoin:
         for _ in range(40):
             next(stream)
         assert crew.n_actors == 3
-        crew._max_actors = 0  # it does not come back
+        crew._limits.max_actors = 0  # it does not come back
         os.kill(pids_of(crew)[2], signal.SIGKILL)
         done = [next(stream)[0][0] for _ in range(40)]
-        assert crew.n_restarts == 1
+        assert crew.work.n_restarts == 1
         assert len(set(done)) == 40
         assert crew.take_work().actors_there == 2
 
@@ -533,10 +560,10 @@ def test_an_address_where_nothing_answers_is_said_at_once(monkeypatch: pytest.Mo
         address = f"127.0.0.1:{free.getsockname()[1]}"
     start = time.monotonic()
     with pytest.raises(ConfigError, match=rf"runner.address: Ray at {address} could not be reached.*ray start"):
-        RaySession({"address": address}, 1, key="runner.address").__enter__()
+        ray_session({"address": address}, 1, key="runner.address").__enter__()
     assert time.monotonic() - start < 10
     with pytest.raises(ConfigError, match=r"7 to 12 times.*ray job submit"):
-        RaySession({"address": "ray://head:10001"}, 1, key="runner.address").__enter__()
+        ray_session({"address": "ray://head:10001"}, 1, key="runner.address").__enter__()
 
 
 class TestBadInput:
@@ -544,10 +571,10 @@ class TestBadInput:
 
     def test_another_version_of_maze_is_named(self, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("maze.train.parallelization.on_ray.crew._versions", lambda: {"maze-rl": "0.0.7"})
-        with pytest.raises(
-            ConfigError, match=r"runner\.address: actor 0 runs with maze-rl .*this process with 0\.0\.7"
-        ):
-            Crew().grow(1)
+        crew = Crew(OnRay())
+        expected = r"runner\.address: actor 0 runs with maze-rl .*this process with 0\.0\.7"
+        with closing(crew), pytest.raises(ConfigError, match=expected):
+            crew.grow(1)
 
     def test_another_version_of_python_is_explained(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @functools.wraps(require_ray().init)
@@ -557,7 +584,7 @@ class TestBadInput:
         monkeypatch.setattr(require_ray(), "is_initialized", lambda: False)
         monkeypatch.setattr(require_ray(), "init", init)
         with pytest.raises(ConfigError, match=r"Python: 3\.9\.1.*All machines of a cluster need the same versions"):
-            RaySession({"address": "auto"}, 1, key="runner.address").__enter__()
+            ray_session({"address": "auto"}, 1, key="runner.address").__enter__()
 
     def test_an_environment_that_cannot_be_pickled_names_the_attribute(self, placement: Callable[..., OnRay]) -> None:
         simulator = Simulator()

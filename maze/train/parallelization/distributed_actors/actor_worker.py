@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import select
+import time
 from typing import Any
 
 import cloudpickle
 import torch
 
-from maze.core.annotations import override
-from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
-from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
-from maze.train.parallelization.distributed_actors.sequential_distributed_actors import collected
-from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
+from maze.core.wrappers.running_statistics import load_statistics_states
+from maze.train.parallelization.distributed_actors.acting_group import ActingGroup
+from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
+from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces
+from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.channel import Channel, Outbox, failure_of
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
 from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
 
 
@@ -52,7 +51,7 @@ def run_actor(connection: Any, factories: bytes, first_index: int, inherited: li
             close_quietly(environments.close)
 
 
-class _Actor(LogStatsConsumer):
+class _Actor:
     """State of a worker process.
 
     :param channel: What the learner says.
@@ -64,21 +63,13 @@ class _Actor(LogStatsConsumer):
         self._channel = channel
         self._outbox = outbox
         self._env = env
-        self._encoder = StatsEncoder()
-        self._finished: list[EncodedStats] = []
         self._n_tickets = 0
         self._version = 0
         self._loaded_version = 0
         self._weights: SharedPolicyWeights | None = None
 
-    @override(LogStatsConsumer)
-    def receive(self, stat: LogStats) -> None:
-        self._finished.append(self._encoder.encode(stat))
-
     def run(self) -> None:
         """Does what the learner asks for until it asks to close."""
-        for single_env in self._env.envs:
-            single_env.get_stats(LogStatsLevel.EPISODE).register_consumer(self)
         self._outbox.send(messages.RESULT, tuple(ActorSpaces.of(self._env)))
         if self._take_messages(until=lambda: self._weights is not None):
             self._outbox.send(messages.RESULT, None)
@@ -100,29 +91,23 @@ class _Actor(LogStatsConsumer):
     def _collect(self) -> None:
         assert self._weights is not None
         if self._version != self._loaded_version:
-            self._weights.read(self._version, self._live_weights)
+            self._weights.read(self._version, self._copy.live_weights)
             self._loaded_version = self._version
-        collected(self._generator, self._policy, self._columns, self._index)
+        start = time.perf_counter()
+        packet, episodes, learned, _ = self._group.collect(self._copy.policy, self._plan)
+        seconds = time.perf_counter() - start
         self._n_tickets -= 1
-        self._env.clear_epoch_stats()  # they are kept by the learner
-        packet = tuple(RolloutPacket.of(self._columns))
-        states = [statistics_states(env) for env in self._env.envs]
-        self._outbox.send(messages.RESULT, (packet, self._version, self._finished, states if any(states) else []))
-        self._finished = []
+        self._outbox.send(messages.RESULT, (tuple(packet or ()), self._version, episodes, learned, seconds))
 
     def _call_start(
         self, index: int, pickled_policy: bytes, n_slots: int, n_steps: int, agent_seed: Any, env_seeds: list[Any]
     ) -> None:
         """Takes the policy and the memory with its weights."""
-        self._index = index
-        self._policy = cloudpickle.loads(pickled_policy)
-        self._policy.seed(agent_seed)
-        self._policy.eval()
-        self._env.seed(env_seeds)
-        self._generator = RolloutGenerator(self._env, record_logits=True)
-        self._columns = self._generator.allocate(n_steps, self._policy)
-        self._live_weights = self._policy.state_dict()
-        self._weights = SharedPolicyWeights.receive(self._channel.connection, self._live_weights, n_slots)
+        self._group = ActingGroup(self._env, f"Actor {index}", env_seeds, encoder=StatsEncoder())
+        self._plan = RolloutPlan(n_steps, with_logits=True, keeps_terminal=False, begins=False)
+        self._copy = PolicyCopy(pickled_policy)
+        self._copy.policy.seed(agent_seed)
+        self._weights = SharedPolicyWeights.receive(self._channel.connection, self._copy.live_weights, n_slots)
 
     def _call_rollouts(self, n_more: int) -> None:
         """Collects more rollouts."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.train.parallelization.distributed_actors.actor_work import Work
 from maze.train.parallelization.distributed_actors.distributed_actors import (
     CollectedBatch,
     DistributedActors,
     checked_actor_seeds,
     queue_size_of,
+    seed_of_start,
 )
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
@@ -71,6 +73,15 @@ class ActorsAhead(DistributedActors):
         :param wait: Whether to wait for one if there is none.
         """
 
+    @abstractmethod
+    def _work_done(self) -> Work:
+        """What the actors have done since the last call."""
+
+    @override(DistributedActors)
+    def write_epoch_stats(self) -> None:
+        self._work_done().report(self.epoch_stats)
+        super().write_epoch_stats()
+
     def _restore_wrappers(self) -> None:
         """Gives wrappers what they had learned, where actors are running."""
 
@@ -80,6 +91,14 @@ class ActorsAhead(DistributedActors):
         self._arrived: list[tuple[int, RolloutPacket, int]] = []
         """Actors, what they have collected, and the version of the policy that acted."""
         self._n_starts += 1
+
+    def _seeds_now(self) -> tuple[list[Any], list[Any]]:
+        """Seeds of environments and of policies: other ones after each start."""
+        n_starts = self._n_starts - 1
+        of_envs, of_agents = (
+            [seed_of_start(s, n_starts) for s in seeds] for seeds in (self._env_seeds, self._agent_seeds)
+        )
+        return of_envs, of_agents
 
     @override(DistributedActors)
     @timed(COLLECTING)

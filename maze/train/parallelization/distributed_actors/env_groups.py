@@ -18,13 +18,9 @@ from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
+from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.shared_arrays import env_slices
-from maze.train.parallelization.vector_env.structured_vector_env import (
-    StructuredVectorEnv,
-    checked_seeds,
-    joint_state,
-    load_joint_state,
-)
+from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
@@ -43,16 +39,32 @@ class RolloutPlan(NamedTuple):
     """Whether it begins with a reset of the environments."""
 
 
+class Generators(NamedTuple):
+    """What a group's copy of a policy draws its actions from."""
+
+    state: Any = None
+    """State of its generators; `None`: they begin with the seed."""
+    seed: int | None = None
+    """`None`: they go on."""
+
+    def hand_to(self, policy: Any) -> None:
+        """Has a policy draw from them."""
+        if self.state is not None:
+            policy.set_rng_state(self.state)
+        elif self.seed is not None:
+            policy.seed(self.seed)
+
+
 class EnvGroup:
     """Environments that are stepped together by a policy, wherever they are.
 
     :param env: The vector environment.
-    :param index: Which group it is.
+    :param name: What messages call it.
     """
 
-    def __init__(self, env: StructuredVectorEnv, index: int) -> None:
+    def __init__(self, env: StructuredVectorEnv, name: str) -> None:
         self.env = env
-        self._index = index
+        self._name = name
         self._generator = RolloutGenerator(env)
         self._columns: dict[tuple[int, bool], RolloutColumns] = {}
 
@@ -69,13 +81,27 @@ class EnvGroup:
             self._columns = {key: RolloutColumns.for_env(env, plan.n_steps, shapes)}
         if plan.begins:
             self._generator.reset()
-        columns = self._columns[key]
-        try:
-            self._generator.collect(policy, columns)
-            columns.check_finite(env.seeding_at)
-        except (NonFiniteError, EnvironmentContractError) as error:
-            raise type(error)(f"Group {self._index}, {error}") from error
-        return RolloutPacket.of(columns)
+        return RolloutPacket.of(collected(self._generator, policy, self._columns[key], self._name))
+
+    def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
+        """Plays episodes; see :meth:`StructuredVectorEnv.play_episodes`."""
+        play_episodes(policy, self.env, quota.copy(), deterministic)
+
+
+def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColumns, name: str) -> RolloutColumns:
+    """Collects a rollout; what is wrong with it names who collected.
+
+    :param generator: Collects it.
+    :param policy: Acts.
+    :param columns: Hold it then.
+    :param name: Actor or group.
+    """
+    try:
+        generator.collect(policy, columns)
+        columns.check_finite(generator.env.seeding_at)
+    except (NonFiniteError, EnvironmentContractError) as error:
+        raise type(error)(f"{name}, {error}") from error
+    return columns
 
 
 class EpisodeRelay(LogStatsAggregator):
@@ -129,18 +155,55 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
             spaces.agent_counts_dict,
             logging_prefix,
         )
-        ends = np.cumsum(sizes).tolist()
-        self.groups = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        self.groups = group_slices(sizes)
         self._seeds: list[Any] = [None] * self.n_envs
+
+    @abstractmethod
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of the vector environment of each group.
+
+        :param method: Its name.
+        :param arguments: Those of each group.
+        """
+
+    @abstractmethod
+    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Has each group act with a policy that draws from its own of :meth:`_generators`.
+
+        :param policy: The policy; afterwards it draws as the first group's would.
+        :param method: A method of :class:`EnvGroup`.
+        :param arguments: Its further arguments, those of each group.
+        """
 
     @override(StructuredVectorEnv)
     def seed(self, seeds: Sequence[Any]) -> None:
         self._seeds = checked_seeds(seeds, self.n_envs)
+        self._ask("seed", [(self._seeds[group],) for group in self.groups])
 
-    def _seed_of_copy(self, index: int) -> int:
-        """Seed of a further group's copy of a policy that is no network's: it goes on by itself."""
-        seed = self._seeds[self.groups[index].start]
-        return int(np.random.SeedSequence([int(seed or 0), index]).generate_state(1)[0])
+    @override(StructuredVectorEnv)
+    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
+        states = self._ask("state_dict", [(with_running,)] * len(self.groups))
+        return {"environments": [state for of_group in states for state in of_group["environments"]]}
+
+    @override(StructuredVectorEnv)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
+        states = states_for(state_dict, self.n_envs)
+        answers = self._ask("load_state_dict", [({"environments": states[group]},) for group in self.groups])
+        return {
+            group.start + index: problem
+            for group, problems in zip(self.groups, answers, strict=True)
+            for index, problem in problems.items()
+        }
+
+    def _generators(self, policy: Policy) -> list[Generators]:
+        """What each group draws from. Policies that are no networks' are copied once, and the copies go on."""
+        others = range(1, len(self.groups))
+        if isinstance(policy, TorchPolicy):
+            before = policy.rng_state()
+            return [Generators(before), *(Generators(seed=seed_beside(before, index)) for index in others)]
+        seeds = [[int(self._seeds[self.groups[index].start] or 0), index] for index in others]
+        drawn = [int(np.random.SeedSequence(numbers).generate_state(1)[0]) for numbers in seeds]
+        return [Generators(), *(Generators(seed=seed) for seed in drawn)]
 
     @override(StructuredVectorEnv)
     def roll_out(self, policy: Policy, columns: RolloutColumns, begins: bool) -> None:
@@ -149,13 +212,13 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
         plan = RolloutPlan(columns.n_steps, with_logits, self.keep_terminal_observations, begins)
         join_rollouts(self._collect(policy, plan), columns)
 
-    @abstractmethod
     def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
         """The rollouts of all groups, in their order."""
+        return self._act(policy, "collect", [(plan,)] * len(self.groups))
 
-    @abstractmethod
     @override(StructuredVectorEnv)
-    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None: ...
+    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
+        self._act(policy, "play", [(quota[group], deterministic) for group in self.groups])
 
     @override(StructuredVectorEnv)
     def step(self, actions: Any, out: Any = None) -> NoReturn:
@@ -197,8 +260,7 @@ class LocalGroups(GroupedVectorEnv):
 
     def __init__(self, envs: Sequence[StructuredVectorEnv], logging_prefix: str | None) -> None:
         super().__init__([env.n_envs for env in envs], ActorSpaces.of(envs[0]), logging_prefix)
-        self._members = [EnvGroup(env, index) for index, env in enumerate(envs)]
-        self._envs = list(envs)
+        self._members = [EnvGroup(env, f"Group {index}") for index, env in enumerate(envs)]
         self._copies: list[Policy] = []
         for env in envs:
             env.epoch_stats = EpisodeRelay(self._count)
@@ -207,55 +269,34 @@ class LocalGroups(GroupedVectorEnv):
         self.epoch_stats.receive(stats)  # it may have been replaced meanwhile
 
     @override(GroupedVectorEnv)
-    def _collect(self, policy: Policy, plan: RolloutPlan) -> Iterable[RolloutPacket]:
-        return self._by_turns(policy, lambda index, acting: self._members[index].collect(acting, plan))
-
-    @override(GroupedVectorEnv)
-    def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        def play(index: int, acting: Policy) -> None:
-            play_episodes(acting, self._envs[index], quota[self.groups[index]].copy(), deterministic)
-
-        self._by_turns(policy, play)
-
-    def _by_turns(self, policy: Policy, act: Callable[[int, Policy], Any]) -> list[Any]:
+    def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        work = [(getattr(member, method), *of_group) for member, of_group in zip(self._members, arguments, strict=True)]
         if not isinstance(policy, TorchPolicy):
-            return [act(index, of_group) for index, of_group in enumerate(self._copies_of(policy))]
-        before = policy.rng_state()
-        results, after = [], before
-        for index in range(len(self.groups)):
-            if index:
-                policy.seed(seed_beside(before, index))
-            results.append(act(index, policy))
-            after = after if index else policy.rng_state()
-        policy.set_rng_state(after)
+            copies = self._copies_of(policy)
+            return [act(of_group, *rest) for of_group, (act, *rest) in zip(copies, work, strict=True)]
+        results, states = [], []
+        for generators, (act, *rest) in zip(self._generators(policy), work, strict=True):
+            generators.hand_to(policy)
+            results.append(act(policy, *rest))
+            states.append(policy.rng_state())
+        policy.set_rng_state(states[0])
         return results
 
     def _copies_of(self, policy: Policy) -> list[Policy]:
         """The policy of each group, where it is of somebody's own kind."""
         if not self._copies or self._copies[0] is not policy:
             self._copies = [policy, *(copy.deepcopy(policy) for _ in self.groups[1:])]
-            for index, of_group in enumerate(self._copies[1:], 1):
-                of_group.seed(self._seed_of_copy(index))
+            for of_group, generators in zip(self._copies, self._generators(policy), strict=True):
+                generators.hand_to(of_group)
         return self._copies
 
     @override(GroupedVectorEnv)
-    def seed(self, seeds: Sequence[Any]) -> None:
-        super().seed(seeds)
-        for env, group in zip(self._envs, self.groups, strict=True):
-            env.seed(self._seeds[group])
-
-    @override(StructuredVectorEnv)
-    def state_dict(self, with_running: bool = True) -> dict[str, Any]:
-        return joint_state(self._envs, with_running)
-
-    @override(StructuredVectorEnv)
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> dict[int, str]:
-        return load_joint_state(self._envs, state_dict)
+    def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [getattr(member.env, method)(*of_env) for member, of_env in zip(self._members, arguments, strict=True)]
 
     @override(StructuredVectorEnv)
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        self._ask("close", [()] * len(self._members))
 
 
 def in_groups(
@@ -280,6 +321,15 @@ def group_sizes(n_envs: int, n_groups: int) -> list[int]:
     :param n_groups: Number of groups, at most.
     """
     return [envs.stop - envs.start for envs in env_slices(n_envs, min(n_groups, n_envs))]
+
+
+def group_slices(sizes: Sequence[int]) -> list[slice]:
+    """Which of all environments belong to each group.
+
+    :param sizes: Number of environments of each group.
+    """
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def seed_beside(rng_state: Mapping[str, Any], *numbers: int) -> int:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
-from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import COLLECTING, timed
@@ -19,7 +17,9 @@ from maze.train.parallelization.distributed_actors.distributed_actors import (
     checked_actor_seeds,
     seed_of_start,
 )
+from maze.train.parallelization.distributed_actors.env_groups import collected
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.distributed_actors.shared_policy import copied_to_cpu
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import joint_state, load_joint_state
@@ -67,8 +67,7 @@ class SequentialDistributedActors(DistributedActors):
             return
         self._acting_policy = self.policy
         if self.policy.device != "cpu":
-            self._acting_policy = copy.deepcopy(self.policy)
-            self._acting_policy.to("cpu")
+            self._acting_policy = copied_to_cpu(self.policy)
         for actor in range(self.n_actors):
             env = SequentialVectorEnv([self.env_factory] * self.envs_per_actor)
             for single_env in env.envs:
@@ -108,7 +107,7 @@ class SequentialDistributedActors(DistributedActors):
             generator = self._generators[self._next_actor]
             if position == len(self._columns):
                 self._columns.append(generator.allocate(self.n_rollout_steps, policy))
-            columns = collected(generator, policy, self._columns[position], self._next_actor)
+            columns = collected(generator, policy, self._columns[position], f"Actor {self._next_actor}")
             generator.env.clear_epoch_stats()  # collected by all actors together
             packets.append(RolloutPacket.of(columns))
             self._next_actor = (self._next_actor + 1) % self.n_actors
@@ -133,13 +132,3 @@ class SequentialDistributedActors(DistributedActors):
         for generator in self._generators:
             generator.reset()
         return problems
-
-
-def collected(generator: RolloutGenerator, policy: TorchPolicy, columns: RolloutColumns, actor: int) -> RolloutColumns:
-    """Collects the rollout of an actor; what is wrong with it names the actor."""
-    try:
-        generator.collect(policy, columns)
-        columns.check_finite(generator.env.seeding_at)
-    except (NonFiniteError, EnvironmentContractError) as error:
-        raise type(error)(f"Actor {actor}, {error}") from error
-    return columns

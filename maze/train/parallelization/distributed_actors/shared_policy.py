@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import cloudpickle
 import numpy as np
 import torch
 
+from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.utils.update_profile import TRANSFER, timed
 from maze.train.parallelization.vector_env.shared_arrays import map_memory
 
 _ALIGNMENT = 64
+
+T = TypeVar("T")
 
 
 class SharedPolicyWeights:
@@ -84,6 +89,50 @@ def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
         else:
             yield value
+
+
+class PolicyCopy:
+    """The learner's policy where it acts; its weights follow.
+
+    :param pickled: The policy as it was sent.
+    """
+
+    def __init__(self, pickled: bytes) -> None:
+        self.policy: Any = cloudpickle.loads(pickled)
+        self.live_weights: Mapping[str, Any] = {}
+        """To be overwritten; empty: it is a policy of somebody's own, which has none."""
+        if isinstance(self.policy, TorchPolicy):
+            self.policy.eval()
+            self.live_weights = self.policy.state_dict()
+
+
+class MadeOnce(Generic[T]):
+    """What is made of an object for others, until another object takes its place."""
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self._made: Any = None
+        self.n_made = 0
+        """Tells what was made apart from what was made before."""
+
+    def of(self, value: Any, make: Callable[[], T]) -> T:
+        """What was made of an object.
+
+        :param value: The object.
+        :param make: Makes it of one that is new.
+        """
+        if value is not self._value:
+            self._value, self._made = value, make()
+            self.n_made += 1
+        made: T = self._made
+        return made
+
+
+def copied_to_cpu(policy: TorchPolicy) -> TorchPolicy:
+    """A copy of a policy that acts on the CPU, wherever the policy itself is."""
+    portable = copy.deepcopy(policy)
+    portable.to("cpu")
+    return portable
 
 
 def packed_weights(state_dict: Mapping[Any, Any]) -> np.ndarray:

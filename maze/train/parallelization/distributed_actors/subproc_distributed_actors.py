@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
+import platform
 from collections.abc import Callable
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,13 @@ import cloudpickle
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
 from maze.train.parallelization.distributed_actors.actor_worker import run_actor
 from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead
-from maze.train.parallelization.distributed_actors.distributed_actors import (
-    DistributedActors,
-    seed_of_start,
-)
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, SubstepPacket
 from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
-from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
+from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights, copied_to_cpu
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
@@ -82,6 +80,7 @@ class SubprocDistributedActors(ActorsAhead):
             forkserver.ensure_running()
         self._start_method = start_method
         self._pool: ActorPool | None = None
+        self._work = WorkCounter()
 
     @staticmethod
     def get_multiprocessing_context(start_method: str) -> Any:
@@ -101,15 +100,12 @@ class SubprocDistributedActors(ActorsAhead):
         if self._pool is not None:
             return
         self._open()
-        policy = copy.deepcopy(self.policy)
-        policy.to("cpu")
+        policy = copied_to_cpu(self.policy)
         self._weights = SharedPolicyWeights(policy.state_dict(), self._tickets.max_age + 2)
         pool = ActorPool(self.env_factory, self.n_actors, self.envs_per_actor, self._start_method)
         try:
-            env_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._env_seeds]
-            agent_seeds = [seed_of_start(seed, self._n_starts - 1) for seed in self._agent_seeds]
             pool.start(
-                cloudpickle.dumps(policy), self._weights, self._tickets, self.n_rollout_steps, env_seeds, agent_seeds
+                cloudpickle.dumps(policy), self._weights, self._tickets, self.n_rollout_steps, *self._seeds_now()
             )
         except BaseException:
             pool.close()
@@ -136,6 +132,11 @@ class SubprocDistributedActors(ActorsAhead):
             self._pool.tell(worker, "version", self._tickets.version)
 
     @override(ActorsAhead)
+    def _work_done(self) -> Work:
+        n_under_way = sum(self._tickets.n_issued(actor) for actor in range(self.n_actors)) - len(self._arrived)
+        return self._work.take([platform.node()] * self.n_actors, self.n_actors, n_under_way)
+
+    @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
         assert self._pool is not None
         self._pool.tell(self._pool.workers[actor], "rollouts", 1)
@@ -143,7 +144,10 @@ class SubprocDistributedActors(ActorsAhead):
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:
         assert self._pool is not None
-        for worker, (packet, version, finished, states) in self._pool.results(wait):
+        with self._work.waiting():
+            results = self._pool.results(wait)
+        for worker, (packet, version, finished, states, seconds) in results:
+            self._work.done(worker.index, seconds)
             for stats in finished:
                 self.epoch_stats.receive(stats)
             if states:
@@ -223,7 +227,7 @@ class ActorPool(WorkerPool):
             timeout = 0
 
     def _decoded(self, worker: Worker, payload: Any) -> Any:
-        packet, version, finished, states = payload
+        packet, version, finished, *rest = payload
         substeps = {key: SubstepPacket(*substep) for key, substep in packet[0].items()}
         decoder = self._decoders[worker.index]
-        return RolloutPacket(substeps, *packet[1:]), version, [decoder.decode(stats) for stats in finished], states
+        return RolloutPacket(substeps, *packet[1:]), version, [decoder.decode(stats) for stats in finished], *rest

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from maze.core.annotations import override
+from maze.train.parallelization.distributed_actors.actor_work import Work
 from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead
-from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors, seed_of_start
-from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.on_ray.cluster_events import report_actors
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
+from maze.train.parallelization.distributed_actors.env_groups import Generators, RolloutPlan
 from maze.train.parallelization.on_ray.crew import Task
-from maze.train.parallelization.on_ray.ray_envs import Generators, RemoteGroups
+from maze.train.parallelization.on_ray.ray_envs import RemoteGroups
 
 
 class RayDistributedActors(ActorsAhead):
@@ -43,7 +42,7 @@ class RayDistributedActors(ActorsAhead):
         self._open()
         self._n_issued: list[int] = []
         sizes = [self.envs_per_actor] * self.n_actors
-        self._spaces = self._groups.open(self.env_factory, sizes, self._seeds_of, self._may_join)
+        self._spaces = self._groups.open(self.env_factory, sizes, lambda: self._seeds_now()[0], self._may_join)
         self._weights = self._groups.hand_over(self.policy)
         self._is_running = True
         self._begin_new()
@@ -60,17 +59,17 @@ class RayDistributedActors(ActorsAhead):
             self._tickets.updated()
             self._weights = self._groups.hand_over(self.policy)
 
-    @override(DistributedActors)
-    def write_epoch_stats(self) -> None:
-        report_actors(self._groups.crew, self.epoch_stats)
-        super().write_epoch_stats()
+    @override(ActorsAhead)
+    def _work_done(self) -> Work:
+        return self._groups.crew.take_work()
 
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
-        numbers = [*self._agent_seed(actor), self._n_issued[actor]]
+        numbers = [self._seeds_now()[1][actor % self.n_actors], *([actor] if actor >= self.n_actors else [])]
+        drawn = np.random.SeedSequence([*numbers, self._n_issued[actor]]).generate_state(1, np.uint64)
         self._n_issued[actor] += 1
-        drawn = Generators(seed=int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]))
-        self._tasks[self._groups.submit(actor, "collect", *self._weights, drawn, self._plan)] = self._tickets.version
+        asked = (*self._weights, Generators(seed=int(drawn[0])), self._plan)
+        self._tasks[self._groups.submit(actor, "collect", *asked)] = self._tickets.version
 
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:
@@ -90,14 +89,3 @@ class RayDistributedActors(ActorsAhead):
                 self._tickets.add_actor()
             for _ in range(self._tickets.n_issued(actor)):
                 self._issue(actor)
-
-    def _seeds_of(self, actor: int, n_starts: int) -> Sequence[Any]:
-        first = actor % self.n_actors * self.envs_per_actor
-        seeds = self._env_seeds[first : first + self.envs_per_actor]
-        for n in (self._n_starts - 1, n_starts, actor // self.n_actors):
-            seeds = [seed_of_start(seed, n) for seed in seeds]
-        return seeds
-
-    def _agent_seed(self, actor: int) -> Sequence[int]:
-        seed = seed_of_start(self._agent_seeds[actor % self.n_actors], self._n_starts - 1)
-        return [seed, *([actor] if actor >= self.n_actors else [])]

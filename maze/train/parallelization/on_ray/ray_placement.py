@@ -5,24 +5,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import Unpack
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import whole_number
+from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.distributed_actors.env_groups import group_sizes
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_actors import RayDistributedActors
 from maze.train.parallelization.on_ray.ray_envs import RayVectorEnv, RemoteGroups
-from maze.train.parallelization.on_ray.session import RaySession
-from maze.train.parallelization.placement import ActorsArguments, Placement, arguments_of_actors, call_time_limit
+from maze.train.parallelization.on_ray.session import n_cpus, ray_session
+from maze.train.parallelization.placement import (
+    ActorsArguments,
+    InProcess,
+    Placement,
+    Processes,
+    arguments_of_actors,
+)
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
-
-if TYPE_CHECKING:
-    from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Memory of a Ray that is started here; what is under way is bounded by counting."""
@@ -69,7 +74,7 @@ class OnRay(Placement):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"runner.placement.{name}: expected seconds, found {getattr(self, name)!r}.")
         self._crew: Crew | None = None
-        self._session: RaySession | None = None
+        self._session = ExitStack()
         self._names = itertools.count()
 
     @override(Placement)
@@ -78,7 +83,7 @@ class OnRay(Placement):
     ) -> StructuredVectorEnv:
         crew = self.crew(n_envs)
         return RayVectorEnv(
-            self._groups(crew, logging_prefix or "environments", n_envs),
+            self._groups(crew, logging_prefix or "environments"),
             env_factory,
             group_sizes(n_envs, self.env_groups or crew.n_first),
             logging_prefix,
@@ -90,18 +95,15 @@ class OnRay(Placement):
     def actors(self, env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> DistributedActors:
         given = arguments_of_actors(env_factory, **arguments)
         crew = self.crew(given["n_actors"], given["n_actors"])
-        return RayDistributedActors(self._groups(crew, "actors", given["envs_per_actor"]), **given)
+        return RayDistributedActors(self._groups(crew, "actors"), **given)
 
-    def _groups(self, crew: Crew, name: str, n_envs: int) -> RemoteGroups:
-        return RemoteGroups(crew, f"{name} {next(self._names)}", *self._worker_processes(n_envs))
-
-    def _worker_processes(self, n_envs: int) -> tuple[int, float | None]:
-        """Number of worker processes in an actor, and their time limit.
-
-        One process that steps its environments can be ended where native code of theirs hangs; the actor itself cannot.
-        """
-        is_of_use = self.cpus_per_actor > 1 or self.env_timeout is not None
-        return self.cpus_per_actor if is_of_use else 0, call_time_limit(self.env_timeout, n_envs)
+    def _groups(self, crew: Crew, name: str) -> RemoteGroups:
+        inside: Placement = InProcess()
+        # one process that steps environments can be ended where native code of theirs hangs; the actor itself cannot
+        if self.cpus_per_actor > 1 or self.env_timeout is not None:
+            inside = Processes(n_workers=self.cpus_per_actor)
+            inside.env_timeout = self.env_timeout
+        return RemoteGroups(crew, f"{name} {next(self._names)}", inside)
 
     @override(Placement)
     def crew(self, n_wanted: int, n_needed: int = 0) -> Crew:
@@ -111,37 +113,22 @@ class OnRay(Placement):
         :param n_needed: Number of actors that there have to be.
         """
         if self._crew is None:
-            config: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES} if self._is_local else {}
+            config: dict[str, Any] = {"object_store_memory": OBJECT_STORE_BYTES} if self.address is None else {}
             config.update(self.ray_config, address=self.address)
-            self._session = RaySession(
-                config, max(self.env_groups, n_needed) * self.cpus_per_actor, key="runner.address"
-            )
-            self._session.__enter__()
-            self._crew = Crew(
-                self.cpus_per_actor, self.max_restarts, self.restart_pause, self.start_timeout, self.max_actors
-            )
-            self._crew.grow(self.env_groups or n_needed or self._n_places(n_wanted))
+            n_asked = max(self.env_groups, n_needed) * self.cpus_per_actor
+            self._session.enter_context(ray_session(config, n_asked, key="runner.address"))
+            self._crew = Crew(self)
+            self._session.callback(self._crew.close)
+            n_places = max(1, min(n_wanted, math.floor(n_cpus() / self.cpus_per_actor)))
+            self._crew.grow(self.env_groups or n_needed or n_places)
         self._crew.grow(n_needed)
         return self._crew
 
     @override(Placement)
     def close(self) -> None:
-        crew, self._crew = self._crew, None
-        session, self._session = self._session, None
-        if crew is not None:
-            crew.close()
-        if session is not None:
-            session.__exit__()
+        self._crew = None
+        self._session.close()
 
     @override(Placement)
     def join(self, address: str) -> None:
         self.address = address
-
-    @property
-    def _is_local(self) -> bool:
-        return self.address is None
-
-    def _n_places(self, n_wanted: int) -> int:
-        """Number of actors that the cluster has CPUs for, at most as many as wanted."""
-        assert self._session is not None
-        return max(1, min(n_wanted, math.floor(self._session.n_cpus / self.cpus_per_actor)))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from maze.core.annotations import override
-from maze.core.rollout.recording import EpisodeStatsReport, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
+from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, play_recorded
+from maze.core.rollout.recording import EpisodeStatsReport
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, working_directory
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import atomic_write
 from maze.core.utils.storage import local_copy, origin_of
-from maze.train.parallelization.on_ray.crew import N_AHEAD
-from maze.train.parallelization.on_ray.ray_placement import OnRay
-from maze.train.parallelization.placement import placement_of
+from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
+from maze.train.parallelization.placement import placed
 
 _NAME = "rollouts"
 MOST_EPISODES = 10
@@ -28,29 +27,16 @@ MOST_EPISODES = 10
 class RemoteRollouts:
     """Plays episodes in an actor.
 
-    :param what: Environment, wrappers, steps after which episodes are cut off, agent, and the directory (or URL) of the
-        run.
+    :param what: Environment, wrappers, steps after which episodes are cut off, and agent.
+    :param run: The directory (or URL) of the run that the agent is from.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
-    :param deterministic: Take the most probable actions.
-    :param best_of: How often each episode is played before it is recorded as it went best.
+    :param how: What else :func:`play_recorded` is told.
     """
 
-    def __init__(
-        self,
-        what: tuple[Any, Any, int, Any, str],
-        env_timeout: float | None,
-        recording: tuple[bool, ...],
-        deterministic: bool,
-        best_of: int = 1,
-    ) -> None:
-        env, wrappers, max_steps, agent, run = what
-        self._env, self._agent = RolloutRunner.init_env_and_agent(
-            env, wrappers, max_steps, agent, local_copy(run, "input_dir"), env_timeout=env_timeout
-        )
-        self._recording = recording
-        self._deterministic = deterministic
-        self._best_of = best_of
+    def __init__(self, what: tuple[Any, Any, int, Any], run: str, env_timeout: float | None, **how: Any) -> None:
+        directory = local_copy(run, "input_dir")
+        self._env, self._agent = RolloutRunner.init_env_and_agent(*what, directory, env_timeout=env_timeout)
+        self._how = how
 
     def play(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
         """Plays an episode for each pair of seeds.
@@ -61,16 +47,8 @@ class RemoteRollouts:
             the actor may share none with that of the run.
         """
         reports: list[EpisodeStatsReport] = []
-        seeds = RolloutRunner.best_seeds(self._env, self._agent, seeds, self._best_of)
-        with _directory_of_files() as files, recorded(self._env, *self._recording) as (env, recorder):
-            RolloutRunner.run_interaction_loop(
-                env,
-                self._agent,
-                len(seeds),
-                episode_end_callback=lambda: reports.append(recorder.get_last_episode_data()),
-                episode_seeds=seeds,
-                deterministic=self._deterministic,
-            )
+        with _directory_of_files() as files:
+            play_recorded(self._env, self._agent, len(seeds), reports.append, episode_seeds=seeds, **self._how)
         return reports, files
 
     def close(self) -> None:
@@ -82,22 +60,14 @@ class RemoteRollouts:
 def _directory_of_files() -> Iterator[dict[str, bytes]]:
     """Context with a working directory of its own; afterwards, the files that were written there, by their paths."""
     files: dict[str, bytes] = {}
-    before = Path.cwd()
     with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)
-        try:
+        with working_directory(directory):
             yield files
-        finally:
-            os.chdir(before)
         written = [path for path in Path(directory).rglob("*") if path.is_file()]
         files.update({str(path.relative_to(directory)): path.read_bytes() for path in written})
 
 
-def _write(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
-
-
-class RayRolloutRunner(RolloutRunner):
+class RayRolloutRunner(DistributedRolloutRunner):
     """Distributes the episodes over actors of Ray; each is delivered once, whatever vanishes meanwhile.
 
     :param placement: The actors, or how they are configured.
@@ -112,36 +82,34 @@ class RayRolloutRunner(RolloutRunner):
         placement: ConfigType = "ray",
         address: str | None = None,
         env_groups: int = 0,
-        **keywords: Any,
+        **rest: Any,
     ) -> None:
-        super().__init__(*arguments, **keywords)
-        placed = placement_of(placement)
-        assert isinstance(placed, OnRay), "a runner of rollouts on Ray is placed there"
-        self.placement = placed
-        self.placement.address = address
-        self.placement.env_groups = env_groups
+        super().__init__(*arguments, **rest)
+        self.placement = placed(placement, address, env_groups)
 
-    @override(RolloutRunner)
-    def run_with(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> None:
-        self._announce(agent)
-        report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
-        what = (env, wrappers, self.max_episode_steps, agent, origin_of(self.input_dir))
+    @contextmanager
+    @override(DistributedRolloutRunner)
+    def _played(
+        self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
+    ) -> Iterator[Iterator[tuple[int, EpisodeStatsReport]]]:
+        what, run = (env, wrappers, self.max_episode_steps, agent), origin_of(self.input_dir)
         recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
-        maker = partial(RemoteRollouts, what, self.env_timeout, recording, self.deterministic, self.best_of)
+        how = {"recording": recording, "deterministic": self.deterministic, "best_of": self.best_of}
+        maker = partial(RemoteRollouts, what, run, self.env_timeout, **how)
         try:
             crew = self.placement.crew(self.n_episodes)
+            assert crew is not None, "a runner of rollouts on Ray is placed there"
             crew.place(_NAME, lambda actor, n_starts: maker)
-            with Progress(self.n_episodes, "Rollouts") as progress:
-                for (first, _), (episodes, files) in crew.hand_out(_NAME, "play", self._slices(crew.n_actors)):
-                    for path, content in files.items():
-                        Path(path).parent.mkdir(parents=True, exist_ok=True)
-                        atomic_write(path, partial(_write, content))
-                    for number, episode in enumerate(episodes, first):
-                        report.add_as(number, episode)
-                        progress.update()
+            yield self._delivered(crew)
         finally:
             self.placement.close()
-        self.stats, self.n_cut_off = report.publish(), report.n_cut_off
+
+    def _delivered(self, crew: Crew) -> Iterator[tuple[int, EpisodeStatsReport]]:
+        for (first, _), (episodes, files) in crew.hand_out(_NAME, "play", self._slices(crew.n_actors)):
+            for path, content in files.items():
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            yield from enumerate(episodes, first)
 
     def _slices(self, n_actors: int) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
         """Gives the next slice each time: number of its first episode, and seeds."""

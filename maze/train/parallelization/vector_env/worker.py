@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from maze.train.parallelization.vector_env.channel import Channel, failure_of
 from maze.train.parallelization.vector_env.env_batch import EnvBatch
 from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, rows_of
 from maze.train.parallelization.vector_env.stats_codec import StatsEncoder
-from maze.utils.process import depend_on_parent
+from maze.utils.process import depend_on_parent, use_one_thread
 
 _GRACE_SECONDS = 2.0
 """How long a worker whose parent is gone may take to notice it by itself."""
@@ -108,8 +107,7 @@ class _Worker:
         env_factories = cloudpickle.loads(factories)
         self._is_building = True
         batch.build(env_factories)
-        if "torch" in sys.modules:  # several processes with several threads each get in one another's way
-            sys.modules["torch"].set_num_threads(1)
+        use_one_thread()
         spaces = (batch.observation_spaces_dict, batch.action_spaces_dict, batch.agent_counts_dict, batch.is_flat)
         self._channel.send(messages.RESULT, spaces)
         code, message = self._channel.receive()

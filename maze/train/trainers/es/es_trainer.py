@@ -25,7 +25,7 @@ from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_ray_rollouts import ESRayDistributedRollouts
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
-from maze.train.trainers.es.distributed.rollout_schedule import Episode
+from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -327,15 +327,8 @@ def make_distributed_rollouts(
     env.close()  # the workers make their own
     crew = run.placement.crew(n_wanted=n_available_cores())
     if crew is not None:
-        return ESRayDistributedRollouts(
-            crew,
-            run.env_factory,
-            shared_noise,
-            run.env_seeds(1)[0],
-            seed,
-            n_eval_rollouts=n_eval_rollouts,
-            concurrency=concurrency,
-        )
+        seeds = EpisodeSeeds(shared_noise, seed, run.env_seeds(1)[0])
+        return ESRayDistributedRollouts(crew, run.env_factory, seeds, n_eval_rollouts, concurrency)
     n_train_workers = n_train_workers or n_available_cores()
     return ESSubprocDistributedRollouts(
         env_factory=run.env_factory,

@@ -75,6 +75,16 @@ class EpisodePlayer:
         """Goes on with all episodes that have begun; returns those that ended."""
         raise NotImplementedError
 
+    def play_on(self, waiting: list[Episode]) -> list[tuple[Episode, Outcome]]:
+        """Begins as many episodes as there is room for, and goes on with all.
+
+        :param waiting: Episodes that have not begun; those that begin are taken out.
+        :return: Those that ended.
+        """
+        while waiting and self.n_free:
+            self.start(waiting.pop(0))
+        return self.advance()
+
     def perturbed(self, episode: Episode, out: np.ndarray) -> None:
         """Writes the parameters with which an episode is played.
 

@@ -10,8 +10,9 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.train.parallelization.on_ray.crew import N_AHEAD, Published
-from maze.train.parallelization.vector_env.stats_codec import StatsEncoder, decoded
+from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce
+from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
+from maze.train.parallelization.vector_env.stats_codec import StatsDecoder, StatsEncoder
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
@@ -20,7 +21,6 @@ from maze.train.trainers.es.distributed.rollout_schedule import Episode, Episode
 from maze.train.trainers.es.es_utils import get_flat_parameters
 
 if TYPE_CHECKING:
-    from maze.train.parallelization.on_ray.crew import Crew
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 SMALLEST_SLICE = 16
@@ -42,13 +42,7 @@ class RemotePlayer:
         self._token = -1
 
     def play(
-        self,
-        episodes: list[Episode],
-        token: int,
-        policy: np.ndarray,
-        parameters: np.ndarray,
-        noise_stddev: float,
-        max_steps: int | None,
+        self, episodes: list[Episode], token: int, policy: np.ndarray, parameters: np.ndarray, *limits: Any
     ) -> list[tuple[Any, float, int]]:
         """Plays episodes.
 
@@ -56,8 +50,7 @@ class RemotePlayer:
         :param token: Tells policies apart.
         :param policy: The pickled policy and the statistics for observation normalization, uint8 `[n_bytes]`.
         :param parameters: float32 `[n_parameters]`.
-        :param noise_stddev: Standard deviation of the perturbations.
-        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
+        :param limits: The further arguments of :meth:`EpisodePlayer.configure`.
         :return: Encoded statistics, return and number of steps of each.
         """
         player = self._players.current
@@ -65,14 +58,12 @@ class RemotePlayer:
             sent, normalization_stats = cloudpickle.loads(policy.tobytes())
             player = self._players.make(sent, normalization_stats, self._concurrency)
             self._token = token
-        player.configure(parameters.copy(), noise_stddev, max_steps)
-        waiting, outcomes = list(reversed(episodes)), dict[int, Outcome]()
+        player.configure(parameters.copy(), *limits)
+        waiting, outcomes = list(episodes), dict[int, Outcome]()
         while len(outcomes) < len(episodes):
-            while waiting and player.n_free:
-                player.start(waiting.pop())
-            outcomes.update((episode.number, outcome) for episode, outcome in player.advance())
-        encoder, ordered = StatsEncoder(), [outcomes[episode.number] for episode in episodes]
-        return [(encoder.encode(outcome.stats), outcome.episode_return, outcome.n_steps) for outcome in ordered]
+            outcomes.update((episode.number, outcome) for episode, outcome in player.play_on(waiting))
+        encoder = StatsEncoder()
+        return [outcomes[episode.number].encoded(encoder) for episode in episodes]
 
     def close(self) -> None:
         """Closes the environments."""
@@ -89,28 +80,18 @@ class ESRayDistributedRollouts(ScheduledRollouts):
 
     :param crew: The actors.
     :param env_factory: Makes an environment.
-    :param shared_noise: The noise table.
-    :param env_seed: Seed that all episodes' seeds are derived from.
-    :param agent_seed: Seed of the perturbations.
+    :param seeds: Where perturbations and environment seeds come from.
     :param n_eval_rollouts: Number of episodes of the policy itself for each update.
     :param concurrency: Number of episodes side by side in each actor; 0: as many as it gets, up to 64.
     """
 
     def __init__(
-        self,
-        crew: Crew,
-        env_factory: Callable[[], Any],
-        shared_noise: SharedNoiseTable,
-        env_seed: int,
-        agent_seed: int,
-        *,
-        n_eval_rollouts: int = 10,
-        concurrency: int = 0,
+        self, crew: Crew, env_factory: Callable[[], Any], seeds: EpisodeSeeds, n_eval_rollouts: int, concurrency: int
     ) -> None:
-        super().__init__(EpisodeSeeds(shared_noise, agent_seed, env_seed), n_eval_rollouts)
-        self._crew, self._policy = crew, Published(crew)
-        self._concurrency = concurrency or MAX_ENVS
-        maker = partial(RemotePlayer, env_factory, shared_noise, self._concurrency)
+        super().__init__(seeds, n_eval_rollouts)
+        self._crew, self._concurrency = crew, concurrency or MAX_ENVS
+        self._policy: MadeOnce[Any] = MadeOnce()
+        maker = partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency)
         crew.place(_NAME, lambda actor, n_starts: maker)
 
     @override(ESDistributedRollouts)
@@ -118,8 +99,9 @@ class ESRayDistributedRollouts(ScheduledRollouts):
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
-        published = self._policy.of(policy, lambda: (policy, normalization_stats))
-        common = (*published, self._crew.put(get_flat_parameters(policy).numpy()), noise_stddev, max_steps)
+        sent = self._policy.of(policy, lambda: self._crew.publish((policy, normalization_stats)))
+        parameters = self._crew.put(get_flat_parameters(policy).numpy())
+        common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (N_AHEAD * self._crew.n_actors))
         size = min(self._concurrency, max(SMALLEST_SLICE, share))
 
@@ -130,7 +112,7 @@ class ESRayDistributedRollouts(ScheduledRollouts):
             return (episodes, *common) if episodes else None
 
         for (episodes, *_), outcomes in self._crew.hand_out(_NAME, "play", next_slice):
-            encoded, returns, n_steps = zip(*outcomes, strict=True)
-            for episode, *outcome in zip(episodes, decoded(encoded), returns, n_steps, strict=True):
-                schedule.record(episode, Outcome(*outcome))
+            decoder = StatsDecoder()
+            for episode, (stats, *rest) in zip(episodes, outcomes, strict=True):
+                schedule.record(episode, Outcome(decoder.decode(stats), *rest))
             yield from schedule.results()

@@ -9,7 +9,7 @@ import cloudpickle
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
-from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
+from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
@@ -72,7 +72,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self._training_workers = pool.workers[:n_training_workers]
         self._eval_workers = pool.workers[n_training_workers:] or self._training_workers
         self._n_playing = [0] * len(pool.workers)
-        self._policy: Any = None
+        self._policy: MadeOnce[SharedPolicyWeights] = MadeOnce()
         self._n_calls = 0
 
     @override(ESDistributedRollouts)
@@ -80,12 +80,12 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
-        if policy is not self._policy:
-            self._policy = policy
-            self._shared = self._pool.share_policy(policy, normalization_stats, self._concurrency)
+        shared = self._policy.of(
+            policy, lambda: self._pool.share_policy(policy, normalization_stats, self._concurrency)
+        )
         self._n_calls += 1
         self._n_playing = [0] * len(self._pool.workers)
-        self._shared.write(self._n_calls, {"parameters": get_flat_parameters(policy)})
+        shared.write(self._n_calls, {"parameters": get_flat_parameters(policy)})
         self._pool.tell_all("update", (self._n_calls, noise_stddev, max_steps))
         try:
             while True:

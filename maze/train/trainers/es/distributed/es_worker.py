@@ -106,15 +106,10 @@ class _ESWorker:
 
     def _advance(self) -> None:
         assert self._player is not None
-        while self._waiting and self._player.n_free:
-            self._player.start(self._waiting.pop(0))
-        finished = self._player.advance()
+        finished = self._player.play_on(self._waiting)
         if finished:
             self._n_playing -= len(finished)
-            encoded = [
-                (episode, self._encoder.encode(outcome.stats), outcome.episode_return, outcome.n_steps)
-                for episode, outcome in finished
-            ]
+            encoded = [(episode, *outcome.encoded(self._encoder)) for episode, outcome in finished]
             self._channel.send(messages.RESULT, (self._update, encoded))
 
     def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:

@@ -13,6 +13,7 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistrib
 
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStats
+    from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 _TRAINING, _EVALUATION = 0, 1
@@ -51,6 +52,10 @@ class Outcome(NamedTuple):
     episode_return: float
     n_steps: int
 
+    def encoded(self, encoder: StatsEncoder) -> tuple[EncodedStats, float, int]:
+        """The same for another process."""
+        return encoder.encode(self.stats), self.episode_return, self.n_steps
+
 
 class EpisodeSeeds:
     """Perturbations and environment seeds as functions of update and number: no other episode influences them.
@@ -64,14 +69,14 @@ class EpisodeSeeds:
     """
 
     def __init__(self, shared_noise: SharedNoiseTable, agent_seed: int, env_seed: int | None) -> None:
-        self._shared_noise = shared_noise
+        self.shared_noise = shared_noise
         self._agent_seed = agent_seed
         self._env_seed = env_seed
 
     def noise_index(self, update: int, pair: int) -> int:
         """Perturbation of a mirrored pair."""
         sequence = np.random.SeedSequence((self._agent_seed, update, pair))
-        return self._shared_noise.sample_index(np.random.RandomState(np.random.MT19937(sequence)))
+        return self.shared_noise.sample_index(np.random.RandomState(np.random.MT19937(sequence)))
 
     def env_seed(self, update: int, purpose: int, number: int) -> int | None:
         """Seed of a pair's environments, or of an evaluation's."""
