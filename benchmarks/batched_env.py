@@ -94,38 +94,48 @@ def simulations(n_rounds: int) -> None:
             show(f"{name:12} {what:13}", pairs)
 
 
-def raw_cartpoles(n_ticks: int, balances: bool) -> float:
-    """CPU microseconds of a step of one of gymnasium's CartPoles."""
+def raw_cartpoles() -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, Callable[[], Any]]:
+    """gymnasium's CartPoles: what steps them and gives what is seen, what is seen first, what follows at the end."""
     env = gymnasium.make_vec("CartPole-v1", num_envs=N_CARTPOLES, vectorization_mode="vector_entry_point")
-    seen = env.reset(seed=0)[0]
-    choose = chooser(n_ticks, balances)
-    begun = time.process_time()
-    for tick in range(n_ticks):
-        seen = env.step(choose(tick, seen))[0]
-    return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
+    return lambda actions: env.step(actions)[0], env.reset(seed=0)[0], lambda: None
 
 
-def maze_cartpoles(n_ticks: int, balances: bool) -> float:
+def maze_cartpoles() -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, Callable[[], Any]]:
     """The same as Maze's vector environment; with the statistics of the epoch."""
     env = Batched().vector_env(EnvFactory("CartPole-v1"), N_CARTPOLES, "train")
     env.seed(list(range(N_CARTPOLES)))
     out = zeros(env.observation_spaces_dict, (N_CARTPOLES,), "observation")
     env.reset(out)
-    choose = chooser(n_ticks, balances)
+    return (
+        lambda actions: env.step({"action": actions}, out)[0][0]["observation"],
+        out[0]["observation"],
+        (env.write_epoch_stats),
+    )
+
+
+def random_actions(n_ticks: int) -> np.ndarray:
+    """Episodes of some 20 steps, `[n_ticks, n_envs]`."""
+    return np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
+
+
+def balancing_actions(n_ticks: int, make: Callable[[], Any]) -> np.ndarray:
+    """Those that keep the poles up: episodes of 500 steps."""
+    step, seen, _ = make()
+    actions = np.zeros((n_ticks, N_CARTPOLES), np.int64)
+    for of_tick in actions:
+        of_tick[:] = seen @ np.array([0.1, 0.5, 1.0, 1.0], np.float32) > 0
+        seen = step(of_tick)
+    return actions
+
+
+def cartpole_stepping(make: Callable[[], Any], actions: np.ndarray) -> float:
+    """CPU microseconds of a step of one CartPole, with actions that were chosen before."""
+    step, _, end = make()
     begun = time.process_time()
-    for tick in range(n_ticks):
-        env.step({"action": choose(tick, out[0]["observation"])}, out)
-    env.write_epoch_stats()
-    return (time.process_time() - begun) / n_ticks / N_CARTPOLES * 1e6
-
-
-def chooser(n_ticks: int, balances: bool) -> Callable[[int, np.ndarray], np.ndarray]:
-    """Actions drawn before (episodes of some 20 steps), or a line of arithmetic that balances (episodes of 500)."""
-    if balances:
-        weights = np.array([0.1, 0.5, 1.0, 1.0], np.float32)
-        return lambda tick, seen: (seen @ weights > 0).astype(np.int64)
-    actions = np.random.default_rng(0).integers(0, 2, (n_ticks, N_CARTPOLES))
-    return lambda tick, seen: actions[tick]
+    for of_tick in actions:
+        step(of_tick)
+    end()
+    return (time.process_time() - begun) / actions.size * 1e6
 
 
 def cartpole_training(n_updates: int) -> float:
@@ -157,9 +167,15 @@ def cartpoles(n_rounds: int) -> None:
         return (time.process_time() - begun) / (n_updates * work.env_steps) * 1e6
 
     rows: dict[str, list[tuple[float, float]]] = {"at random": [], "balanced": [], "PPO training": []}
+    sides, n_ticks = (raw_cartpoles, maze_cartpoles), 2000
+    chosen = {
+        "at random": [random_actions(n_ticks) for _ in sides],
+        "balanced": [balancing_actions(n_ticks, make) for make in sides],
+    }
     for _ in range(n_rounds):
-        rows["at random"].append((raw_cartpoles(2000, False), maze_cartpoles(2000, False)))
-        rows["balanced"].append((raw_cartpoles(2000, True), maze_cartpoles(2000, True)))
+        for what, actions in chosen.items():
+            raw, maze = (cartpole_stepping(make, of_side) for make, of_side in zip(sides, actions, strict=True))
+            rows[what].append((raw, maze))
         rows["PPO training"].append((beside_training(5), cartpole_training(20)))
     print("CPU microseconds for each step: gymnasium alone or stable-baselines3, Maze, and how many times as fast")
     for what, pairs in rows.items():

@@ -230,7 +230,7 @@ class BatchedCoreEnv(ABC):
             is_late = self.elapsed >= self.max_episode_steps
             truncated = is_late | others[0] if others else is_late
         else:
-            truncated = others[0] if others else np.zeros_like(terminated)
+            truncated = others[0] if others else np.zeros(self.n_envs, np.bool_)
         return rewards, terminated, np.greater(truncated, terminated)  # never both
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence, ValuesView
 from typing import Any
 
@@ -23,7 +22,10 @@ def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
     if type(first) in _NUMBERS:  # asking abstract classes takes longer than all the rest
         return list(values)
     if isinstance(first, list):
-        return list(itertools.chain.from_iterable(values))
+        joined: list[Any] = []
+        for part in values:
+            joined += part
+        return joined
     if not isinstance(first, (tuple, np.ndarray, ValuesView, Mapping)):
         return list(values)
     parts = [_parts(value) for value in values]

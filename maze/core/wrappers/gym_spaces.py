@@ -134,10 +134,12 @@ def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[
     :param leaves: Conversions of the entries.
     :param value: What gymnasium has.
     """
+    if kind is None:
+        ((key, leaf),) = leaves.items()
+        return {key: leaf.from_gym(value)}
     if kind is dict:
         return {key: leaf.from_gym(value[key]) for key, leaf in leaves.items()}
-    parts = (value,) if kind is None else value
-    return {key: leaf.from_gym(part) for (key, leaf), part in zip(leaves.items(), parts, strict=True)}
+    return {key: leaf.from_gym(part) for (key, leaf), part in zip(leaves.items(), value, strict=True)}
 
 
 def _action_leaf(space: spaces.Space[Any]) -> Leaf:

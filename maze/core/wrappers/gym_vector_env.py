@@ -18,12 +18,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from maze.core.annotations import override
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
-from maze.core.env.space_arrays import dict_specs
+from maze.core.env.space_arrays import as_pieces, dict_specs, put_rows
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.gym_adapters import ACTION_MASK, MASK_NAMES, InfoActionMask, ResetOptions, told_mask
 from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
 
 _GENERATOR = "__generator__"
+_N_CHECKED_PAUSES = 100
+"""So many steps in which members pause are checked; later the check would take a good part of the step."""
 _CONSTANTS = (spaces.Space, EnvSpec, Enum, type, types.ModuleType, types.FunctionType, types.MethodType)
 """What attributes hold that is the same in every vector environment of a kind."""
 
@@ -72,34 +74,48 @@ class GymBatch(BatchedCoreEnv):
         """Whether nobody else has the arrays of `_shown`."""
         self._first: dict[str, np.ndarray] = {}
         """What pausing members show."""
+        self._first_pieces: dict[str, np.ndarray] = {}
         self._after: dict[str, np.ndarray] | None = None
         """First observations of the episodes that have begun by themselves, `[n_ended, ...]`."""
         self._next_seed: int | None = None
+        self._n_checks_left = _N_CHECKED_PAUSES
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        given = {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
-        seen, rewards, terminated, truncated, info = self.env.step(packed(self._action_kind, given))
+        seen, rewards, terminated, truncated, info = self.env.step(self._given(actions))
         rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
         if not rewards.shape == terminated.shape == truncated.shape == self.elapsed.shape:
             raise EnvironmentContractError(
                 f"{self.env}: expected rewards, terminations and truncations of the shape {self.elapsed.shape}, one "
                 f"for each member, found {rewards.shape}, {terminated.shape} and {truncated.shape}."
             )
-        ended = terminated | truncated
-        if (pausing := self.pausing) is not None and np.count_nonzero(ended[pausing] | (rewards[pausing] != 0)):
+        if self.pausing is not None and self._n_checks_left:
+            self._check_pauses(self.pausing, rewards, terminated | truncated)
+        if self.mode is AutoresetMode.SAME_STEP:
+            self._show(seen, info)
+            if len(rows := (terminated | truncated).nonzero()[0]):
+                self._show_final(rows, info)
+        else:
+            self._show(seen, info, terminated | truncated if self._mask else None)
+        return rewards, terminated, truncated
+
+    def _given(self, actions: Mapping[str, np.ndarray]) -> Any:
+        """The actions as the vector environment has them."""
+        if self._action_kind is None:
+            ((key, leaf),) = self._action_leaves.items()
+            return leaf.batch_to_gym(actions[key])
+        return packed(
+            self._action_kind, {key: leaf.batch_to_gym(actions[key]) for key, leaf in self._action_leaves.items()}
+        )
+
+    def _check_pauses(self, pausing: np.ndarray, rewards: np.ndarray, ended: np.ndarray) -> None:
+        self._n_checks_left -= 1
+        if np.count_nonzero(ended[pausing] | (rewards[pausing] != 0)):
             raise EnvironmentContractError(
                 f"{self.env}: metadata['autoreset_mode'] says {self.mode}, so nothing but the beginning of an episode "
                 f"was expected of the members {pausing.tolist()}, found the rewards {rewards[pausing].tolist()}, and "
                 f"ends: {ended[pausing].tolist()}."
             )
-        if self.mode is AutoresetMode.SAME_STEP:
-            self._show(seen, info)
-            if np.count_nonzero(ended):
-                self._show_final(ended.nonzero()[0], info)
-        else:
-            self._show(seen, info, ended if self._mask else None)
-        return rewards, terminated, truncated
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
@@ -116,16 +132,21 @@ class GymBatch(BatchedCoreEnv):
             self._show_rows(rows, {key: array[rows] for key, array in self._read(seen, info, ~mask).items()})
         else:
             self.pausing = rows
-            self._show_rows(rows, {key: array[rows] for key, array in self._first.items()})
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
         for key, array in self._shown.items():
             out[key][...] = array
+        if self.pausing is not None:
+            for key, array in self._first.items():
+                put_rows(out[key], self.pausing, array, self._first_pieces[key])
 
     @override(BatchedCoreEnv)
     def arrays(self) -> dict[str, np.ndarray]:
         self._make_own()
+        if self.pausing is not None:
+            for key, array in self._first.items():
+                self._shown[key][self.pausing] = array[self.pausing]
         return self._shown
 
     @override(BatchedCoreEnv)
@@ -144,7 +165,7 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def row_state(self, row: int) -> dict[str, Any]:
         state: dict[str, Any] = {
-            "arrays": {name: np.array(array[row]) for name, array in self._shown.items()},
+            "arrays": {name: np.array(array[row]) for name, array in self.arrays().items()},
             "first": {name: np.array(array[row]) for name, array in self._first.items()},
             "elapsed": int(self.elapsed[row]),
             "pausing": self.pausing is not None and row in self.pausing,
@@ -184,7 +205,8 @@ class GymBatch(BatchedCoreEnv):
                     f"{self._shown[key].shape}."
                 )
         if self.mode is AutoresetMode.NEXT_STEP:
-            self._first = {key: array.copy() for key, array in self._shown.items()}
+            self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
+            self._first_pieces = {key: as_pieces(array) for key, array in self._first.items()}
 
     def _show(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None = None) -> None:
         self._shown, self._is_own = self._read(seen, info, is_maskless), False

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from maze.api.run_context import RunContext
+from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv, RowStreams
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.env.space_arrays import zeros
@@ -21,12 +22,14 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
+from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.train.parallelization.placement import Batched
+from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
@@ -151,6 +154,29 @@ def test_many_at_once_take_the_course_of_single_environments(keeps_terminal):
     assert courses[0] == courses[1]
     assert any(tick["flags"][2] != [False] * 4 for tick in courses[0][1])
     assert any(tick["finals"] for tick in courses[0][1])
+
+
+def test_sums_of_episodes_are_added_in_order():
+    """Numbers whose sum depends on the order in which they are added."""
+    n_envs, n_ticks = 3, 400
+    rewards = np.random.default_rng(0).standard_normal((n_ticks, n_envs)) * 10.0 ** np.arange(-4, 5, 3)
+    published = []
+    stats = BatchedEpisodeStats(n_envs)
+    begun, expected = [0] * n_envs, []
+    for tick in range(n_ticks):
+        stats.add(BaseEnvEvents.reward, None, None, rewards[tick])
+        stats.complete_step()
+        rows = np.flatnonzero((tick + np.arange(n_envs)) % 7 == 6)
+        if len(rows):
+            published.append(stats.publish(rows))
+            for row in rows.tolist():
+                expected.append(sum(rewards[begun[row] : tick + 1, row].tolist()))
+                begun[row] = tick + 1
+    columns = stats.columns_of(published)
+    assert columns[LogStatsKey(BaseEnvEvents.reward, "sum", None)] == expected
+    assert [row[LogStatsKey(BaseEnvEvents.reward, "sum", None)] for table in published for row in table.values()] == (
+        expected
+    )
 
 
 def test_rows_do_not_depend_on_how_many_there_are():

@@ -215,6 +215,34 @@ def test_members_that_begin_in_the_next_step_are_left_out_of_statistics_and_colu
     assert n_pauses > 10
 
 
+def test_the_statistics_of_an_epoch_are_those_of_its_episodes_one_after_the_other():
+    n_envs = 32
+    env = Batched().vector_env(EnvFactory("CartPole-v1"), n_envs)
+    env.seed(list(range(n_envs)))
+    out = zeros(env.observation_spaces_dict, (n_envs,), "observation")
+    env.reset(out)
+    rng = np.random.default_rng(1)
+    returns, taken, running = [], [], [list[int]() for _ in range(n_envs)]
+    for _ in range(1300):  # more than are kept before room is made, and than are reduced together
+        actions = rng.integers(0, 2, n_envs)
+        env.step({"action": actions}, out)
+        for row in range(n_envs):
+            if env.step_complete[row]:
+                running[row].append(int(actions[row]))
+            if env.terminated[row]:
+                returns.append(float(len(running[row])))
+                taken += running[row]
+                running[row] = []
+    stats = env.epoch_stats.reduce()
+    assert len(returns) > 1000
+    assert stats[ACTIONS] == taken  # in the order in which the episodes ended
+    assert all(type(action) is int for action in stats[ACTIONS])
+    assert stats[LogStatsKey(BaseEnvEvents.reward, "mean", None)] == np.mean(returns)
+    assert stats[LogStatsKey(BaseEnvEvents.reward, "std", None)] == np.std(returns)
+    assert stats[LogStatsKey(BaseEnvEvents.reward, "total_step_count", None)] == len(taken)
+    assert stats[LogStatsKey(BaseEnvEvents.reward, "episode_count", None)] == len(returns)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_replay_buffer_gets_each_decision_once(mode):
     rows = []

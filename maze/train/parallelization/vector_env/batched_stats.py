@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,11 +26,22 @@ _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max,
 
 _FIRST_CAPACITY = 1024
 
+_TABLES_AT_ONCE = 128
+"""So many are reduced together: where there are short episodes, their values fit into the processor's cache."""
+
 _ADDS_IN_ORDER = sys.version_info < (3, 12)
 """Whether Python's `sum` of floats adds one to the other, as arrays are added; later it compensates for rounding."""
 
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
+
+
+_NO_KPIS: Mapping[LogStatsKey, np.ndarray] = {}
+
+
+@functools.cache
+def _kpi_key(name: str) -> LogStatsKey:
+    return LogStatsKey(BaseEnvEvents.kpi, None, (name,))
 
 
 class EpisodeTable(Mapping[int, LogStats]):
@@ -160,8 +171,6 @@ class BatchedEpisodeStats:
         :param rows: Their indices.
         """
         self._starts[rows] = self.n_steps
-        for column in self._columns.values():
-            column.restart(rows)
 
     def publish(
         self, rows: np.ndarray, kpis: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
@@ -177,17 +186,12 @@ class BatchedEpisodeStats:
             rows, starts = rows[starts < end], starts[starts < end]
         if not len(rows):
             return {}
-        known: dict[LogStatsKey, np.ndarray] = {}
-        sparse = []
-        for key, column in self._columns.items():
-            if not column.is_dense(end):
-                sparse.append((key, column))
-            elif column.sums is not None:
-                known[column.sum_key] = column.sums[rows]
-        for name, of_rows in ({} if kpis is None else kpis(rows)).items():
-            known[LogStatsKey(BaseEnvEvents.kpi, None, (name,))] = np.asarray(of_rows, np.float64)
+        known = _NO_KPIS
+        if kpis is not None:
+            known = {_kpi_key(name): np.asarray(of_rows, np.float64) for name, of_rows in kpis(rows).items()}
         table = EpisodeTable(self, rows, starts, end, known)
-        self.skip_step(rows)
+        self._starts[rows] = end
+        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense(end)]
         if not sparse:
             return table
         finished = {}
@@ -197,21 +201,19 @@ class BatchedEpisodeStats:
             finished[row] = {**table[row], **self._aggregator.reduce(n_periods=end - start)}
         return finished
 
-    def columns_of(self, tables: Sequence[EpisodeTable]) -> dict[LogStatsKey, list[Any]]:
+    def columns_of(self, tables: Sequence[EpisodeTable], joins: bool = False) -> dict[LogStatsKey, list[Any]]:
         """The statistics of several tables, one after the other.
 
         :param tables: As :meth:`publish` gave them since values were given up last.
+        :param joins: Whether lists of which an epoch makes one list are joined already, into a single value.
         :return: The values of all episodes by statistic.
         """
-        rows = np.concatenate([table.rows for table in tables]).tolist()
-        starts = np.concatenate([table.starts for table in tables])
-        ends = np.repeat([table.end for table in tables], [len(table) for table in tables])
-        lengths = (ends - starts).tolist()
         columns = {key: np.concatenate([table.known[key] for table in tables]).tolist() for key in tables[0].known}
-        places = list(zip(rows, starts.tolist(), ends.tolist(), strict=True))
-        for column in self._columns.values():
-            if column.is_dense(tables[-1].end):
-                column.reduce_into(columns, places, lengths)
+        dense = [column for column in self._columns.values() if column.is_dense(tables[-1].end)]
+        for first in range(0, len(tables), _TABLES_AT_ONCE):
+            places = _Places(tables[first : first + _TABLES_AT_ONCE], self.n_envs)
+            for column in dense:
+                column.reduce_into(columns, places, joins)
         return columns
 
     def clear(self) -> None:
@@ -274,7 +276,11 @@ class BatchedEpisodeStats:
         event, group, name = key
         plan = level_plan(event, "episode")
         reducers = [
-            (LogStatsKey(event, stat.output_name, group), stat.reduce_function or _as_it_is)
+            _Reducer(
+                LogStatsKey(event, stat.output_name, group),
+                stat.reduce_function or _as_it_is,
+                stat.reduce_function is histogram and _is_joined(event, stat.output_name),
+            )
             for variant in plan.variants
             for stat in variant.stats
             if stat.input_name == name
@@ -318,6 +324,54 @@ def _as_it_is(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else PassedThrough(values)
 
 
+class _Reducer(NamedTuple):
+    """An episode statistic that is made of the values of one step statistic.
+
+    :param key: The statistic.
+    :param function: What makes it of a list of values.
+    :param is_joined: Epochs make nothing of it but one list of all values.
+    """
+
+    key: LogStatsKey
+    function: Callable[[Any], Any]
+    is_joined: bool
+
+
+def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
+    stats = [stat for variant in level_plan(event, "epoch").variants for stat in variant.stats]
+    return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
+
+
+class _Places:
+    """Where the values of episodes stand in arrays `[capacity, n_envs]`.
+
+    :param tables: The episodes.
+    :param n_envs: Number of environments.
+    """
+
+    def __init__(self, tables: Sequence[EpisodeTable], n_envs: int) -> None:
+        rows = np.concatenate([table.rows for table in tables])
+        starts = np.concatenate([table.starts for table in tables])
+        self.lengths = np.repeat([table.end for table in tables], [len(table) for table in tables]) - starts
+        ends = self.lengths.cumsum()
+        self.offsets = ends - self.lengths
+        """Where the values of each episode begin among those of all, `[n_episodes]`."""
+        self.index = np.repeat((starts - self.offsets) * n_envs + rows, self.lengths)
+        """Where each value stands in a flat array, episode by episode, `[n_values]`."""
+        self.index += np.arange(len(self.index)) * n_envs
+
+    def split(self, values: list[Any]) -> list[list[Any]]:
+        """The values of each episode."""
+        begins = self.offsets.tolist()
+        return [values[begin:end] for begin, end in zip(begins, [*begins[1:], len(values)], strict=True)]
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """The sum of each episode, the values added in their order; `[n_episodes]`."""
+        if values.dtype.kind in "biu":
+            return np.add.reduceat(values, self.offsets, dtype=np.int64)
+        return np.bincount(np.repeat(np.arange(len(self.lengths)), self.lengths), values, len(self.lengths))
+
+
 class StatColumn:
     """Values of one step statistic, `[capacity, n_envs]`, and where there are any.
 
@@ -334,7 +388,7 @@ class StatColumn:
         capacity: int,
         n_envs: int,
         dtype: Any,
-        reducers: list[tuple[LogStatsKey, Callable[[Any], Any]]],
+        reducers: list[_Reducer],
         last: int,
         before_moving: Callable[[], None],
     ) -> None:
@@ -344,13 +398,7 @@ class StatColumn:
         """`None`: there is a value in every step up to the last, and statistics ask for nothing else."""
         self._reducers = reducers
         self._last = last
-        self.sums: np.ndarray | None = None
-        """Of the running episodes, where they are asked for and are those of Python's `sum`."""
-        sum_keys = [key for key, reduce_function in reducers if reduce_function is sum]
-        is_integer = np.dtype(dtype).kind in "biu"
-        if len(sum_keys) == 1 and (is_integer or _ADDS_IN_ORDER):
-            self.sum_key = sum_keys[0]
-            self.sums = np.zeros(n_envs, np.int64 if is_integer else np.float64)
+        self._adds_as_python = np.dtype(dtype).kind in "biu" or _ADDS_IN_ORDER
 
     def is_dense(self, n_steps: int) -> bool:
         """Whether so many steps have a value each."""
@@ -360,7 +408,6 @@ class StatColumn:
         """From now on steps may lack a value."""
         if self.present is None:
             self._before_moving()
-            self.sums = None
             self.present = np.zeros(self.array.shape, np.bool_)
             self.present[: self._last + 1] = True
 
@@ -370,46 +417,35 @@ class StatColumn:
             self.become_sparse()
             assert self.present is not None
             self.present[step] = True if where is None else where
-        if self.sums is not None:
-            if step == self._last:  # it takes the place of what was added
-                self._before_moving()
-                self.sums = None
-            else:
-                self.sums += values
         self._last = step
 
-    def restart(self, rows: np.ndarray) -> None:
-        """Episodes begin.
-
-        :param rows: Indices of their environments.
-        """
-        if self.sums is not None:
-            self.sums[rows] = 0
-
-    def reduce_into(
-        self,
-        columns: dict[LogStatsKey, list[Any]],
-        places: Sequence[tuple[int, int, int]],
-        lengths: list[int],
-    ) -> None:
-        """Calculates the statistics of episodes that have a value in each step, as far as they are not there.
+    def reduce_into(self, columns: dict[LogStatsKey, list[Any]], places: _Places, joins: bool) -> None:
+        """Calculates the statistics of episodes that have a value in each step.
 
         :param columns: Takes the values of the episodes by statistic.
-        :param places: Environment, first step and the one after the last, of each.
-        :param lengths: Number of steps of each.
+        :param places: The episodes.
+        :param joins: Whether lists of which an epoch makes one list are joined, into a single value.
         """
-        first = min(start for _, start, _ in places)
-        by_env: np.ndarray | None = None
-        for key, reduce_function in self._reducers:
-            if key in columns:
+        values: np.ndarray | None = None
+        listed: list[Any] | None = None
+        for key, function, is_joined in self._reducers:
+            column = columns.setdefault(key, [])
+            if function is len:
+                column += places.lengths.tolist()
                 continue
-            if reduce_function is len:
-                columns[key] = list(lengths)
+            if values is None:
+                values = self.array.ravel().take(places.index)
+            if function is sum and self._adds_as_python:
+                column += places.sums(values).tolist()
                 continue
-            if by_env is None:
-                by_env = np.ascontiguousarray(self.array[first : max(end for *_, end in places)].T)
-            parts = [by_env[row, start - first : end - first].tolist() for row, start, end in places]
-            columns[key] = parts if reduce_function is histogram else [reduce_function(part) for part in parts]
+            if listed is None:
+                listed = values.tolist()
+            if joins and is_joined:
+                column.append(listed)
+            elif function is histogram:
+                column += places.split(listed)
+            else:
+                column += [function(part) for part in places.split(listed)]
 
     def load(self, row: int, start: int, values: np.ndarray, present: np.ndarray) -> None:
         if not present[:-1].all():
@@ -418,8 +454,6 @@ class StatColumn:
         if self.present is not None:
             self.present[start : start + len(values), row] = present
         self._last = max(self._last, start + len(values) - (1 if present[-1] else 2))
-        if self.sums is not None:
-            self.sums[row] = sum(values[present].tolist())
 
     def forget(self, row: int, start: int) -> None:
         """There are no values of an environment from a step on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.faults import Seeding
-from maze.core.env.space_arrays import action_column, array_specs, zeros
+from maze.core.env.space_arrays import action_column, array_specs, split_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
@@ -24,6 +25,8 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     StructuredVectorEnv,
     checked_seeds,
 )
+
+_NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
 
 
 class BatchedVectorEnv(StructuredVectorEnv):
@@ -47,7 +50,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self.simulation = simulation
         self.is_flat = len(simulation.step_keys) == 1
         self._heads = {
-            key: [_Head(key, name, space, *spec) for (name, space), spec in zip(heads.items(), specs, strict=True)]
+            key: [
+                _Head(n_envs, key, name, space, *spec) for (name, space), spec in zip(heads.items(), specs, strict=True)
+            ]
             for (key, heads), specs in zip(
                 simulation.action_spaces.items(),
                 (specs.values() for specs in array_specs(simulation.action_spaces, "action").values()),
@@ -58,6 +63,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._infos: list[dict[Any, Any]] = [{} for _ in range(n_envs)]
         self._seen = zeros(simulation.observation_spaces, (n_envs,), "observation")
         self._stats = BatchedEpisodeStats(n_envs, self._deliver)
+        self._kpis = None if type(simulation).kpis is BatchedCoreEnv.kpis else simulation.kpis
         self._reward_stats: StatColumn | None = None
         self._waiting: list[EpisodeTable] = []
         self._receiver: LogStatsAggregator | None = None
@@ -79,32 +85,34 @@ class BatchedVectorEnv(StructuredVectorEnv):
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
         of_step = actions.get(step_key)
-        taken = {
-            head.name: head.column(of_step if isinstance(of_step, Mapping) else actions, self.n_envs)
-            for head in self._heads[step_key]
-        }
+        given = of_step if isinstance(of_step, Mapping) else actions
+        taken = {head.name: head.column(given) for head in self._heads[step_key]}
         pausing = simulation.pausing
         rewards, terminated, truncated = simulation.advance(taken)
+        is_complete = simulation.substep == 0
         self.rewards[:] = rewards
         self.terminated[:] = terminated
         self.truncated[:] = truncated
-        self.step_complete.fill(simulation.is_step_complete)
+        self.step_complete.fill(is_complete)
         if simulation.seeds_rows:
             self._since_seeding += 1
-        self._note(step_key, taken, rewards)
+        self._note(step_key, taken, rewards, is_complete)
         if pausing is not None:
             self.step_complete[pausing] = False
             self._stats.skip_step(pausing)
         if self.final_observations:
             self.final_observations = {}
         done = terminated | truncated
-        self._count_episodes(self._finish_episodes(done.nonzero()[0]) if np.count_nonzero(done) else {})
+        rows = done.nonzero()[0]
+        if len(rows):
+            self._count_episodes(self._finish_episodes(rows))
+        else:
+            self._finished = _NONE_FINISHED
         self.pausing = simulation.pausing
         observations: Any = (
             out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
         )
-        next_key = simulation.step_keys[simulation.substep]
-        simulation.observe(observations[next_key])
+        simulation.observe(observations[simulation.step_keys[simulation.substep]])
         if out is None:
             return self._returned(observations, self._infos)
         return out, self.rewards, done, self._infos
@@ -120,7 +128,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._step_rewards[:] = 0.0
             self.simulation.substep = 0
             everyone = np.arange(self.n_envs)
-            finished = self._stats.publish(everyone, self.simulation.kpis)
+            finished = self._stats.publish(everyone, self._kpis)
             for index in range(self.n_envs):
                 self._seed_next(index)
             self.simulation.begin(everyone)
@@ -216,7 +224,9 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._is_restored = is_any_running
         return problems
 
-    def _note(self, step_key: StepKeyType, taken: Mapping[str, np.ndarray], rewards: np.ndarray) -> None:
+    def _note(
+        self, step_key: StepKeyType, taken: Mapping[str, np.ndarray], rewards: np.ndarray, is_complete: bool
+    ) -> None:
         """Keeps what statistics are made of."""
         stats = self._stats
         for head in self._heads[step_key]:
@@ -224,7 +234,6 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 if head.stats is None:
                     head.stats = stats.column(DiscreteActionEvents.action, head.group, None, head.stats_dtype)
                 head.stats.set(stats.n_steps, taken[head.name])
-        is_complete = self.simulation.is_step_complete
         if is_complete:
             if not self.is_flat:
                 rewards = self._step_rewards + rewards
@@ -247,11 +256,10 @@ class BatchedVectorEnv(StructuredVectorEnv):
             seen = self._seen[step_key]
             simulation.observe(seen)
             actor = ActorID(step_key, 0)
-            self.final_observations = {
-                int(row): FinalObservation(actor, {key: array[row].copy() for key, array in seen.items()})
-                for row in cut_off
-            }
-        finished = self._stats.publish(rows, simulation.kpis)
+            kept = split_rows({key: array[cut_off] for key, array in seen.items()})
+            finals = (FinalObservation(actor, observation) for observation in kept)
+            self.final_observations = dict(zip(cut_off.tolist(), finals, strict=True))
+        finished = self._stats.publish(rows, self._kpis)
         if simulation.seeds_rows:
             for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
                 if self._seeds[row] is not None:
@@ -284,7 +292,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._waiting, self._receiver = [], None
         if waiting and receiver is not None:
             n_episodes = sum(len(table) for table in waiting)
-            receiver.receive_columns(self._stats.columns_of(waiting), n_episodes)
+            receiver.receive_columns(self._stats.columns_of(waiting, joins=True), n_episodes)
 
     @property
     def finished_episodes(self) -> Mapping[int, LogStats]:
@@ -311,6 +319,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
 class _Head:
     """One action of a sub-step.
 
+    :param n_envs: Number of environments.
     :param step_key: The sub-step.
     :param name: The action's key.
     :param space: Its space.
@@ -319,12 +328,18 @@ class _Head:
     """
 
     def __init__(
-        self, step_key: StepKeyType, name: str, space: spaces.Space[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+        self,
+        n_envs: int,
+        step_key: StepKeyType,
+        name: str,
+        space: spaces.Space[Any],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
     ) -> None:
         self.name = name
         self.group = (f"substep_{step_key}", name) if isinstance(space, spaces.Discrete) else None
         self._step_key = step_key
-        self._shape = shape
+        self._shape = (n_envs, *shape)
         self._dtype = dtype
         self._space = space
         self._lowest, self._n = (int(space.start), int(space.n)) if isinstance(space, spaces.Discrete) else (0, 0)
@@ -337,9 +352,9 @@ class _Head:
         elif isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
             self._checked = lambda column: np.clip(column, space.low, space.high)
 
-    def column(self, actions: Mapping[str, Any], n_envs: int) -> np.ndarray:
+    def column(self, actions: Mapping[str, Any]) -> np.ndarray:
         """The actions of all environments, `[n_envs, ...]`; those of bounded boxes are clipped."""
-        return self._checked(action_column(actions, self._step_key, self.name, (n_envs, *self._shape), self._dtype))
+        return self._checked(action_column(actions, self._step_key, self.name, self._shape, self._dtype))
 
     def _in_range(self, column: np.ndarray) -> np.ndarray:
         # negative numbers are large ones without a sign
