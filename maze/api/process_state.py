@@ -7,7 +7,6 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,17 +45,6 @@ def hydra_config(config: DictConfig) -> Iterator[None]:
         yield
     finally:
         HydraConfig.instance().cfg = previous
-
-
-@contextmanager
-def working_directory(directory: Path) -> Iterator[None]:
-    """Context with another working directory."""
-    previous = Path.cwd()
-    os.chdir(directory)
-    try:
-        yield
-    finally:
-        os.chdir(previous)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
-from maze.api.process_state import GlobalGenerators, hydra_config, output, working_directory
+from maze.api.process_state import GlobalGenerators, hydra_config, output
 from maze.cli.run_directory import claim_directory
 from maze.cli.run_info import write_run_info
 from maze.cli.stored_model import use_stored_run
@@ -18,6 +18,7 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
 from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
 from maze.core.rollout.recording import EVENT_LOG_DIR, PAGE_DIR, TRAJECTORY_DIR
 from maze.core.utils.factory import Factory
+from maze.core.utils.files import inside_directory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     start = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(output(silent))
-        stack.enter_context(working_directory(directory))
+        stack.enter_context(inside_directory(directory))
         stack.enter_context(hydra_config(loaded.hydra))
         stack.enter_context(GlobalGenerators().active())
         stack.enter_context(StatsContext())

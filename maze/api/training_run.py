@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
 from maze.api.config_auditor import unknown_argument
 from maze.api.config_loader import LoadedRun
 from maze.api.placing import place
-from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output, working_directory
+from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output
 from maze.api.rollouts import Evaluation
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
@@ -34,7 +33,7 @@ from maze.core.log_stats.run_console import EVERYTHING, QUIET, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import inside_directory, write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.storage import Uploads, uploaded
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
@@ -381,7 +380,7 @@ class TrainingRun:
     def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(output(self.silent))
-            stack.enter_context(working_directory(directory))
+            stack.enter_context(inside_directory(directory))
             stack.enter_context(hydra_config(self.loaded.hydra))
             stack.enter_context(self._generators.active())
             stack.enter_context(self._stats if stats is None else stats)
@@ -415,11 +414,11 @@ class TrainingRun:
             "overrides.yaml": config_to_yaml(arguments[2:]) if arguments[2:] else "[]\n",
         }
         for name, text in texts.items():
-            atomic_write(directory / CLAIM / name, partial(_write_text, text=text))
+            write_whole(directory / CLAIM / name, text)
         if self.loaded.placed:
             what = ", ".join(self.loaded.placed)
             text = f"{command_line(arguments)}  # and, from Python, {what}: see hydra_config.yaml\n"
-            atomic_write(directory / COMMAND_FILE, partial(_write_text, text=text))
+            write_whole(directory / COMMAND_FILE, text)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
         per_epoch = int(getattr(self.runner.trainer, "steps_per_epoch", 0))
@@ -537,7 +536,3 @@ def _connect(evaluator: RolloutEvaluator, runner: Any) -> None:
 def _named_parameters(function: Callable[..., Any]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-
-
-def _write_text(file: BinaryIO, text: str) -> None:
-    file.write(text.encode())

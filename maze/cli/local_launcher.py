@@ -31,7 +31,7 @@ from maze.core.annotations import override
 from maze.core.errors import WorkerError
 from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
-from maze.utils.process import preload
+from maze.utils.process import end, exit_text, preload
 
 log = logging.getLogger(__name__)
 
@@ -199,10 +199,7 @@ class LocalJobs(Jobs):
             process.terminate()
         deadline = time.monotonic() + GRACE_PERIOD
         for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            end(process, deadline - time.monotonic())
         for connection in self._jobs:
             connection.close()
         self._jobs.clear()
@@ -232,10 +229,7 @@ class LocalJobs(Jobs):
             job.process.join()
             job_return = _lost(job)
         awaited.close()
-        job.process.join(GRACE_PERIOD)
-        if job.process.is_alive():  # a thread of the job's own holds it back; its result is there
-            job.process.kill()
-            job.process.join()
+        end(job.process, GRACE_PERIOD)  # a thread of the job's own may hold it back; its result is there
         return job_return
 
 
@@ -250,12 +244,11 @@ def _context(preload_torch: bool) -> Any:
 
 def _lost(job: Job) -> JobReturn:
     code = job.process.exitcode
-    if code is not None and code < 0:
-        ending = f"was killed by signal {-code} ({signal.Signals(-code).name})"
-        hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs."
-    else:
-        ending, hint = f"exited with code {code}", ""
-    return lost_job(f"The process of job {job.number} (pid {job.process.pid}) {ending} before the job ended.{hint}")
+    is_killed = code is not None and code < 0
+    hint = " The operating system may have run out of memory; try a smaller hydra.launcher.n_jobs." if is_killed else ""
+    return lost_job(
+        f"The process of job {job.number} (pid {job.process.pid}) {exit_text(code)} before the job ended.{hint}"
+    )
 
 
 def lost_job(text: str) -> JobReturn:

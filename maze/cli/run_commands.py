@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -12,15 +11,23 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from maze.cli.hydra_setup import value_text
 from maze.cli.wrapper_overrides import SECTION
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import read_hydra_config
 
 _DIRECTORY_FLAGS = ("-cd", "--config-dir")
-_PLAIN_VALUE = re.compile(r"^[\w./:+-]+$")
 _ADDRESSABLE = re.compile(r"^[\w-]+$")
 _CLASS_PATH = re.compile(r"^([a-z_]\w*\.)*[A-Z]\w*$")
 """What an override of wrappers takes for one key, dots and all."""
+
+
+def again_command(arguments: Sequence[str]) -> str:
+    """Does the same in another directory.
+
+    :param arguments: Of the command that wrote into this one.
+    """
+    return shlex.join(["maze-run", *(each for each in arguments if not each.startswith("hydra.run.dir="))])
 
 
 def resume_command(
@@ -113,7 +120,7 @@ def _overrides(prefix: str, value: Any, default: Any) -> Iterator[str | None]:
             if isinstance(value[key], Mapping) and isinstance(known.get(key), Mapping):
                 yield from _overrides(f"{prefix}.{key}", value[key], known[key])
             else:
-                yield f"{sign}{prefix}.{key}={_literal(value[key])}"
+                yield f"{sign}{prefix}.{key}={value_text(value[key])}"
         yield from (
             f"~{prefix}.{key}" if _is_addressable(prefix, str(key)) else None for key in known if key not in value
         )
@@ -123,16 +130,3 @@ def _overrides(prefix: str, value: Any, default: Any) -> Iterator[str | None]:
 
 def _is_addressable(prefix: str, key: str) -> bool:
     return bool(_ADDRESSABLE.match(key) or (prefix == SECTION and _CLASS_PATH.match(key)))
-
-
-def _literal(value: Any) -> str:
-    """A value as Hydra reads it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return value if _PLAIN_VALUE.match(value) else json.dumps(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_literal(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_literal, value)) + "]"
-    return str(value)

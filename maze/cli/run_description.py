@@ -15,9 +15,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from maze.cli.errors import UsageError
-from maze.cli.run_commands import resume_command, rollout_command
+from maze.cli.run_commands import again_command, resume_command, rollout_command
 from maze.cli.run_files import CheckedFile, checked_files
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, chosen_options, installed_versions
+from maze.cli.run_info import (
+    COMMAND_FILE,
+    CONFIG_FILE,
+    VERSIONS_FILE,
+    chosen_options,
+    installed_versions,
+    shown_path,
+    stored_arguments,
+    text_of,
+)
 from maze.train.utils.training_record import read_record
 
 SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
@@ -103,7 +112,7 @@ def _describe_run(directory: Path, files: Sequence[CheckedFile]) -> list[str]:
     is_training = cfg is not None and "algorithm" in cfg
     lines = [f"Run in {directory.absolute()}", ""]
     lines += _row("kind", _kind(cfg))
-    lines += _row("command", _text(directory / COMMAND_FILE))
+    lines += _row("command", text_of(directory / COMMAND_FILE))
     lines += _row("time", _times(directory))
     lines += [line for label, text in _versions(directory) for line in _row(label, text)]
     if problem:
@@ -156,13 +165,6 @@ def is_rllib(cfg: DictConfig) -> bool:
     return str(OmegaConf.select(cfg, "runner._target_") or "").startswith("maze.rllib.")
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
 def _times(directory: Path) -> str | None:
     stamps = [path.stat().st_mtime for path in directory.iterdir() if path.is_file()]
     if not stamps:
@@ -173,7 +175,7 @@ def _times(directory: Path) -> str | None:
 
 def _versions(directory: Path) -> list[tuple[str, str]]:
     try:
-        stored = json.loads(_text(directory / VERSIONS_FILE) or "{}")
+        stored = json.loads(text_of(directory / VERSIONS_FILE) or "{}")
         versions, git = dict(stored.get("versions") or {}), stored.get("git")
     except (ValueError, AttributeError, TypeError):
         return [("versions", f"{VERSIONS_FILE} is damaged")]
@@ -262,7 +264,7 @@ def _ways_on(
     usable = {file.name for file in files if not file.problem}
     state = next((file.content for file in files if file.content is not None), {})
     n_finished = int(state.get("epoch", 0)) if state.get("is_finished") else None
-    arguments = shlex.split(_text(directory / COMMAND_FILE) or "maze-run")[1:]
+    arguments = stored_arguments(directory)
     shown = _shown(directory)
     lines = []
     if "algorithm" in cfg:
@@ -279,7 +281,7 @@ def _ways_on(
             others = sorted(name for name in usable if name.endswith(".pt") and name not in missing)
             lines += [f"  Readable checkpoints: {', '.join(others)}."] if others else []
     else:
-        lines += ["  Run it again:", f"    {shlex.join(['maze-run', *without_directory(arguments)])}"]
+        lines += ["  Run it again:", f"    {again_command(arguments)}"]
     if "progress.csv" in usable:
         lines += ["  Make its report:", f"    maze-run --report {shlex.quote(str(shown))}"]
     if any(file.name.startswith("events.out.tfevents") for file in files):
@@ -287,15 +289,9 @@ def _ways_on(
     return lines
 
 
-def without_directory(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command without the place where it wrote."""
-    return [argument for argument in arguments if not argument.startswith("hydra.run.dir=")]
-
-
 def _shown(path: Path) -> Path:
     """Relative to the current directory where it lies below."""
-    absolute = path.absolute()
-    return absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute
+    return shown_path(path, Path.cwd())
 
 
 # -- a sweep -----------------------------------------------------------------------------------------------------------
@@ -305,7 +301,7 @@ def _describe_sweep(directory: Path) -> list[str]:
     runs = sorted((run.parent for run in directory.glob(f"*/{CONFIG_FILE}")), key=lambda run: (len(run.name), run.name))
     lines = [f"Sweep in {directory.absolute()}", "", *_row("runs", str(len(runs)))]
     for run in runs:
-        overrides = _text(run / HYDRA_CONFIG.parent / "overrides.yaml") or ""
+        overrides = text_of(run / HYDRA_CONFIG.parent / "overrides.yaml")
         shown = " ".join(line.removeprefix("- ") for line in overrides.splitlines())
         lines += _row(run.name, shown if shown != "[]" else "(no overrides)")
     lines += ["", "Go on"]

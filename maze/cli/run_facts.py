@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_commands import resume_command
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, VERSIONS_FILE, chosen_options, read_plain_yaml
+from maze.cli.run_commands import again_command, resume_command
+from maze.cli.run_info import (
+    COMMAND_FILE,
+    CONFIG_FILE,
+    VERSIONS_FILE,
+    chosen_options,
+    read_plain_yaml,
+    shown_path,
+    stored_arguments,
+    text_of,
+)
 from maze.cli.run_list import algorithm_name, environment_name
 from maze.core.errors import MazeError
 
@@ -59,16 +68,14 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
 
     directory = directory.absolute()
     cfg = read_plain_yaml(directory / CONFIG_FILE)
-    command = _text(directory / COMMAND_FILE)
-    shown = directory.relative_to(project) if directory.is_relative_to(project) else directory
     return RunFacts(
         name="/".join(directory.parts[-2:]),
         title=title_of(directory, cfg),
         started=_started(directory),
         facts=list(_facts(directory, cfg)),
         settings=list(_overrides(directory)),
-        config=_text(directory / CONFIG_FILE),
-        commands=list(_commands(command, cfg, shown)),
+        config=text_of(directory / CONFIG_FILE),
+        commands=list(_commands(stored_arguments(directory), cfg, shown_path(directory, project))),
     )
 
 
@@ -96,7 +103,7 @@ def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     if cfg.get("input_dir"):
         yield "began with", str(cfg["input_dir"])
     try:
-        stored = json.loads(_text(directory / VERSIONS_FILE))
+        stored = json.loads(text_of(directory / VERSIONS_FILE))
         versions, git = stored.get("versions") or {}, stored.get("git") or {}
         shown = [f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if versions.get(name)]
         if shown:
@@ -107,13 +114,9 @@ def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         return
 
 
-def _commands(command: str, cfg: Mapping[str, Any], shown: Path) -> Iterator[tuple[str, str]]:
-    try:
-        arguments = shlex.split(command)[1:]
-    except ValueError:
-        arguments = []
+def _commands(arguments: Sequence[str], cfg: Mapping[str, Any], shown: Path) -> Iterator[tuple[str, str]]:
     if arguments:
-        yield "Run it again", _again(arguments)
+        yield "Run it again", again_command(arguments)
         yield "Go on where it stopped", resume_command(arguments, cfg, shown)
     yield "Watch its best policy", shlex.join(["maze-run", "--play", str(shown)])
     inspected = f"policies=[{value_text(shown)}]"
@@ -123,16 +126,12 @@ def _commands(command: str, cfg: Mapping[str, Any], shown: Path) -> Iterator[tup
     yield "Everything about its files", shlex.join(["maze-run", "--info", str(shown)])
 
 
-def _again(arguments: Sequence[str]) -> str:
-    return shlex.join(["maze-run", *(each for each in arguments if not each.startswith("hydra.run.dir="))])
-
-
 def _overrides(directory: Path) -> Iterator[tuple[str, str, str | None]]:
     """What the command has set."""
     import yaml
 
     try:
-        overrides = yaml.safe_load(_text(directory / ".hydra" / "overrides.yaml"))
+        overrides = yaml.safe_load(text_of(directory / ".hydra" / "overrides.yaml"))
     except yaml.YAMLError:
         return
     for override in overrides if isinstance(overrides, list) else ():
@@ -145,10 +144,3 @@ def _started(directory: Path) -> datetime | None:
         return datetime.fromtimestamp((directory / COMMAND_FILE).stat().st_mtime)
     except OSError:
         return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -8,9 +8,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -83,7 +82,7 @@ def write_run_info(
     :param arguments: Arguments of the command; those of this process by default.
     :param taken_over: Sections that came from an earlier run, which Hydra knows nothing of.
     """
-    from maze.core.utils.files import atomic_write
+    from maze.core.utils.files import write_whole
 
     command = command_line(sys.argv[1:] if arguments is None else arguments)
     versions = {"versions": installed_versions(), "git": git_state(project)}
@@ -92,7 +91,7 @@ def write_run_info(
         (COMMAND_FILE, command + "\n"),
         (VERSIONS_FILE, json.dumps(versions, indent=2) + "\n"),
     ):
-        atomic_write(directory / name, partial(_write_text, text=text))
+        write_whole(directory / name, text)
     _correct(directory / ".hydra" / "config.yaml", cfg, taken_over)
 
 
@@ -101,7 +100,7 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
 
     That is what came from an earlier run, and the distributions that the algorithm wants.
     """
-    from maze.core.utils.files import atomic_write
+    from maze.core.utils.files import write_whole
 
     stored = OmegaConf.load(file) if file.is_file() else None
     if not isinstance(stored, DictConfig):
@@ -114,7 +113,7 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
         is_right &= stored.model.get("distribution_mapper_config") == wanted
         stored.model.distribution_mapper_config = wanted
     if not is_right:
-        atomic_write(file, partial(_write_text, text=OmegaConf.to_yaml(stored)))
+        write_whole(file, OmegaConf.to_yaml(stored))
 
 
 def read_plain_yaml(path: Path) -> dict[str, Any]:
@@ -147,13 +146,31 @@ def _is_tree(content: Any) -> bool:
     return True
 
 
+def text_of(path: Path) -> str:
+    """What a text file holds, without blanks around it; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def stored_arguments(directory: Path) -> list[str]:
+    """The arguments of the command that made a run; empty where they cannot be read."""
+    try:
+        return shlex.split(text_of(directory / COMMAND_FILE))[1:]
+    except ValueError:
+        return []
+
+
+def shown_path(path: Path, project: Path) -> Path:
+    """A path as it is written in the directory of the command: relative where it lies below."""
+    path = path.absolute()
+    return path.relative_to(project) if path.is_relative_to(project) else path
+
+
 def chosen_options(directory: Path) -> dict[str, Any]:
     """Which option of each group a run was started with, as far as it is known."""
     found: Any = read_plain_yaml(directory / ".hydra" / "hydra.yaml")
     for key in ("hydra", "runtime", "choices"):
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
-
-
-def _write_text(file: BinaryIO, text: str) -> None:
-    file.write(text.encode())

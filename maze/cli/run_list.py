@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from maze.cli.errors import UsageError
 from maze.cli.run_info import CONFIG_FILE, chosen_options, read_plain_yaml
+from maze.core.utils.files import read_json_object
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
 _DEPTHS = ("", "*/", "*/*/", "*/*/*/")
@@ -101,16 +101,11 @@ def algorithm_name(algorithm: Any, run: Path) -> str:
 
 def record_of(run: Path) -> Mapping[str, Any] | None:
     """What a training has noted of its state, RLlib's as well; `None`: nothing yet."""
-    return read_record(run) or _record_of_rllib(run)
-
-
-def _record_of_rllib(run: Path) -> dict[str, Any] | None:
-    try:
-        progress = json.loads((run / "rllib_progress.json").read_text(encoding="utf-8"))
+    record = read_record(run)
+    if record is None and (progress := read_json_object(run / "rllib_progress.json")):
         state = ENDED if progress.get("is_finished") else INTERRUPTED
         return {"state": state, "best_score": progress.get("best_score")}
-    except (OSError, ValueError, AttributeError):
-        return None
+    return record
 
 
 def _table(rows: Sequence[ListedRun]) -> Iterator[str]:

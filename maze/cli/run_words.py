@@ -8,7 +8,7 @@ from pathlib import Path
 
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import resume_command
-from maze.cli.run_info import COMMAND_FILE, CONFIG_FILE, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE, read_plain_yaml, shown_path, stored_arguments
 from maze.core.log_stats.stats_format import significant
 from maze.train.utils.training_record import ENDED, read_record
 
@@ -35,7 +35,7 @@ def beginning(directory: Path, project: Path) -> str:
     :param directory: Its directory.
     :param project: Directory that the command was given in.
     """
-    return f"-> writing into {_shown(directory, project)}"
+    return f"-> writing into {shown_path(directory, project)}"
 
 
 def ending(directory: Path, project: Path, seconds: float, commands: Sequence[tuple[str, str]] | None = None) -> str:
@@ -46,7 +46,7 @@ def ending(directory: Path, project: Path, seconds: float, commands: Sequence[tu
     :param seconds: How long it took.
     :param commands: What can come next, with what it is for; `None`: commands, of a training.
     """
-    shown = _shown(directory, project)
+    shown = shown_path(directory, project)
     present = [f"{name} ({what})" for name, what in _FILES.items() if (directory / name).exists()]
     lines = [*_reached(directory, seconds), f"Everything is in {shown}{':' if present else '.'}"]
     lines += [f"  {', '.join(present)}"] if present else []
@@ -92,22 +92,10 @@ def _next_commands(directory: Path, shown: Path) -> Iterator[tuple[str, str]]:
     yield shlex.join(["maze-run", "-cn", "conf_compare", compared]), "compare it with random decisions"
     cfg = read_plain_yaml(directory / CONFIG_FILE)
     record = read_record(directory)
-    arguments = _arguments(directory)
+    arguments = stored_arguments(directory)
     if record is None or not arguments:
         yield shlex.join(["maze-run", "--info", str(shown)]), "everything about its files"
         return
     is_ended = record.get("state") == ENDED
     n_epochs = record.get("epoch") if is_ended else None
     yield resume_command(arguments, cfg, shown, n_epochs), "train on" if is_ended else "go on where it stopped"
-
-
-def _arguments(directory: Path) -> Sequence[str]:
-    try:
-        return shlex.split((directory / COMMAND_FILE).read_text(encoding="utf-8"))[1:]
-    except (OSError, ValueError):
-        return ()
-
-
-def _shown(directory: Path, project: Path) -> Path:
-    directory = directory.absolute()
-    return directory.relative_to(project) if directory.is_relative_to(project) else directory

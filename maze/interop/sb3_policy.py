@@ -27,7 +27,6 @@ from maze.core.errors import CheckpointError, ConfigError, ConfigImportError
 from maze.core.utils.checkpoint import load_state
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
-_SERIALIZED = ":serialized:"
 _CLASS = re.compile(r"<class '([\w.]+)'>")
 _OWNER_OF_INIT = re.compile(r"<function (\w+)\.__init__ at ")
 _NOT_FOR_ACTING = ("optimizer_class", "optimizer_kwargs")

@@ -18,7 +18,7 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
 from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
@@ -72,10 +72,7 @@ class ComparisonRunner(Runner):
         self._cfg = cfg
         self.maze_seeding = MazeSeeding.configured(cfg.get("seeding"))
         self._rewards: dict[str, list[str]] = {}
-        self._seeds = [
-            (self.maze_seeding.generate_env_instance_seed(), self.maze_seeding.generate_agent_instance_seed())
-            for _ in range(self.n_episodes)
-        ]
+        self._seeds = self.maze_seeding.episode_seeds(self.n_episodes)
 
     @override(Runner)
     def run(self, **kwargs: Any) -> None:
@@ -169,8 +166,7 @@ def write_files(files: Mapping[str, str]) -> None:
     :param files: By name.
     """
     for name, text in files.items():
-        content = text.encode(errors="replace")
-        atomic_write(Path(name), lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_whole(Path(name), text.encode(errors="replace"))
     print(f"Written: {', '.join(str(Path.cwd() / name) for name in files)}", flush=True)
 
 

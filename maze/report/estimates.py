@@ -75,18 +75,6 @@ def bootstrap_estimate(
     return Estimate(value, float(low), float(high))
 
 
-def probability_of_improvement(ours: Values, theirs: Values) -> Estimate:
-    """How probable it is that one is better than the other in the same episode; ties count half.
-
-    The interval is that of a bootstrap over the episodes.
-
-    :param ours: Values `[n_episodes]`, larger is better.
-    :param theirs: The other's values in the same episodes.
-    """
-    wins = (ours > theirs) + 0.5 * (ours == theirs)
-    return bootstrap_estimate([np.asarray(wins, np.float64)])
-
-
 def mean_with_t_interval(values: Values) -> tuple[Values, Values, Values]:
     """Mean and 95 % interval by Student's t over the first axis, for curves of few runs.
 

@@ -114,11 +114,7 @@ class InspectionRunner(Runner):
 
     def _chosen_seeds(self, acting: Mapping[str, Any], wrappers: Any) -> tuple[int, int]:
         """Seeds of the environment and of the agent in the episode that is shown."""
-        seeding = self.maze_seeding
-        seeds = [
-            (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
-            for _ in range(self.n_episodes)
-        ]
+        seeds = self.maze_seeding.episode_seeds(self.n_episodes)
         if len(seeds) == 1:
             return seeds[0]
         maze_env, policy = self._built(acting, wrappers)

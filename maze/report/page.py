@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 from maze.report.charts import Chart
 from maze.report.progress import Progress
 
@@ -145,7 +145,7 @@ class Page:
         :raises OSError: The disk does not take it.
         """
         content = self.text().encode("utf-8", errors="replace")
-        atomic_write(path, lambda file: file.write(content))
+        write_whole(path, content)
 
     def text(self, version: str | None = None) -> str:
         """The page.

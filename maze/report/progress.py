@@ -13,7 +13,7 @@ from maze.core.errors import MazeError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.log_stats.stats_columns import columns_of
 from maze.core.log_stats.stats_format import column_name
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 
 PROGRESS_FILE = "progress.csv"
 LEADING = ("step", "path", "seconds", "env_steps")
@@ -106,8 +106,7 @@ class Progress:
 
         :raises OSError: The disk does not take it.
         """
-        content = self.text().encode()
-        atomic_write(directory / PROGRESS_FILE, lambda file: file.write(content))
+        write_whole(directory / PROGRESS_FILE, self.text())
 
     def take_over(self, earlier: Progress, step: float, path: str) -> float:
         """Puts rows of the run that this one goes on with before all others.

@@ -172,10 +172,7 @@ class ReplayRunner(Runner):
 
     def _agent_seed(self, episode: StateTrajectoryRecord) -> int:
         """The seed that the agent had in the episode, where it can be told; otherwise that of a first episode."""
-        seeds = [
-            (self.maze_seeding.generate_env_instance_seed(), self.maze_seeding.generate_agent_instance_seed())
-            for _ in range(max(1, self.n_recorded))
-        ]
+        seeds = self.maze_seeding.episode_seeds(max(1, self.n_recorded))
         own = None if episode.action_record is None else episode.action_record.seed
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 

@@ -21,7 +21,7 @@ from maze.core.log_stats.log_stats import (
     StatsContext,
     get_stats_logger,
 )
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import read_json_object, write_whole
 
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
 _BOOKKEEPING = ("num_", "module_", "weights_", "diff_", "last_", "default_optimizer", "gradients_default", "connector")
@@ -180,13 +180,9 @@ def write_progress(iteration: int, is_finished: bool, best_score: float, directo
         "best_score": best_score if math.isfinite(best_score) else None,
     }
     text = json.dumps(content, indent=2) + "\n"
-    atomic_write(Path(directory) / PROGRESS_FILE, lambda file: file.write(text.encode()))
+    write_whole(Path(directory) / PROGRESS_FILE, text)
 
 
 def read_progress(directory: str | Path) -> Mapping[str, Any] | None:
     """What :func:`write_progress` wrote; `None`: the file is missing or damaged."""
-    try:
-        content = json.loads((Path(directory) / PROGRESS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    return read_json_object(Path(directory) / PROGRESS_FILE) or None

@@ -6,7 +6,6 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from maze.core.log_stats.figures import Figures
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, RunPlace, StatsContext
 from maze.core.log_stats.stats_columns import columns_of
 from maze.core.log_stats.stats_format import column_name
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import read_json_object, write_whole
 
 TRACKING_FILE = "tracking.json"
 """Where a run notes what trackers call it, in its directory; a run that goes on with it goes on there."""
@@ -61,7 +60,7 @@ class TrackedRun:
         """
         directory = self.place.directory
         text = json.dumps({**_identities(directory), tracker: identity}, indent=2)
-        atomic_write(directory / TRACKING_FILE, lambda file: file.write(f"{text}\n".encode()))
+        write_whole(directory / TRACKING_FILE, f"{text}\n")
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """The files that are worth keeping, each with what it belongs to: settings, statistics, figures, ..."""
@@ -167,8 +166,4 @@ class Tracker(LogStatsWriter, ABC):
 
 
 def _identities(directory: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads((directory / TRACKING_FILE).read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-    return {}
+    return read_json_object(directory / TRACKING_FILE)

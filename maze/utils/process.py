@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from maze.core.errors import WorkerError
@@ -126,7 +127,7 @@ class Process(multiprocessing.Process):
                 self._outcome = pickle.loads(self._receiver.recv_bytes())
             except EOFError:
                 self.join()
-                error = WorkerError(f"Process {self.pid} {_ending(self.exitcode)} before its function finished.")
+                error = WorkerError(f"Process {self.pid} {exit_text(self.exitcode)} before its function finished.")
                 self._outcome = (False, ExceptionReport(error))
             self._receiver.close()
             self.join()
@@ -134,7 +135,16 @@ class Process(multiprocessing.Process):
         return self._outcome
 
 
-def _ending(exit_code: int | None) -> str:
+def end(process: BaseProcess, timeout: float) -> None:
+    """Waits for a process; one that has not ended in time is killed."""
+    process.join(max(0.0, timeout))
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def exit_text(exit_code: int | None) -> str:
+    """How a process ended, in words; a negative exit code is the signal that killed it."""
     if exit_code is not None and exit_code < 0:
         return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
     return f"exited with code {exit_code}"

@@ -12,7 +12,8 @@ import pytest
 from hydra import compose
 
 from maze.api.process_state import hydra_session
-from maze.cli.run_commands import _literal, _overrides
+from maze.cli.hydra_setup import value_text
+from maze.cli.run_commands import _overrides
 from maze.maze_cli import _what_to_show, main
 
 TINY = (
@@ -208,14 +209,14 @@ def test_differences_between_configurations_become_overrides() -> None:
     value = {"_target_": "a.c", "name": "x y", "size": [1, 3], "nested": {"depth": 1, "width": 4}, "new": None}
     assert list(_overrides("env", value, default)) == [
         "env._target_=a.c",
-        'env.name="x y"',
+        "env.name='x y'",
         "env.size=[1,3]",
         "env.nested.width=4",
         "+env.new=null",
         "~env.gone",
     ]
     assert list(_overrides("wrappers", {"a.b:wrapper": {"x": 1}}, {})) == [None]
-    assert _literal({"a": True, "b": ["c d"]}) == '{a:true,b:["c d"]}'
+    assert list(_overrides("env", {"a": {"b": ["c d"]}}, {"a": {}})) == ["+env.a.b=['c d']"]
 
 
 def test_wrappers_are_configured_by_their_class_paths() -> None:
@@ -224,7 +225,7 @@ def test_wrappers_are_configured_by_their_class_paths() -> None:
     value = {limit: {"max_episode_steps": 7}, skip: {"n_steps": 2}}
     changes = list(_overrides("wrappers", value, default))
     assert changes == [f"wrappers.{limit}.max_episode_steps=7", f"+wrappers.{skip}={{n_steps:2}}", f"~wrappers.{clip}"]
-    before = [f"+wrappers.{key}={_literal(arguments)}" for key, arguments in default.items()]
+    before = [f"+wrappers.{key}={value_text(arguments)}" for key, arguments in default.items()]
     with hydra_session():
         composed = compose("conf_rollout", overrides=[*before, *changes])
     assert composed.wrappers == value

@@ -11,7 +11,6 @@ from maze.report.estimates import (
     explained_share,
     interquartile_mean,
     mean_with_t_interval,
-    probability_of_improvement,
 )
 
 
@@ -35,12 +34,6 @@ def test_strata_are_drawn_among_themselves() -> None:
     estimate = bootstrap_estimate([np.full(5, 1.0), np.full(5, 9.0)])
     assert estimate == (5.0, 5.0, 5.0)
     assert np.isnan(bootstrap_estimate([np.array([3.0])]).low)
-
-
-def test_ties_count_half() -> None:
-    estimate = probability_of_improvement(np.array([1.0, 2.0, 3.0, 4.0]), np.array([0.0, 2.0, 4.0, 3.0]))
-    assert estimate.value == 2.5 / 4
-    assert probability_of_improvement(np.ones(5), np.zeros(5)) == (1.0, 1.0, 1.0)
 
 
 def test_t_interval_of_three_runs() -> None:

@@ -153,7 +153,7 @@ GOES_ON: dict[str, str] = {
     "exit in close": "`close` raised SystemExit",
 }
 DIES: dict[str, str] = {
-    "hard exit": "exited with code 4|ended with exit code 4",
+    "hard exit": "exited with code 4",
     "killed": r"was killed by signal 9 \(SIGKILL\)",
     "crash": r"was killed by signal 11 \(SIGSEGV\)",
 }

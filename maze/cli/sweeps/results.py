@@ -7,12 +7,10 @@ import io
 import re
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from maze.cli.sweeps.trials import TrialResult, ranked
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 
 RESULTS_FILE = "results.csv"
 OPTIMUM_FILE = "optimization_results.yaml"
@@ -41,7 +39,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
                 " ".join(result.run_dirs),
             ]
         )
-    atomic_write(directory / RESULTS_FILE, partial(_write, content=text.getvalue().encode()))
+    write_whole(directory / RESULTS_FILE, text.getvalue())
 
 
 def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], maximize: bool) -> None:
@@ -58,8 +56,7 @@ def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], ma
     optimum = {"name": name, "best_evaluated_params": values, "best_evaluated_result": best.objective}
     if best.violation is not None:
         optimum["best_evaluated_violation"] = best.violation
-    content = OmegaConf.to_yaml(OmegaConf.create(optimum)).encode()
-    atomic_write(directory / OPTIMUM_FILE, partial(_write, content=content))
+    write_whole(directory / OPTIMUM_FILE, OmegaConf.to_yaml(OmegaConf.create(optimum)))
 
 
 def results_table(results: Sequence[TrialResult], maximize: bool, n_rows: int = 50) -> str:
@@ -133,7 +130,3 @@ def _exact(value: float | None) -> str:
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _write(file: BinaryIO, content: bytes) -> None:
-    file.write(content)

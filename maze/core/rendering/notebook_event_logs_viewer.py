@@ -6,10 +6,11 @@ import html
 from pathlib import Path
 from typing import Any
 
-from maze.core.errors import CheckpointError, ConfigImportError, MazeError
+from maze.core.errors import CheckpointError, MazeError
 from maze.core.rendering.event_timelines import ID_COLUMNS
 from maze.core.rendering.events_stats_renderer import EventStatsRenderer
 from maze.core.rendering.offscreen import figure_png, offscreen
+from maze.core.rendering.renderer_args import require_ipywidgets
 
 _AGGREGATIONS = [("none", None), *((name, name) for name in ("sum", "mean", "max", "min", "count"))]
 _POST_PROCESSING = [("sum up over the steps", "cumsum"), ("none", None), ("largest so far", "cummax")]
@@ -109,18 +110,6 @@ def _read(path: str | Path) -> Any:
     import pandas as pd
 
     return pd.read_csv(path, sep="\t")
-
-
-def require_ipywidgets() -> Any:
-    """The module ipywidgets; an error that names the extra, where it is not installed.
-
-    :raises ImportError: It is not installed; names the extra.
-    """
-    try:
-        import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ConfigImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
-    return ipywidgets
 
 
 def show(widget: Any) -> None:

@@ -6,8 +6,9 @@ import html
 from typing import Any
 
 from maze.core.errors import ConfigError
-from maze.core.rendering.notebook_event_logs_viewer import require_ipywidgets, show
+from maze.core.rendering.notebook_event_logs_viewer import show
 from maze.core.rendering.offscreen import step_picture
+from maze.core.rendering.renderer_args import require_ipywidgets
 from maze.core.rendering.step_summary import StepSummary, step_summaries
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 

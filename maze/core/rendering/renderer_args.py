@@ -45,7 +45,7 @@ class IntRangeArg(RendererArg):
 
     @override(RendererArg)
     def create_widget(self) -> Any:
-        return _ipywidgets().IntSlider(
+        return require_ipywidgets().IntSlider(
             value=self.min_value, min=self.min_value, max=self.max_value, step=1, description=self.title
         )
 
@@ -67,10 +67,14 @@ class OptionsArrayArg(RendererArg):
 
     @override(RendererArg)
     def create_widget(self) -> Any:
-        return _ipywidgets().Dropdown(options=self.options, description=self.title)
+        return require_ipywidgets().Dropdown(options=self.options, description=self.title)
 
 
-def _ipywidgets() -> Any:
+def require_ipywidgets() -> Any:
+    """The module ipywidgets.
+
+    :raises ConfigImportError: It is not installed; names the extra.
+    """
     try:
         import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:

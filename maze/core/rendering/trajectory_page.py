@@ -21,7 +21,7 @@ from maze.core.rendering.step_summary import step_summaries
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 
 _NO_PICTURE = (
     "No picture: this trajectory brings no renderer. Record gymnasium environments with a FrameRecordingWrapper, or "
@@ -103,7 +103,7 @@ def write_trajectory_page(
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, lambda file: file.write(page.encode("utf-8")))
+    write_whole(path, page)
     return path
 
 

@@ -28,7 +28,7 @@ from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.pickling import pickled
 from maze.core.utils.targets import locate
-from maze.utils.process import become_worker
+from maze.utils.process import become_worker, end, exit_text
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
@@ -190,12 +190,8 @@ class _Worker:
     def _death(self) -> WorkerError:
         self.process.join(CLOSE_TIMEOUT)
         code = self.process.exitcode
-        if code is not None and code < 0:
-            how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
-            hint = " Out of memory, perhaps: try fewer runner.n_processes." if code == -signal.SIGKILL else ""
-        else:
-            how, hint = f"ended with exit code {code}", ""
-        return WorkerError(f"{self._name()} {how} in {self._place()}.{hint}")
+        hint = " Out of memory, perhaps: try fewer runner.n_processes." if code == -signal.SIGKILL else ""
+        return WorkerError(f"{self._name()} {exit_text(code)} in {self._place()}.{hint}")
 
     def _name(self) -> str:
         return f"Rollout worker {self.index} (pid {self.process.pid})"
@@ -344,8 +340,5 @@ def _close(workers: list[_Worker]) -> None:
         if not worker.is_done:
             worker.process.kill()
     for worker in workers:
-        worker.process.join(CLOSE_TIMEOUT)
-        if worker.process.is_alive():  # its work is done, but something keeps it
-            worker.process.kill()
-            worker.process.join()
+        end(worker.process, CLOSE_TIMEOUT)
         worker.connection.close()

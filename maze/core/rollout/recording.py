@@ -30,7 +30,7 @@ from maze.core.log_stats.run_console import EVERYTHING
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -239,8 +239,7 @@ def _remove_episode(directory: Path, episode_id: str) -> None:
             continue
         text = io.StringIO(newline="")
         csv.writer(text, delimiter="\t", lineterminator="\n").writerows(kept)
-        content = text.getvalue().encode()
-        atomic_write(table, lambda file, content=content: file.write(content))  # type: ignore[misc]
+        write_whole(table, text.getvalue())
 
 
 def _rows(table: Path) -> list[list[str]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractEr
 from maze.core.rollout.rendering import StepRenderer
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
+from maze.core.utils.files import inside_directory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
 from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper, checked_time_limit
@@ -264,11 +264,7 @@ class RolloutRunner(Runner, ABC):
 
     def draw_episode_seeds(self) -> list[tuple[int, int]]:
         """The seeds of all episodes, in their order."""
-        seeding = self.maze_seeding
-        return [
-            (seeding.generate_env_instance_seed(), seeding.generate_agent_instance_seed())
-            for _ in range(self.n_episodes)
-        ]
+        return self.maze_seeding.episode_seeds(self.n_episodes)
 
 
 def _failure(error: BaseException, call: str, env: Any, name: str, observation: Any) -> BaseException:
@@ -323,17 +319,15 @@ def working_directory(directory: str) -> Iterator[None]:
     if not directory:
         yield
         return
-    previous = Path.cwd()
-    try:
-        os.chdir(directory)
-    except OSError as error:
-        raise ConfigError(f"input_dir: cannot enter {directory}: {error.strerror}.") from error
-    try:
-        yield
-    except CheckpointError as error:
-        raise CheckpointError(f"input_dir={directory}: {error}") from error
-    finally:
-        os.chdir(previous)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(inside_directory(directory))
+        except OSError as error:
+            raise ConfigError(f"input_dir: cannot enter {directory}: {error.strerror}.") from error
+        try:
+            yield
+        except CheckpointError as error:
+            raise CheckpointError(f"input_dir={directory}: {error}") from error
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -9,11 +10,11 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from maze.core.errors import CheckpointError
 
@@ -43,6 +44,32 @@ def atomic_write(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
             os.unlink(temporary)
         raise
     _sync_directory(target.parent)
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
+    """Writes text (as UTF-8) or bytes with :func:`atomic_write`."""
+    data = content.encode() if isinstance(content, str) else content
+    atomic_write(path, lambda file: file.write(data))
+
+
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The object that a JSON file holds; empty where the file is missing, damaged, or holds something else."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+@contextmanager
+def inside_directory(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Context in which relative paths start at a directory."""
+    previous = Path.cwd()
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.chdir(previous)
 
 
 _SEAL = re.compile(rb"maze-crc32:([0-9a-f]{8})\n")

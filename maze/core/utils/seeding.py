@@ -106,6 +106,10 @@ class MazeSeeding:
         """The next agent's seed."""
         return self.generate_seed_from_random_state(self.agent_rng)
 
+    def episode_seeds(self, n_episodes: int) -> list[tuple[int, int]]:
+        """The next seeds of the environment and of the agent, one pair for each episode."""
+        return [(self.generate_env_instance_seed(), self.generate_agent_instance_seed()) for _ in range(n_episodes)]
+
 
 def _checked(seed: Any, name: str) -> int:
     if seed is None:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from maze.core.errors import CheckpointError, ConfigError
-from maze.core.utils.files import TEMPORARY_PREFIX, atomic_write
+from maze.core.utils.files import TEMPORARY_PREFIX, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Store:
         with self._explained("cannot be written to"):
             if self._files is None:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(path, lambda file: file.write(content))
+                write_whole(path, content)
                 return
             stream = self._files.open_output_stream(path)
             stream.write(content)  # of bytes that are there: nothing of ours can fail in between
@@ -143,7 +143,7 @@ class Store:
                 continue
             content = self.read(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            write_whole(path, content)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from typing_extensions import ParamSpec
 
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 
 COLLECTING, WAITING, TRANSFER, LEARNING = "collecting", "waiting", "transfer", "learning"
 MEANINGS = {
@@ -126,7 +126,7 @@ class UpdateProfile:
 
     def _write(self, text: str) -> None:
         self._text = text
-        atomic_write(self._file, lambda file: file.write(text.encode()))
+        write_whole(self._file, text)
 
 
 @contextmanager

@@ -134,18 +134,6 @@ class Program:
         return list(dict.fromkeys(layers))
 
 
-class DescribedModule(Protocol):
-    """A module that can be read."""
-
-    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
-        """Says what `forward` does.
-
-        :param reader: Takes the operations.
-        :param inputs: Places of the tensors that `forward` is given, by key.
-        :return: Places of the tensors that `forward` returns, by key.
-        """
-
-
 class ProgramReader:
     """Takes the operations of modules; those that have none raise an error that :func:`read_program` catches."""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import read_json_object, write_whole
 
 RECORD_FILE = "run.json"
 """Where a run says how far it is, in its directory; it is read without torch and without its checkpoints."""
@@ -38,7 +38,7 @@ def write_record(directory: Path, state: str, values: Mapping[str, Any]) -> None
     """
     text = json.dumps({"state": state, **values, "process": os.getpid(), "host": socket.gethostname()}, indent=2)
     with suppress(OSError):
-        atomic_write(directory / RECORD_FILE, lambda file: file.write(f"{text}\n".encode()))
+        write_whole(directory / RECORD_FILE, f"{text}\n")
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
@@ -46,11 +46,8 @@ def read_record(directory: Path) -> dict[str, Any] | None:
 
     :param directory: Directory of the run.
     """
-    try:
-        record = json.loads((directory / RECORD_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(record, dict):
+    record = read_json_object(directory / RECORD_FILE)
+    if not record:
         return None
     if record.get("state") == RUNNING and record.get("host") == socket.gethostname() and not _is_alive(record):
         record["state"] = INTERRUPTED

@@ -182,7 +182,7 @@ def test_episodes_without_a_limit_run_until_they_end() -> None:
     ("fault", "message"),
     [
         ("kill", r"worker \d \(pid \d+\) was killed by signal 9 \(SIGKILL\) in episode"),
-        ("exit", r"worker \d \(pid \d+\) ended with exit code 3 in episode"),
+        ("exit", r"worker \d \(pid \d+\) exited with code 3 in episode"),
         ("raise", r"(?s)worker \d .* failed in episode .*ValueError: the simulator broke"),
         ("unpicklable", r"(?s)worker \d .* failed in episode .*LocalError"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 import threading
 import warnings
@@ -19,7 +18,7 @@ from maze.core.errors import MazeError, WorkerError
 from maze.core.utils.pickling import pickled
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
 from maze.utils.exception_report import ExceptionReport
-from maze.utils.process import become_worker
+from maze.utils.process import become_worker, end, exit_text
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that a worker gets to leave."""
@@ -43,9 +42,7 @@ class _Worker:
             is_result, value = cloudpickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             self.process.join(CLOSE_TIMEOUT)
-            code = self.process.exitcode
-            is_killed = code is not None and code < 0
-            how = f"was killed by {signal.Signals(-code).name}" if is_killed else f"ended with exit code {code}"  # type: ignore[operator]
+            how = exit_text(self.process.exitcode)
             raise WorkerError(f"{place} {how} while it loaded {source}. Out of memory, perhaps?") from error
         if not is_result:
             if isinstance(value.exception, MazeError):
@@ -124,10 +121,7 @@ def _close(workers: Sequence[_Worker]) -> None:
         if worker.n_done < len(worker.sources):
             worker.process.kill()
     for worker in workers:
-        worker.process.join(CLOSE_TIMEOUT)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
+        end(worker.process, CLOSE_TIMEOUT)
         worker.connection.close()
 
 

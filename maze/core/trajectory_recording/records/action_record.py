@@ -11,7 +11,7 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
-from maze.core.utils.files import atomic_write, open_json, seal_json
+from maze.core.utils.files import open_json, seal_json, write_whole
 
 _SINGLE_ACTION = ""
 """Stands for the name of an action that is no dictionary."""
@@ -58,7 +58,7 @@ class ActionRecord:
         }
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.episode_id}.json"
-        atomic_write(path, lambda file: file.write(seal_json(json.dumps(content).encode())))
+        write_whole(path, seal_json(json.dumps(content).encode()))
         return path
 
     @classmethod

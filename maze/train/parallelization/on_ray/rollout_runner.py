@@ -14,7 +14,7 @@ from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, 
 from maze.core.rollout.recording import EpisodeStatsReport
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, working_directory
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
-from maze.core.utils.files import atomic_write
+from maze.core.utils.files import write_whole
 from maze.core.utils.storage import local_copy, origin_of
 from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
 from maze.train.parallelization.placement import placed
@@ -108,7 +108,7 @@ class RayRolloutRunner(DistributedRolloutRunner):
         for (first, _), (episodes, files) in crew.hand_out(_NAME, "play", self._slices(crew.n_actors)):
             for path, content in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
+                write_whole(path, content)
             yield from enumerate(episodes, first)
 
     def _slices(self, n_actors: int) -> Callable[[], tuple[int, EpisodeSeeds] | None]:
