@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
@@ -106,10 +106,20 @@ class PlacedRunner(Runner):
 
     # -- what a trainer asks for -----------------------------------------------------------------------
 
-    def rollouts(self) -> RolloutGenerator:
-        """What rolls a policy out in the training environments, as many as `concurrency` says."""
-        n_envs = self.concurrency or self._num_envs or default_concurrency()
-        env = self._seeded_env(self.env_factory, n_envs, "train")
+    @property
+    def n_training_envs(self) -> int:
+        """Number of training environments."""
+        return self.concurrency or self._num_envs or default_concurrency()
+
+    def rollouts(
+        self, env_factory: Callable[[], Any] | None = None, seeds: Sequence[int] | None = None
+    ) -> RolloutGenerator:
+        """What rolls a policy out in the training environments, as many as `concurrency` says.
+
+        :param env_factory: Makes one environment; `None`: that of the run.
+        :param seeds: A seed for each of them; `None`: the next ones.
+        """
+        env = self._seeded_env(env_factory or self.env_factory, self.n_training_envs, "train", seeds)
         may_be_late = env.n_rollout_envs < env.n_envs  # then by a policy that is not the newest: its logits are needed
         return RolloutGenerator(env, record_logits=may_be_late)
 
@@ -161,13 +171,25 @@ class PlacedRunner(Runner):
     # -- where it is placed ----------------------------------------------------------------------------
 
     def _seeded_env(
-        self, env_factory: Callable[[], Any] | None, n_envs: int, logging_prefix: str
+        self,
+        env_factory: Callable[[], Any] | None,
+        n_envs: int,
+        logging_prefix: str,
+        seeds: Sequence[int] | None = None,
     ) -> StructuredVectorEnv:
         assert env_factory is not None, "setup comes first"
         env = self.create_distributed_env(env_factory, n_envs, logging_prefix)
         self._closing.append(env.close)
-        env.seed(self.env_seeds(n_envs))
+        env.seed(self.env_seeds(n_envs) if seeds is None else seeds)
         return env
+
+    def give_back(self, env: StructuredVectorEnv) -> None:
+        """Closes environments before the run ends.
+
+        :param env: As :meth:`rollouts` made them.
+        """
+        self._closing.remove(env.close)
+        env.close()
 
     def create_distributed_env(
         self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str

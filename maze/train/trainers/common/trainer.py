@@ -133,6 +133,9 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     """Whether it learns models that carry hidden states from step to step."""
     learns_observation_statistics: ClassVar[bool] = False
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
+    follows_curriculum: ClassVar[bool] = False
+    """Whether its environments may change from epoch to epoch, see
+    :class:`~maze.train.trainers.common.curriculum.Curriculum`."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 

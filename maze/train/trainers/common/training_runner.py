@@ -113,6 +113,11 @@ class TrainingRunner(PlacedRunner):
         self._algorithm = self._checked_algorithm(cfg.get("algorithm"))
         if self._algorithm is None:
             return  # a runner of somebody's own builds the trainer
+        if cfg.get("curriculum") and not getattr(self.trainer_type, "follows_curriculum", False):
+            raise ConfigError(
+                f"curriculum: {self.trainer_type.__name__} learns in the same environments all the time. Use "
+                "algorithm=ppo or algorithm=a2c, or leave it empty."
+            )
         try:
             self._trainer = self.build_trainer()
             begin_where_configured(self._trainer, self, self._resumed)

@@ -41,6 +41,7 @@ class IMPALA(ActorCritic):
 
     config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig
     learns_recurrent: ClassVar[bool] = False
+    follows_curriculum: ClassVar[bool] = False
     config: ImpalaAlgorithmConfig
 
     def __init__(

@@ -31,6 +31,10 @@ class ActorCriticEvents(ABC):
         """Estimate of what an environment step earns on average, where rewards are centred (`reward_centering`)."""
 
     @define_epoch_stats(np.mean)
+    def curriculum_stage(self, value: float) -> None:
+        """Stage of the curriculum from 0 on, where there is one; the last one is the environment as configured."""
+
+    @define_epoch_stats(np.mean)
     @define_stats_grouping("substep_key")
     def policy_loss(self, substep_key: SubstepKey, value: float) -> None:
         """Loss of the policy of a sub-step."""

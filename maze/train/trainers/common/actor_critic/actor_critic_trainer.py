@@ -37,6 +37,7 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
+from maze.train.trainers.common.curriculum import Curriculum
 from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
@@ -86,6 +87,7 @@ class ActorCritic(EpochTrainer, ABC):
     config_class: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
     learns_recurrent: ClassVar[bool] = True
     learns_observation_statistics: ClassVar[bool] = True
+    follows_curriculum: ClassVar[bool] = True
     events_class: ClassVar[type[Any]] = ActorCriticEvents
     config: ActorCriticConfig
     model: TorchActorCritic
@@ -125,12 +127,12 @@ class ActorCritic(EpochTrainer, ABC):
         self._returns = self._return_function()
         if self.config.reward_centering:
             self._returns = CentredReturns(self._returns, self.config.reward_centering)
-        self._memory: HiddenStates | None = None
+        self._memory = self._new_memory()
         """What a recurrent critic remembers where the next rollout begins."""
-        if model.is_recurrent:
-            self._memory = HiddenStates(self.rollout_generator.env.n_rollout_envs, model.critic.state_sizes)
         self._reward_scaling = RewardScaling(self.config.gamma) if self.config.reward_scaling else None
         self._columns: RolloutColumns | None = None
+        self._curriculum: Curriculum | None = None
+        self._stage = 0
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
 
     @classmethod
@@ -138,15 +140,18 @@ class ActorCritic(EpochTrainer, ABC):
     def build(cls, run: TrainingRunner) -> ActorCritic:
         model = run.actor_critic()
         selection = run.best_model_selection(model)
-        return cls(
+        curriculum = Curriculum.of(run) if cls.follows_curriculum else None
+        trainer = cls(
             algorithm_config=run.algorithm,
-            rollout_generator=cls._rollouts(run, model),
+            rollout_generator=cls._rollouts(run, model) if curriculum is None else curriculum.rollouts(0),
             evaluator=run.evaluator(selection),
             model=model,
             model_selection=selection,
             seed=run.agent_seed(),
             checkpoint_file=run.checkpoint_file,
         )
+        trainer._curriculum = curriculum
+        return trainer
 
     @classmethod
     def _rollouts(cls, run: TrainingRunner, model: TorchActorCritic) -> RolloutGenerator | DistributedActors:
@@ -185,6 +190,24 @@ class ActorCritic(EpochTrainer, ABC):
         return {**parts, "rollouts": self.rollout_generator}
 
     @override(EpochTrainer)
+    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        if self._curriculum is not None:  # the last update of an epoch was in the stage of that epoch
+            self._enter(self._curriculum.stage_of(self.epoch if self.update else max(0, self.epoch - 1)))
+        return super()._load_parts(state)
+
+    def _enter(self, stage: int) -> None:
+        """Goes on in the environments of a stage of the curriculum."""
+        if self._curriculum is None or stage == self._stage:
+            return
+        self.rollout_generator = self._curriculum.rollouts(stage)
+        self._stage, self._columns, self._memory = stage, None, self._new_memory()
+
+    def _new_memory(self) -> HiddenStates | None:
+        if not self.model.is_recurrent:
+            return None
+        return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
+
+    @override(EpochTrainer)
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         if isinstance(self._returns, CentredReturns) and "average_reward" not in state["parts"]:
             raise ConfigError(
@@ -215,6 +238,9 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
+        if self._curriculum is not None:
+            self._enter(self._curriculum.stage_of(self.epoch))
+            self.stats.add_value("curriculum_stage", self._stage)
         self._schedule_lr()
         start = time.perf_counter()
         columns = self._collect()

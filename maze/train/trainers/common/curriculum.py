@@ -1,0 +1,118 @@
+"""Other environments while a training is young: a curriculum of stages, each with arguments of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from maze.core.errors import ConfigError
+from maze.core.utils.checked_config import CheckedConfig
+from maze.core.utils.config_utils import EnvFactory
+from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
+from maze.perception.models.space_config import SpacesConfig
+from maze.train.parallelization.vector_env.env_batch import CheckedEnvFactory
+
+if TYPE_CHECKING:
+    from maze.core.rollout.rollout_generator import RolloutGenerator
+    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
+    from maze.train.trainers.common.training_runner import TrainingRunner
+
+
+@dataclass
+class Stage(CheckedConfig):
+    """A number of epochs in environments with other arguments than those of `env`."""
+
+    section = "curriculum"
+
+    n_epochs: int = 1
+    """How many epochs it takes."""
+
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment that differ, as they would be written below `env`."""
+
+    def __post_init__(self) -> None:
+        self.require_integer("n_epochs", minimum=1)
+        if not isinstance(self.env, Mapping):
+            raise ConfigError(f"curriculum.env: expected arguments of the environment by name, found {self.env!r}.")
+
+
+class Curriculum:
+    """The stages of a training, and after them its environment as configured; changes are between epochs.
+
+    Each stage has vector environments of its own, wherever the placement says, so that environments need not know of
+    it; which one it is depends on the number of the epoch only, and the seeds of all are drawn beforehand.
+
+    :param run: The runner of the training.
+    :param stages: The stages in their order.
+    """
+
+    def __init__(self, run: TrainingRunner, stages: list[Stage]) -> None:
+        self._run = run
+        self._stages = stages
+        self._env: StructuredVectorEnv | None = None
+        n_envs = run.n_training_envs
+        self._seeds = [run.env_seeds(n_envs) for _ in range(len(stages) + 1)]
+
+    @classmethod
+    def of(cls, run: TrainingRunner) -> Curriculum | None:
+        """The curriculum that a run is configured with; `None`: there is none.
+
+        :raises ConfigError: It is no list of stages.
+        """
+        config = run.cfg.get("curriculum")
+        if not config:
+            return None
+        stages = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+        if not isinstance(stages, list):
+            raise ConfigError(f"curriculum: expected a list of stages with `n_epochs` and `env`, found {stages!r}.")
+        return cls(run, [Stage.from_config(stage) for stage in stages])
+
+    def stage_of(self, epoch: int) -> int:
+        """Which stage an epoch belongs to, from 0 on; as many as there are stages: the environment as configured.
+
+        :param epoch: Number of epochs before it.
+        """
+        for index, stage in enumerate(self._stages):
+            epoch -= stage.n_epochs
+            if epoch < 0:
+                return index
+        return len(self._stages)
+
+    def rollouts(self, stage: int) -> RolloutGenerator:
+        """What rolls a policy out in a stage; the environments of the stage before are closed.
+
+        :param stage: Its number.
+        :raises ConfigError: The model cannot act in its environments.
+        """
+        run = self._run
+        factory = run.env_factory if stage == len(self._stages) else self._env_factory(stage)
+        before = self._env
+        if before is not None:
+            run.give_back(before)
+        rollouts = run.rollouts(factory, self._seeds[stage])
+        self._env = rollouts.env
+        if before is not None:
+            rollouts.env.epoch_stats = before.epoch_stats  # totals go on
+        return rollouts
+
+    def _env_factory(self, stage: int) -> Callable[[], Any]:
+        run, arguments = self._run, self._stages[stage].env
+        config = OmegaConf.merge(run.cfg.env, arguments)
+        factory: Callable[[], Any] = EnvFactory(config, run.cfg.get("wrappers") or {}, run.env_timeout)
+        if run.normalization_statistics is not None:
+            factory = make_normalized_env_factory(factory, run.normalization_statistics)
+        env = factory()
+        try:
+            spaces = SpacesConfig(env.action_spaces_dict, env.observation_spaces_dict, env.agent_counts_dict)
+        finally:
+            env.close()
+        if differences := run.spaces.differences(spaces):
+            raise ConfigError(
+                f"curriculum[{stage}].env: the model cannot act in these environments. {'; '.join(differences)}. Only "
+                "numbers of candidates may differ from those of `env`; sizes of other observations have to be padded "
+                "by the environment."
+            )
+        return CheckedEnvFactory(factory, spaces)
