@@ -115,7 +115,6 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
 def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], project: Path | None) -> None:
     """Runs it with statistics of its own.
 
-    :param writers: Writers of statistics.
     :param project: Where the command was started; `None`: there is none, and no report and no log.
     """
     from maze.cli.run_facts import report_writer
@@ -356,7 +355,6 @@ def _kind(error: MazeError) -> str:
 def _as_command_of_this_process(arguments: list[str], signals: list[int]) -> Iterator[None]:
     """Hydra reads `sys.argv`, and reports errors itself unless the environment asks for full ones.
 
-    :param arguments: Those of the command.
     :param signals: Takes the signals by which it is interrupted.
     """
 

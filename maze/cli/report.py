@@ -62,7 +62,6 @@ def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
 def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
     """The page about what lies in directories of runs, of sweeps, or of several runs.
 
-    :param places: The directories.
     :param is_quick: Leave out what takes a moment to find out: a page that is served is made every few seconds.
     """
     runs = [run for place in places for run in (_runs_in(place) or [place])]

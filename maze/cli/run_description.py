@@ -55,8 +55,6 @@ def print_run_info(argument: str) -> int:
 def find_run(path: Path, flag: str = "--info") -> Path:
     """The directory of a run or a sweep; an error names others that were probably meant.
 
-    :param path: As it was given.
-    :param flag: What it was given to.
     :raises UsageError: There is no run; names what may have been meant.
     """
     if is_run(path) or is_sweep(path):

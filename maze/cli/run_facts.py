@@ -80,11 +80,7 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
 
 
 def title_of(directory: Path, cfg: Mapping[str, Any]) -> str:
-    """Environment and algorithm of a run in a few words.
-
-    :param directory: Of the run.
-    :param cfg: Its configuration.
-    """
+    """Environment and algorithm of a run in a few words."""
     option = chosen_options(directory).get("env")
     # An environment that an option describes is called what the option is called, unless it describes all of a package.
     names = [str(option) if option and option not in _BY_NAME else environment_name(cfg.get("env"))]

@@ -33,7 +33,6 @@ class ListedRun(NamedTuple):
 def print_runs(argument: str) -> int:
     """Prints a table of the trainings below a directory, the newest last; checkpoints are not read.
 
-    :param argument: The directory, as it was given.
     :return: Exit status.
     :raises UsageError: It is no directory.
     """

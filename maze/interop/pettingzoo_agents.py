@@ -87,10 +87,7 @@ class AgentAdapter(gymnasium.Env[Any, Any]):
 
 
 def told_apart(conversions: Mapping[StepKeyType, ActionConversionInterface]) -> dict[StepKeyType, Any]:
-    """Gives actions names of their own where those of the same name have different spaces: a model has one for each.
-
-    :param conversions: By step key.
-    """
+    """Gives actions names of their own where those of the same name have different spaces: a model has one for each."""
     found: dict[str, list[spaces.Space[Any]]] = {}
     for conversion in conversions.values():
         for head, space in conversion.space().spaces.items():

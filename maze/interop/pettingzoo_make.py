@@ -139,10 +139,7 @@ def _filled(made: Any, state: Mapping[str, Any]) -> None:
 
 
 def whole(env: Any) -> bytes:
-    """An environment as a pickle, in the middle of its episode.
-
-    :param env: The environment.
-    """
+    """An environment as a pickle, in the middle of its episode."""
     buffer = io.BytesIO()
     _WholePickler(buffer).dump(env)
     return buffer.getvalue()

@@ -46,11 +46,7 @@ class Tile(NamedTuple):
 
 
 class MarkedNumber(NamedTuple):
-    """A number in a table with a mark behind it.
-
-    :param value: The number.
-    :param mark: The mark.
-    """
+    """A number in a table with a mark behind it."""
 
     value: float
     mark: str
@@ -61,10 +57,7 @@ Cell = str | float | MarkedNumber | None
 
 
 class RunData:
-    """The numbers of a run, as the page's script reads them.
-
-    :param name: Of the run.
-    """
+    """The numbers of a run, as the page's script reads them."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -347,11 +347,7 @@ class _Played(NamedTuple):
 
 
 class _Player:
-    """Plays a recorded episode again.
-
-    :param env: The environment.
-    :param episode: The episode.
-    """
+    """Plays a recorded episode again."""
 
     def __init__(self, env: MazeEnv[Any], episode: StateTrajectoryRecord) -> None:
         record = episode.action_record

@@ -39,10 +39,7 @@ class Trials:
 
 
 def read_trials(directory: Path) -> Trials | None:
-    """The results of a sweep; `None`: it has none yet.
-
-    :param directory: Of the sweep.
-    """
+    """The results of a sweep; `None`: it has none yet."""
     try:
         header, *rows = csv.reader(io.StringIO((directory / RESULTS_FILE).read_text(encoding="utf-8")))
         end = header.index(_AFTER_PARAMETERS)

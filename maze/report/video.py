@@ -19,7 +19,6 @@ FORMATS = (".mp4", ".gif")
 def check_video_file(path: Path) -> None:
     """Raises an error where a film cannot be written, before anything is played.
 
-    :param path: The film.
     :raises ConfigError: It is of no known format.
     :raises ConfigImportError: What encodes it is not installed.
     """

@@ -102,10 +102,7 @@ class TrainingStatistics:
 
 
 class ResultsWriter(LogStatsWriter):
-    """Everything that RLlib reports, under its own names, in an event file of its own.
-
-    :param directory: Directory of the file.
-    """
+    """Everything that RLlib reports, under its own names, in an event file of its own."""
 
     def __init__(self, directory: str | Path) -> None:
         self._file = EventFileWriter(directory)

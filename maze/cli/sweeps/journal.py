@@ -70,10 +70,7 @@ class SweepHistory:
 
 
 class SweepJournal:
-    """The journal of a sweep that runs; nobody else can open it as long as it is open.
-
-    :param directory: Of the sweep.
-    """
+    """The journal of a sweep that runs; nobody else can open it as long as it is open."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / JOURNAL_FILE

@@ -43,10 +43,7 @@ def write_results(directory: Path, results: Sequence[TrialResult], maximize: boo
 
 
 def write_optimum(directory: Path, name: str, results: Sequence[TrialResult], maximize: bool) -> None:
-    """Writes the best values found so far, in the form that Hydra's search plugins use.
-
-    :param name: Of the search.
-    """
+    """Writes the best values found so far, in the form that Hydra's search plugins use."""
     from omegaconf import OmegaConf
 
     best = ranked(results, maximize)[0]

@@ -19,11 +19,7 @@ StatesOfActor = dict[str, np.ndarray]
 
 
 class HiddenStates:
-    """What the networks of each actor remember in each of several environments; zero where an episode begins.
-
-    :param n_envs: Number of environments.
-    :param sizes: Sizes of the states.
-    """
+    """What the networks of each actor remember in each of several environments; zero where an episode begins."""
 
     def __init__(self, n_envs: int, sizes: StateSizes) -> None:
         self.n_envs = n_envs
@@ -101,8 +97,6 @@ class EpisodeMemory:
 
     They begin anew with each episode. A policy that is asked again before the environment was stepped answers from the
     same state.
-
-    :param sizes: Sizes of the states.
     """
 
     def __init__(self, sizes: StateSizes) -> None:

@@ -165,9 +165,6 @@ def candidates_of(
     It is `<head>_candidates` `[n, features]`, a row for each choice. Which rows there are is in
     `<head>_candidates_mask` `[n]`, which of them may be chosen in `<head>_mask` `[n]`. Nothing that is learned about
     candidates depends on their number, nor on their order.
-
-    :param action_spaces_dict: Action spaces by step key.
-    :param observation_spaces_dict: Observation spaces by step key.
     """
     found: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():

@@ -54,8 +54,6 @@ class DictActionConversion(ActionConversionInterface):
     """Passes actions on as they are, entries of `Discrete` spaces as integers.
 
     For simulations whose actions are dictionaries already.
-
-    :param heads: The spaces of the entries.
     """
 
     def __init__(self, heads: Mapping[str, spaces.Space[Any]]) -> None:

@@ -27,8 +27,6 @@ class RowStreams:
 
     Each row has a stream of its own that depends on its seed and on how many numbers it has taken, on nothing else: not
     on the number of rows, not on what the others take. Where a stream stands is two numbers.
-
-    :param n_rows: Number of simulations.
     """
 
     def __init__(self, n_rows: int) -> None:

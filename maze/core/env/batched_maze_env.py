@@ -55,10 +55,7 @@ class BatchedMazeEnv(MazeEnv["SingleCoreEnv"]):
         self._scratch.close()
 
     def batch(self, n_envs: int) -> BatchedCoreEnv:
-        """A simulation of the same problem for many environments.
-
-        :param n_envs: How many.
-        """
+        """A simulation of the same problem for many environments."""
         return self._make(n_envs)
 
 

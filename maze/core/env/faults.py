@@ -159,11 +159,7 @@ def check_episode_ends(n_steps: int, name: str) -> None:
 
 
 def closed(close: Callable[[], object], name: str) -> None:
-    """Closes an environment. What goes wrong then is a warning: there is nothing left that it could spoil.
-
-    :param close: Closes it.
-    :param name: Which environment.
-    """
+    """Closes an environment. What goes wrong then is a warning: there is nothing left that it could spoil."""
     try:
         close()
     except USER_CODE_ERRORS as error:

@@ -95,8 +95,6 @@ class ActionBounds:
 
     Distributions without bounds draw actions beyond those of a space. Their log-probabilities are those of the draw;
     what the environment carries out, and what a replay buffer holds, is the clipped action.
-
-    :param space: An action space.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:

@@ -24,10 +24,7 @@ _file_numbers = count()
 
 
 class EventFileWriter:
-    """Appends TensorBoard events to a new file, which is created with the first event.
-
-    :param log_dir: Directory of the file.
-    """
+    """Appends TensorBoard events to a new file, which is created with the first event."""
 
     def __init__(self, log_dir: str | Path) -> None:
         self.log_dir = Path(log_dir)

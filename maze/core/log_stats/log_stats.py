@@ -384,10 +384,7 @@ class StatsContext:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
     def register_epoch(self, env: Any) -> None:
-        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds the environment.
-
-        :param env: An environment with statistics of its own.
-        """
+        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds the environment."""
         self._epochs = [known for known in self._epochs if known() is not None]
         self._epochs.append(weakref.ref(env))
 

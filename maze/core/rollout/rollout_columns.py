@@ -435,8 +435,6 @@ def substeps_per_step(agent_counts_dict: Mapping[StepKeyType, int]) -> int:
     """Sub-steps of an environment step in which each agent acts once; 1 where numbers of agents vary (-1).
 
     What rollouts reserve for each step at first. Steps of hierarchies have fewer, and those with more agents have more.
-
-    :param agent_counts_dict: Number of agents by sub-step key.
     """
     counts = list(agent_counts_dict.values())
     return sum(counts) if all(count > 0 for count in counts) else 1

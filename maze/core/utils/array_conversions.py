@@ -77,7 +77,6 @@ class OneHot:
 class _Image:
     """What conversions of images share: the results are values of the original space, as numbers go.
 
-    :param dtype: Of the image and of the result.
     :param low: Smallest value.
     :param high: Largest value.
     """

@@ -142,7 +142,6 @@ class EnvFactory:
 def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
     """What a vector environment has many of.
 
-    :param env: The vector environment.
     :param make: Makes it for another number of members (`num_envs`); `None`: as it was made.
     """
     from maze.core.wrappers.gym_vector_env import GymVectorMazeEnv, maker_of

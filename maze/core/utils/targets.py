@@ -63,8 +63,6 @@ def path_of(named: Any) -> str:
     """The dotted path at which a class or function can be imported, here or in another process.
 
     What a script defines itself is named by the script's file, since every process has another `__main__`.
-
-    :param named: The class or function.
     """
     module = getattr(named, "__module__", None) or "builtins"
     if module == "__main__":

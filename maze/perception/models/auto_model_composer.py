@@ -181,9 +181,6 @@ def recognised_masks(
 ) -> dict[str, str]:
     """For action heads, the observation that masks them: `<head>_mask`, `action_mask` where there is one head, and any
     other whose name ends with `mask` and that has as many entries as one discrete head has choices.
-
-    :param action_spaces_dict: Action spaces by step key.
-    :param observation_spaces_dict: Observation spaces by step key.
     """
     masks: dict[str, str] = {}
     for step_key, action_space in action_spaces_dict.items():
@@ -538,10 +535,7 @@ def _mask_shape(space: spaces.Space[Any]) -> tuple[int, ...] | None:
 
 
 def flat_networks(part: Any) -> list[Mapping[str, Any]]:
-    """The configurations of a policy's or critic's networks, where all of them flatten and concatenate.
-
-    :param part: The configuration of the policy or of the critic.
-    """
+    """The configurations of a policy's or critic's networks, where all of them flatten and concatenate."""
     networks = part.get("networks") if isinstance(part, Mapping) else None
     listed = list(networks.values() if isinstance(networks, Mapping) else networks or [])
     targets = [network.get(TARGET_KEY) if isinstance(network, Mapping) else None for network in listed]
@@ -549,10 +543,7 @@ def flat_networks(part: Any) -> list[Mapping[str, Any]]:
 
 
 def told_apart(critic: Any) -> Any:
-    """The configuration of a critic that values each sub-step and agent by itself, where one was to see them all flat.
-
-    :param critic: The configuration of the critic.
-    """
+    """The configuration of a critic that values each sub-step and agent by itself, where one was to see them all flat."""
     critic = plain_container(critic)
     is_flat_shared = isinstance(critic, Mapping) and flat_networks(critic) and not critic.get("stack_observations")
     if not is_flat_shared or critic_composer_type(critic) is not SharedStateCriticComposer:

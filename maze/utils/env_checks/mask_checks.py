@@ -87,7 +87,6 @@ class _Trials:
     """Tries actions out in a clone.
 
     :param clone: Environment to clone states into.
-    :param seed: Seed of the other actions.
     :param masks: Which action each mask is for, where their sizes do not tell.
     :param is_invalid: Says of a completed step whether an action in it was invalid.
     """
