@@ -11,7 +11,7 @@ from hydra.plugins.launcher import Launcher
 from maze.api.utils import InvalidSpecificationError
 from maze.cli.algorithms import TARGET, option_of, shipped_algorithms
 from maze.core.errors import ConfigError, did_you_mean
-from maze.core.utils.config_utils import is_environment, is_vector_env
+from maze.core.utils.config_utils import is_environment, is_vector_env, shown_value
 from maze.core.utils.factory import TARGET_KEY, Factory
 from maze.core.wrappers.wrapper import Wrapper
 from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
@@ -205,7 +205,7 @@ def _check_component(name: str, value: Any) -> None:
         is_fine = isinstance(value, _OBJECTS[name])
     if not is_fine:
         hint = f" Instantiate it: {value.__name__}(...)." if isinstance(value, type) else ""
-        raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got {_shown(value)}.{hint}")
+        raise InvalidSpecificationError(f"{name}: expected {_expected(name)}, got {shown_value(value)}.{hint}")
 
 
 def _expected(name: str) -> str:
@@ -215,10 +215,6 @@ def _expected(name: str) -> str:
         return "the name of a module, or a mapping from wrappers to their arguments"
     kinds = " or ".join(kind.__name__ for kind in _OBJECTS[name])
     return f"the name of a module, a mapping or an instance of {kinds}"
-
-
-def _shown(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:

@@ -99,11 +99,7 @@ def _model(directory: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]
         model = stored_sections(directory, ["model"], packages_with_configurations()).get("model")
         spaces = SpacesConfig.load(directory / "spaces_config.pkl")
         composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
-            model,
-            config_path="model",
-            action_spaces_dict=spaces.action_spaces_dict,
-            observation_spaces_dict=spaces.observation_spaces_dict,
-            agent_counts_dict=spaces.agent_counts_dict,
+            model, config_path="model", **vars(spaces)
         )
     except (MazeError, OSError):
         return [], []

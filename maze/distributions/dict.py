@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from maze.core.annotations import override
-from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution
 from maze.distributions.utils import sample_with
 
-Reduction = Callable[[torch.Tensor], torch.Tensor]
 
-
-class DictProbabilityDistribution(ProbabilityDistribution):
+class DictProbabilityDistribution(JointProbabilityDistribution):
     """Independent distributions for the heads of a dictionary action.
 
     :meth:`log_prob` answers by head and :meth:`joint_log_prob` for the whole action. :meth:`entropy` and :meth:`kl` are
@@ -53,18 +51,8 @@ class DictProbabilityDistribution(ProbabilityDistribution):
         return _sum_over_heads(self.log_prob(actions))
 
     @override(ProbabilityDistribution)
-    def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
-        joint = self.joint_entropy()
-        return joint if reduce_fun is None else reduce_fun(joint)
-
-    @override(ProbabilityDistribution)
     def joint_entropy(self) -> torch.Tensor:
         return _sum_over_heads({head: dist.joint_entropy() for head, dist in self.distribution_dict.items()})
-
-    @override(ProbabilityDistribution)
-    def kl(self, other: DictProbabilityDistribution, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
-        joint = self.joint_kl(other)
-        return joint if reduce_fun is None else reduce_fun(joint)
 
     @override(ProbabilityDistribution)
     def joint_kl(self, other: DictProbabilityDistribution) -> torch.Tensor:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
+
+import torch
+
+from maze.core.annotations import override
+
+Reduction = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ProbabilityDistribution(ABC):
@@ -47,3 +54,20 @@ class ProbabilityDistribution(ABC):
     def joint_kl(self, other: Any) -> Any:
         """KL(self || other) of each element of the batch; differs from :meth:`kl` where that one is reduced further."""
         return self.kl(other)
+
+
+class JointProbabilityDistribution(ProbabilityDistribution):
+    """Independent distributions of several parts, whose :meth:`entropy` and :meth:`kl` are reduced over the batch.
+
+    `reduce_fun` reduces the joint values of the batch `[...]`; `None`: not at all.
+    """
+
+    @override(ProbabilityDistribution)
+    def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
+        joint: torch.Tensor = self.joint_entropy()
+        return joint if reduce_fun is None else reduce_fun(joint)
+
+    @override(ProbabilityDistribution)
+    def kl(self, other: Any, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
+        joint: torch.Tensor = self.joint_kl(other)
+        return joint if reduce_fun is None else reduce_fun(joint)

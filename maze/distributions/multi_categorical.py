@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,11 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.distributions.categorical import CategoricalProbabilityDistribution
-from maze.distributions.distribution import ProbabilityDistribution
+from maze.distributions.distribution import JointProbabilityDistribution, ProbabilityDistribution
 from maze.distributions.utils import require_space
 
-Reduction = Callable[[torch.Tensor], torch.Tensor]
 
-
-class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
+class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
     """Independent categorical distributions for the components of a `MultiDiscrete` space.
 
     Log-probabilities are joint, i.e. summed over the components. :meth:`entropy` and :meth:`kl` reduce the joint
@@ -47,29 +45,13 @@ class MultiCategoricalProbabilityDistribution(ProbabilityDistribution):
             component.require_valid(f"{head}[{index}]")
 
     @override(ProbabilityDistribution)
-    def neg_log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        return -self.log_prob(actions)
-
-    @override(ProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         choices = actions.flatten(-self.action_space.nvec.ndim).unbind(-1)
         return _sum(part.log_prob(choice) for part, choice in zip(self.components, choices, strict=True))
 
     @override(ProbabilityDistribution)
-    def entropy(self, reduce_fun: Reduction | None = torch.mean) -> torch.Tensor:
-        joint = self.joint_entropy()
-        return joint if reduce_fun is None else reduce_fun(joint)
-
-    @override(ProbabilityDistribution)
     def joint_entropy(self) -> torch.Tensor:
         return _sum(part.entropy() for part in self.components)
-
-    @override(ProbabilityDistribution)
-    def kl(
-        self, other: MultiCategoricalProbabilityDistribution, reduce_fun: Reduction | None = torch.mean
-    ) -> torch.Tensor:
-        joint = self.joint_kl(other)
-        return joint if reduce_fun is None else reduce_fun(joint)
 
     @override(ProbabilityDistribution)
     def joint_kl(self, other: MultiCategoricalProbabilityDistribution) -> torch.Tensor:

@@ -171,7 +171,7 @@ def write_files(files: Mapping[str, str]) -> None:
 
 
 def changes_of_rewards(env: Any) -> list[str]:
-    """What wrappers do to the rewards of an environment, innermost first: returns are comparable where it is the same."""
+    """What wrappers do to rewards of an environment, innermost first: returns are comparable where it is the same."""
     found: list[str] = []
     while issubclass(type(env), Wrapper):
         if issubclass(type(env), RewardWrapper):

@@ -154,11 +154,7 @@ def _actor_critic(entry: Mapping[str, Any], policy: Any) -> TorchActorCritic | N
         return None
     try:
         composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
-            config["model"],
-            config_path="model",
-            action_spaces_dict=policy.spaces.action_spaces_dict,
-            observation_spaces_dict=policy.spaces.observation_spaces_dict,
-            agent_counts_dict=policy.spaces.agent_counts_dict,
+            config["model"], config_path="model", **vars(policy.spaces)
         )
         if composer.policy is None or not isinstance(composer.critic, TorchStateCritic):
             return None

@@ -37,11 +37,7 @@ class SerializedTorchPolicy(TorchPolicy):
         self.spaces = spaces_config
         """Spaces of the environment that it was trained in."""
         composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]  # the target is a concrete one
-            model,
-            config_path="model",
-            action_spaces_dict=spaces_config.action_spaces_dict,
-            observation_spaces_dict=spaces_config.observation_spaces_dict,
-            agent_counts_dict=spaces_config.agent_counts_dict,
+            model, config_path="model", **vars(spaces_config)
         )
         policy = composer.policy
         if policy is None:

@@ -384,7 +384,7 @@ class StatsContext:
                 self.guarded(writer, partial(writer.write, path, self.step, stats))
 
     def register_epoch(self, env: Any) -> None:
-        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds the environment."""
+        """Has `env.finish_epoch()` called whenever a log step is finished, as long as somebody holds it."""
         self._epochs = [known for known in self._epochs if known() is not None]
         self._epochs.append(weakref.ref(env))
 

@@ -124,7 +124,7 @@ class EnvFactory:
         if not isinstance(env, StructuredEnv):
             raise ConfigError(
                 f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
-                f"function that makes a Maze or gymnasium environment; {self.env!r} gave {_shown(env)}."
+                f"function that makes a Maze or gymnasium environment; {self.env!r} gave {shown_value(env)}."
             )
         return env
 
@@ -224,7 +224,8 @@ def _copy_of(env: Any) -> Any:
         ) from error
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """What was found, for messages."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"{value!r} ({type(value).__name__})"
 
 

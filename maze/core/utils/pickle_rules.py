@@ -171,9 +171,7 @@ def _bytearray(*arguments: Any) -> bytearray:
 
 def _plain(of: Callable[..., Any], *arguments: Any) -> Any:
     """`of` a few numbers or texts."""
-    if not all(
-        type(argument) in (int, float, str, bytes, bool, type(None), datetime.timezone) for argument in arguments
-    ):
+    if not all(type(argument) in _PLAIN for argument in arguments):
         raise refuse(f"it makes a {getattr(of, '__name__', of)} of something else than numbers and texts")
     return of(*arguments)
 
@@ -191,12 +189,6 @@ def _fraction(*arguments: Any) -> Any:
     if not is_text and not all(type(argument) is int for argument in arguments):
         raise refuse("it makes a fraction of something else than whole numbers")  # an exponent would fill the memory
     return Fraction(*arguments)
-
-
-def _decimal(*arguments: Any) -> Any:
-    from decimal import Decimal
-
-    return _plain(Decimal, *arguments)
 
 
 def _deque(*arguments: Any) -> deque[Any]:
@@ -506,6 +498,8 @@ def _device(*arguments: Any) -> Any:
 
 
 def _rules() -> dict[str, Rule]:
+    from decimal import Decimal
+
     value_types = {klass: f"builtins.{klass.__name__}" for klass in _UNCALLED}
     rules = {name: Rule(klass) for klass, name in value_types.items()}
     calls: dict[str, Callable[..., Any]] = {
@@ -523,7 +517,7 @@ def _rules() -> dict[str, Rule]:
         "datetime.time": partial(_plain, datetime.time),
         "datetime.timedelta": partial(_plain, datetime.timedelta),
         "datetime.timezone": _timezone,
-        "decimal.Decimal": _decimal,
+        "decimal.Decimal": partial(_plain, Decimal),
         "fractions.Fraction": _fraction,
         "pathlib.Path": partial(_plain, Path),
         "pathlib.PosixPath": partial(_plain, PosixPath),

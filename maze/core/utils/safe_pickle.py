@@ -218,7 +218,7 @@ def _does_nothing(function: Any) -> bool:
     function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType):
         return False
-    return _is_empty_code(function.__code__.co_code) and not function.__code__.co_names
+    return function.__code__.co_code in _EMPTY_CODES and not function.__code__.co_names
 
 
 def _empty_codes() -> frozenset[bytes]:
@@ -230,10 +230,6 @@ def _empty_codes() -> frozenset[bytes]:
 
     functions: list[Callable[[], None]] = [with_docstring, with_pass]
     return frozenset(function.__code__.co_code for function in functions)
-
-
-def _is_empty_code(code: bytes) -> bool:
-    return code in _EMPTY_CODES
 
 
 _EMPTY_CODES = _empty_codes()

@@ -543,7 +543,7 @@ def flat_networks(part: Any) -> list[Mapping[str, Any]]:
 
 
 def told_apart(critic: Any) -> Any:
-    """The configuration of a critic that values each sub-step and agent by itself, where one was to see them all flat."""
+    """The configuration of a critic that values each sub-step and agent by itself, where one was to see all flat."""
     critic = plain_container(critic)
     is_flat_shared = isinstance(critic, Mapping) and flat_networks(critic) and not critic.get("stack_observations")
     if not is_flat_shared or critic_composer_type(critic) is not SharedStateCriticComposer:
