@@ -1,6 +1,6 @@
 """Kills actors of Ray and whole machines again and again while trainings and rollouts run on a small cluster.
 
-    python benchmarks/ray_kill_campaign.py ppo --every 20 --actors 8 --epochs 60 --minutes 10
+    python benchmarks/ray_kill_campaign.py ppo --every 20 --actors 8 --epochs 60 --minutes 10 --reach 475
     python benchmarks/ray_kill_campaign.py --minutes 2                 # all four, shortly
 
 A cluster with two worker nodes is simulated on this machine. Every few seconds an actor is killed (SIGKILL), every
@@ -158,12 +158,9 @@ def tensors(state: Any, place: str = "") -> dict[str, torch.Tensor]:
     return {name: tensor for key, part in parts for name, tensor in tensors(part, f"{place}/{key}").items()}
 
 
-def best_return(run: Path) -> str:
-    """The best mean return of an evaluation, where there are any."""
-    with open(run / "progress.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    values = [float(row[key]) for row in rows for key in row if "eval" in key and "reward/mean" in key and row[key]]
-    return f", best return {max(values):.0f}" if values else ""
+def best_return(run: Path) -> float:
+    """The best mean return of an evaluation; 0: there was none."""
+    return float(json.loads((run / "run.json").read_text())["best_score"] or 0.0)
 
 
 def restarts(run: Path) -> int:
@@ -207,7 +204,8 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
             reference = None
             if (runner := undisturbed(name)) is not None:
                 reference = root / f"{name}-{runner}-{n_epochs}"
-                assert maze_run([*arguments, *wanted, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
+                with open(root / f"{name}.log", "a") as log, contextlib.redirect_stdout(log):
+                    assert maze_run([*arguments, *wanted, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
             problems += problems_of(name, run, reference, n_epochs)
             descriptors = killer.seen["descriptors"][1:]  # the first one is of a process that is still being set up
             if descriptors and descriptors[-1] > 1.5 * descriptors[0]:
@@ -216,7 +214,11 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
         seconds = time.monotonic() - start
     left = left_after(SECONDS_TO_END, lambda: psutil.Process().children(recursive=True))
     problems += [f"a process is left: {process}" for process in left]
-    told = f", {n_restarts} actors replaced{best_return(Path(last))}" if last and name != "rollouts" else ""
+    told = ""
+    if last and name in ("ppo", "impala"):
+        told = f", {n_restarts} actors replaced, best return {best_return(Path(last)):.0f}"
+        if best_return(Path(last)) < options.reach:
+            problems.append(f"the best return is {best_return(Path(last)):.0f}, {options.reach:g} was to be reached")
     seen = ", ".join(f"{kind} {of_kind[1:2]} to {of_kind[-1:]}" for kind, of_kind in killer.seen.items())
     print(
         f"{name}: {n_rounds} rounds, {seconds:.0f} s, {killer.n_actors} actors and {killer.n_nodes} nodes "
@@ -235,6 +237,7 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=60, help="of a training; hundreds of episodes of rollouts")
     parser.add_argument("--minutes", type=float, default=0.0, help="for so long something is killed, at least")
+    parser.add_argument("--reach", type=float, default=0.0, help="return that PPO and IMPALA have to reach")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
