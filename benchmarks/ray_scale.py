@@ -359,7 +359,7 @@ def main() -> None:
         for n_actors in options.actors if section in OF_SLEEPING else [0]:
             name = f"{section}, {n_actors} actors" if n_actors else section
             results[name] = result = SECTIONS[section](argparse.Namespace(**{**vars(options), "actors": n_actors}))
-            print(name, {key: round(value, 3) for key, value in result.items()}, flush=True)
+            print(name, {key: round(float(value), 3) for key, value in result.items()}, flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))
 
