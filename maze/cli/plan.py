@@ -121,16 +121,19 @@ def asynchronous(cluster: Cluster) -> tuple[float, str]:
 
     :return: Environment steps per second, and what limits them.
     """
+    n_samples = cluster.actors * cluster.envs * cluster.fragment
     limits = {
         "environments": cluster.alone,
-        "learner": 1e6 / cluster.learner_us,
-        "calls": 1e3 * cluster.envs * cluster.fragment / cluster.call_ms,
-        "weights": cluster.actors * cluster.envs * cluster.fragment / 4 / cluster.broadcast
-        if cluster.broadcast
-        else np.inf,
+        "learner": _share(1e6, cluster.learner_us),
+        "calls": _share(1e3 * cluster.envs * cluster.fragment, cluster.call_ms),
+        "weights": _share(n_samples / 4, cluster.broadcast),
     }
     limit = min(limits, key=lambda name: limits[name])
     return limits[limit], limit
+
+
+def _share(n: float, cost: float) -> float:
+    return n / cost if cost else math.inf
 
 
 def print_plan(arguments: Sequence[str]) -> int:

@@ -24,6 +24,12 @@ def test_whoever_is_slowest_limits_all() -> None:
     assert synchronous(Cluster(actors=1024, step_ms=5))[1] == "learner"
 
 
+def test_what_costs_nothing_limits_nobody() -> None:
+    free = Cluster(actors=1024, step_ms=5, learner_us=0, call_ms=0, weights_mb=0)
+    assert asynchronous(free) == (free.alone, "environments")
+    assert synchronous(free) == (pytest.approx(free.alone), "environments")
+
+
 def test_uneven_steps_cost_those_who_wait_and_nobody_else() -> None:
     even, uneven = (Cluster(actors=64, step_ms=5, sigma=sigma) for sigma in (0.0, 1.0))
     assert asynchronous(even) == asynchronous(uneven)
