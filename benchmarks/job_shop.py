@@ -2,10 +2,17 @@
 
     python benchmarks/job_shop.py outputs/<run> [outputs/<other seed> ...]   # gaps to the best known makespans
     python benchmarks/job_shop.py --sizes 15x15 --samples 0                  # rules only
+    python benchmarks/job_shop.py --sizes large --cp-sat 10                  # ta41 to ta80, CP-SAT for 10 seconds each
+    python benchmarks/job_shop.py --train 3 --keep runs --jobs 2 --markdown docs/benchmarks/job_shop.md
+    python benchmarks/job_shop.py --train 3 --keep runs --experiment small large --sizes 20x20
     python benchmarks/job_shop.py --speed                                    # a decision through Maze and without
 
-Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`. Greedy: the most likely job each time; best of 64:
-the shortest of 64 schedules with sampled decisions. Several runs: their mean, and the lowest and highest of them.
+Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are trained here: `--train` so many seeds with the
+arguments that `EXPERIMENTS` names and `--overrides`. Those that are finished in `--keep` are not trained again.
+`--experiment small large` compares size generalisation: trained on shops of 6 to 10 jobs and machines, and on 20x20.
+
+Greedy: the most likely job each time; best of 64: the shortest of 64 schedules with sampled decisions. Several runs:
+mean and 95 % interval over runs. CP-SAT: the schedule that was found, and what dispatching in its order makes of it.
 """
 
 from __future__ import annotations
@@ -13,13 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.operations import Training, interval, seconds_of, train
+from benchmarks.page_tables import markdown_table, write_table
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze_envs.scheduling.job_shop import JobShopEnv, JobShops, solve
@@ -27,6 +40,14 @@ from maze_envs.scheduling.rules import RULES, DispatchingRule
 from maze_envs.scheduling.taillard import instances_of
 
 SIZES = ("15x15", "20x15", "20x20", "30x15")
+LARGE = ("30x20", "50x15", "50x20", "100x20")
+"""ta41 to ta80."""
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "standard": (),
+    "small": ("env.n_jobs=[6,10]", "env.n_machines=[6,10]"),
+    "large": ("env.n_jobs=20", "env.n_machines=20"),
+}
+"""What is trained with, by name: instances as the experiment says, no larger than 10x10, and 20x20."""
 PUBLISHED = {"Zhang et al. (2020), published": {"15x15": 25.96, "20x15": 30.03, "20x20": 31.61, "30x15": 33.00}}
 
 
@@ -43,20 +64,70 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
     return np.asarray(100 * (solve(policy, instances, n_samples).makespans.min(axis=1) / best - 1))
 
 
-def table(runs: list[Path], sizes: list[str], n_samples: int, weights: str) -> dict[str, dict[str, list[float]]]:
+def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
+    """Mean gaps to the best known makespans in percent: of what CP-SAT finds and bounds, and of what is dispatched."""
+    from maze_envs.scheduling.cp_sat import cp_sat_schedule, dispatched_makespan
+
+    found: dict[str, list[float]] = {}
+    for one in instances_of(size):
+        schedule = cp_sat_schedule(one.durations, one.machines, seconds)
+        for name, makespan in (
+            (f"CP-SAT, {seconds:g} s", schedule.makespan),
+            (f"CP-SAT, {seconds:g} s, dispatched", dispatched_makespan(one, schedule.starts)),
+            (f"CP-SAT, {seconds:g} s, lower bound", schedule.bound),
+        ):
+            found.setdefault(name, []).append(100 * (makespan / one.best_known - 1))
+    return {name: statistics.mean(values) for name, values in found.items()}
+
+
+def table(
+    runs: dict[str, list[Path]], sizes: list[str], n_samples: int, weights: str, cp_sat_seconds: float
+) -> dict[str, dict[str, list[float]]]:
     """Mean gaps by line and size, one for each run."""
     found: dict[str, dict[str, list[float]]] = {
         name: {s: [row[s]] for s in sizes if s in row} for name, row in PUBLISHED.items()
     }
     for rule in RULES:
         found[rule] = {size: [gaps(DispatchingRule(rule), size).mean()] for size in sizes}
-    for run in runs:
+    for size in sizes if cp_sat_seconds else ():
+        for name, value in by_cp_sat(size, cp_sat_seconds).items():
+            found.setdefault(name, {})[size] = [value]
+            print(f"{name}, {size}: {value:.2f} %", flush=True)
+    for kind, run in ((kind, run) for kind, of_kind in runs.items() for run in of_kind):
         policy = load(run, weights)
-        for name, samples in (("trained, greedy", 1), (f"trained, best of {n_samples}", n_samples)):
+        for name, samples in ((f"{kind}, greedy", 1), (f"{kind}, best of {n_samples}", n_samples)):
             for size in sizes if samples else ():
                 found.setdefault(name, {}).setdefault(size, []).append(float(gaps(policy, size, samples).mean()))
                 print(f"{run.name}, {name}, {size}: {found[name][size][-1]:.2f} %", flush=True)
     return found
+
+
+def train_all(
+    names: list[str], n_seeds: int, directory: Path, overrides: list[str], n_jobs: int
+) -> tuple[dict[str, list[Path]], dict[str, float]]:
+    """Trains what is not trained yet; directories and mean seconds, by what was trained with."""
+    by_name = {
+        name: [
+            Training("job_shop_ppo", directory / f"job_shop-{name}-{seed}", seed, (*EXPERIMENTS[name], *overrides))
+            for seed in range(1, n_seeds + 1)
+        ]
+        for name in names
+    }
+    with ThreadPoolExecutor(n_jobs) as pool:
+        list(pool.map(train, [training for of_name in by_name.values() for training in of_name]))
+    seconds = {name: statistics.mean(map(seconds_of, of_name)) for name, of_name in by_name.items()}
+    return {f"trained ({name})": [each.directory for each in by_name[name]] for name in names}, seconds
+
+
+def cells(name: str, row: dict[str, list[float]], sizes: list[str]) -> list[str]:
+    """A line of the table: means over runs, and 95 % intervals where there are several."""
+    n_runs = max(map(len, row.values()), default=0)
+    means = []
+    for size in sizes:
+        values = row.get(size, [])
+        spread = f" ± {interval(values):.1f}" if len(values) > 1 else ""
+        means.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
+    return [name, *means, f"{n_runs}" if name.startswith("trained") else ""]
 
 
 def speed(rounds: int, n_decisions: int = 600) -> dict[str, float]:
@@ -100,6 +171,14 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--cp-sat", type=float, default=0.0, metavar="SECONDS", help="time limit for each instance")
+    parser.add_argument("--train", type=int, default=0, metavar="SEEDS", help="so many trainings of each experiment")
+    parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=["standard"])
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=30")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this directory, and use those that are there")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--markdown", type=Path, help="page whose table is written")
+    parser.add_argument("--table", default="gaps", help="which table of the page")
     arguments = parser.parse_args()
     found: dict[str, Any]
     if arguments.speed:
@@ -109,15 +188,24 @@ def main() -> None:
             f"through Maze with statistics, {found['ratio']:.2f} times as long"
         )
     else:
-        found = table(arguments.runs, arguments.sizes, arguments.samples, arguments.weights)
-        print(f"\n| gap to best known, % | {' | '.join(arguments.sizes)} |\n|{' --- |' * (len(arguments.sizes) + 1)}")
-        for name, row in found.items():
-            cells = []
-            for size in arguments.sizes:
-                values = row.get(size, [])
-                spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-                cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
-            print(f"| {name} | {' | '.join(cells)} |")
+        sizes = [size for name in arguments.sizes for size in (LARGE if name == "large" else (name,))]
+        runs = {"trained": arguments.runs} if arguments.runs else {}
+        seconds: dict[str, float] = {}
+        with tempfile.TemporaryDirectory(prefix="job_shop_") as temporary:
+            if arguments.train:
+                directory = (arguments.keep or Path(temporary)).absolute()
+                trained, seconds = train_all(
+                    arguments.experiment, arguments.train, directory, arguments.overrides, arguments.jobs
+                )
+                runs |= trained
+            found = table(runs, sizes, arguments.samples, arguments.weights, arguments.cp_sat)
+        header = ["gap to best known, %", *sizes, "seeds"]
+        lines = markdown_table(header, [cells(name, row, sizes) for name, row in found.items()])
+        for name, of_name in seconds.items():
+            lines += f"\n\nA training ({name}): {of_name / 60:.0f} minutes."
+        print(f"\n{lines}")
+        if arguments.markdown:
+            write_table(arguments.markdown, arguments.table, lines)
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
 

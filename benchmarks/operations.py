@@ -9,8 +9,10 @@ criss-cross network in light and medium load), and otherwise simulated, with 95 
     python benchmarks/operations.py criss_cross --settings B.M.
     python benchmarks/operations.py extended_network --seeds 1
     python benchmarks/operations.py bin_packing --seeds 1 --overrides algorithm.n_epochs=40
+    python benchmarks/operations.py lost_sales --keep runs --jobs 2 --markdown docs/benchmarks/operations.md
 
-Without `--settings` all of the published table are taken (hours).
+Without `--settings` all of the published table are taken (hours). `--keep` keeps the runs, and those that are finished
+there are not trained again, so that the hours can be spread; `--markdown` writes the table into a page.
 """
 
 from __future__ import annotations
@@ -18,17 +20,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from benchmarks.page_tables import markdown_table, write_table
 
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """Quantiles of the t distribution for 95 % intervals of so many seeds."""
@@ -46,6 +53,8 @@ NETWORK_PUBLISHED = {
     "extended_9": 23.269,
 }
 """Average numbers of jobs: optimum of the criss-cross network, PPO on the extended ones (Dai and Gluzman 2022)."""
+PACKING_PUBLISHED = {"uniform,500": "first fit 5.74, best fit 5.37, formula 3.11"}
+"""Romera-Paredes et al. (2024), on other instances of the same distribution."""
 BUFFERS = {"I.L.": 18, "B.L.": 18, "I.M.": 36, "B.M.": 36}
 """Jobs of a class at most, where the average is computed exactly."""
 
@@ -66,11 +75,32 @@ class Row:
 
     def cells(self) -> list[str]:
         """The row of the table."""
-        spread = "" if len(self.learned) < 2 else f" ± {interval(self.learned):.3f}"
-        gap = f"{100 * (mean(self.learned) / self.reference - 1):+.2f} %" if self.reference else ""
         rules = ", ".join(f"{name} {value:.3f}" for name, value in self.rules.items())
-        figures = f"{mean(self.learned):.3f}{spread}", gap, f"{mean(self.seconds):.0f}"
-        return [self.setting, f"{self.reference:.3f}", rules, self.published, *figures]
+        figures = ["", "", ""]
+        if self.learned:
+            spread = "" if len(self.learned) < 2 else f" ± {interval(self.learned):.3f}"
+            gap = f"{100 * (mean(self.learned) / self.reference - 1):+.2f} %" if self.reference else ""
+            figures = [f"{mean(self.learned):.3f}{spread}", gap, f"{mean(self.seconds):.0f}"]
+        reference = f"{self.reference:.3f}" if self.reference else ""
+        return [self.setting, reference, rules, self.published, *figures, f"{len(self.learned)}"]
+
+
+HEADER = ["setting", "reference", "rules", "published", "learned", "gap", "seconds of a training", "seeds"]
+"""Of the table; intervals are for 95 %."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training to do."""
+
+    experiment: str
+    directory: Path
+    seed: int
+    overrides: tuple[str, ...]
+
+
+Rows = Generator[list[Training], None, Row]
+"""First the trainings of a setting, then, when they are done, its row."""
 
 
 def interval(values: Sequence[float]) -> float:
@@ -78,19 +108,41 @@ def interval(values: Sequence[float]) -> float:
     return T_95.get(len(values), 2.0) * stdev(values) / len(values) ** 0.5
 
 
-def train(experiment: str, directory: Path, seed: int, *overrides: str) -> float:
-    """One training in a process of its own; its seconds."""
-    command = [
-        *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={experiment}", *overrides),
-        *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed}", f"hydra.run.dir={directory}"),
-    ]
+FINISHED = "benchmark.json"
+"""Written into the directory of a run when it has ended: its settings and its seconds."""
+
+
+def train(training: Training) -> None:
+    """One training in a process of its own, unless it has been done already.
+
+    :raises SystemExit: It failed, or another one, with other settings, was done in its directory.
+    """
+    settings = [f"+experiment={training.experiment}", *training.overrides]
+    directory, file = training.directory, training.directory / FINISHED
+    if file.exists():
+        found = json.loads(file.read_text(encoding="utf-8"))["settings"]
+        if found != settings:
+            raise SystemExit(f"{directory} was trained with {' '.join(found)}; expected {' '.join(settings)}.")
+        print(f"{directory.name}: trained before", flush=True)
+        return
+    shutil.rmtree(directory, ignore_errors=True)  # of a training that was interrupted
+    seeds = (f"seeding.env_base_seed={training.seed}", f"seeding.agent_base_seed={training.seed}")
+    command = [sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", *settings, *seeds]
+    command.append(f"hydra.run.dir={directory}")
     start = time.perf_counter()
     finished = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )
     if finished.returncode:
         raise SystemExit(f"{' '.join(command)} failed with status {finished.returncode}:\n{finished.stderr[-3000:]}")
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    file.write_text(json.dumps({"settings": settings, "seconds": seconds}), encoding="utf-8")
+    print(f"{directory.name}: {seconds:.0f} s", flush=True)
+
+
+def seconds_of(training: Training) -> float:
+    """How long a training took."""
+    return float(json.loads((training.directory / FINISHED).read_text(encoding="utf-8"))["seconds"])
 
 
 def _run(directory: Path, problem: str, setting: str, seed: int) -> Path:
@@ -150,7 +202,7 @@ def searched(cost: Callable[..., float], start: Sequence[int], lowest: Sequence[
     return best, at
 
 
-def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
     """Zipkin's test bed."""
     from maze_envs.inventory.exact import lost_sales_cost
     from maze_envs.inventory.lost_sales import SCALE, LostSales
@@ -173,10 +225,14 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
         *("policy@warm_start.policy=base_stock", f"warm_start.policy.level={level}", f"warm_start.policy.cap={cap}"),
         "algorithm.critic_burn_in_epochs=1",
     )
-    for seed in seeds:
-        run = _run(directory, "lost_sales", setting, seed)
-        row.seconds.append(train("lost_sales_ppo", run, seed, *env, *warm, *overrides))
-        _, act = trained(run)
+    trainings = [
+        Training("lost_sales_ppo", _run(directory, "lost_sales", setting, seed), seed, (*env, *warm, *overrides))
+        for seed in seeds
+    ]
+    yield trainings
+    for training in trainings:
+        row.seconds.append(seconds_of(training))
+        _, act = trained(training.directory)
         found = lost_sales_cost(
             problem, lambda states, act=act: act(0, {"stock": states / SCALE})["order"], tolerance=1e-3
         )
@@ -184,7 +240,7 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
     return row
 
 
-def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
     """The settings of Gijsbrechts et al. (2022); costs include 200 that nobody can influence."""
     from maze_envs.inventory.dual_sourcing import EXPRESS, REGULAR, SCALE, DualSourcing
     from maze_envs.inventory.exact import dual_sourcing_cost
@@ -208,12 +264,14 @@ def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides
     env = (f"env.lead_time={lead_time}", f"env.express_cost={express_cost}")
     levels = zip(("express_level", "regular_level", "cap"), at, strict=True)
     warm = ("policy@warm_start.policy=dual_index", *(f"warm_start.policy.{name}={value}" for name, value in levels))
-    for seed in seeds:
-        run = _run(directory, "dual_sourcing", setting, seed)
-        row.seconds.append(
-            train("dual_sourcing_ppo", run, seed, *env, *warm, "algorithm.critic_burn_in_epochs=1", *overrides)
-        )
-        _, act = trained(run)
+    given = (*env, *warm, "algorithm.critic_burn_in_epochs=1", *overrides)
+    trainings = [
+        Training("dual_sourcing_ppo", _run(directory, "dual_sourcing", setting, seed), seed, given) for seed in seeds
+    ]
+    yield trainings
+    for training in trainings:
+        row.seconds.append(seconds_of(training))
+        _, act = trained(training.directory)
 
         def learned(states: np.ndarray, act: Any = act) -> tuple[np.ndarray, np.ndarray]:
             express = act(EXPRESS, {"stock": states / SCALE})[EXPRESS]
@@ -227,7 +285,7 @@ def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides
 # -- queueing networks -------------------------------------------------------------------------------
 
 
-def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
+def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
     """Average numbers of jobs."""
     from maze_envs.queueing.exact import criss_cross_optimum
     from maze_envs.queueing.network import CRISS_CROSS, SCALE, PriorityPolicy
@@ -251,10 +309,14 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     found = {name: average(lambda seen, rule=rule: rule.choose(seen, 0)) for name, rule in rules.items()}
     row = Row(setting, reference, found, published=f"{published}")
     experiment = "criss_cross_ppo" if setting in CRISS_CROSS else "extended_network_ppo"
-    for seed in seeds:
-        run = _run(directory, "queueing", setting, seed)
-        row.seconds.append(train(experiment, run, seed, f"env.network={setting}", *overrides))
-        _, act = trained(run)
+    trainings = [
+        Training(experiment, _run(directory, "queueing", setting, seed), seed, (f"env.network={setting}", *overrides))
+        for seed in seeds
+    ]
+    yield trainings
+    for training in trainings:
+        row.seconds.append(seconds_of(training))
+        _, act = trained(training.directory)
         row.learned.append(average(lambda seen, act=act: act(0, seen)))
     return row
 
@@ -283,11 +345,15 @@ def simulated(
 # -- packing -----------------------------------------------------------------------------------------
 
 
-def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Row:
-    """Excess over the lower bound in percent, on 200 instances that no training has seen."""
+def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
+    """Excess over the lower bound in percent, on 200 instances that no training has seen.
+
+    A setting `uniform,500:weibull,500` is judged by other items than it was trained with.
+    """
     from maze_envs.packing.bin_packing import BinPacking, PackingRule
 
-    family, n_items = setting.split(",")
+    learned_with, _, judged_by = setting.partition(":")
+    family, n_items = (judged_by or learned_with).split(",")
     n_instances = 200
 
     def excess(choose: Callable[[BinPacking], np.ndarray]) -> float:
@@ -308,13 +374,18 @@ def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: 
 
     formula = "or_library_score" if family == "uniform" else "weibull_score"
     row = Row(setting, 0.0, {rule: by_rule(rule) for rule in ("first_fit", "best_fit", formula)})
-    for seed in seeds:
-        run = _run(directory, "bin_packing", setting, seed)
-        row.seconds.append(
-            train("bin_packing_ppo", run, seed, f"env.family={family}", f"env.n_items={n_items}", *overrides)
-        )
-        env, act = trained(run)
-        spaces = env.observation_space.spaces.items()
+    row.published = PACKING_PUBLISHED.get(f"{family},{n_items}", "")
+    names = ("env.family", "env.n_items")
+    given = tuple(f"{name}={value}" for name, value in zip(names, learned_with.split(","), strict=True))
+    trainings = [
+        Training("bin_packing_ppo", _run(directory, "bin_packing", learned_with, seed), seed, (*given, *overrides))
+        for seed in seeds
+    ]
+    yield trainings
+    for training in trainings:
+        row.seconds.append(seconds_of(training))
+        _, act = trained(training.directory)
+        spaces = BinPacking(1, family, int(n_items)).observation_spaces[0].spaces.items()
         seen = {key: np.zeros((n_instances, *space.shape), np.float32) for key, space in spaces}
 
         def learned(bins: BinPacking, act: Any = act, seen: dict[str, np.ndarray] = seen) -> np.ndarray:
@@ -325,7 +396,7 @@ def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: 
     return row
 
 
-PROBLEMS: dict[str, tuple[Callable[..., Row], list[str]]] = {
+PROBLEMS: dict[str, tuple[Callable[..., Rows], list[str]]] = {
     "lost_sales": (
         lost_sales,
         [
@@ -338,8 +409,17 @@ PROBLEMS: dict[str, tuple[Callable[..., Row], list[str]]] = {
     "dual_sourcing": (dual_sourcing, list(DUAL_PUBLISHED)),
     "criss_cross": (queueing, ["I.L.", "B.L.", "I.M.", "B.M.", "I.H.", "B.H."]),
     "extended_network": (queueing, ["extended_6"]),
-    "bin_packing": (bin_packing, ["uniform,500"]),
+    "bin_packing": (bin_packing, ["uniform,500", "uniform,500:weibull,500"]),
 }
+
+
+def row_of(rows: Rows) -> Row:
+    """The row of a setting whose trainings are done."""
+    try:
+        next(rows)
+    except StopIteration as end:
+        row: Row = end.value
+    return row
 
 
 def main() -> None:
@@ -350,19 +430,28 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--overrides", nargs="*", default=[], help="of the trainings, such as algorithm.n_epochs=3")
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--keep", type=Path, help="keep the runs in this directory")
+    parser.add_argument("--keep", type=Path, help="keep the runs in this directory, and use those that are there")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--markdown", type=Path, help="page whose table of this problem is written")
     arguments = parser.parse_args()
     function, settings = PROBLEMS[arguments.problem]
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="operations_") as temporary:
         directory = (arguments.keep or Path(temporary)).absolute()
-        for setting in arguments.settings or settings:
-            rows.append(function(setting, range(arguments.seeds), directory, arguments.overrides))
+        asked = [
+            function(setting, range(arguments.seeds), directory, arguments.overrides)
+            for setting in arguments.settings or settings
+        ]
+        todo = {training.directory: training for rows_of in asked for training in next(rows_of)}
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(train, todo.values()))
+        for rows_of in asked:
+            rows.append(row_of(rows_of))
             print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-    print("\n| setting | reference | rules | published | learned | gap | seconds |")
-    print("| --- " * 7 + "|")
-    for row in rows:
-        print(f"| {' | '.join(row.cells())} |")
+    table = markdown_table(HEADER, [row.cells() for row in rows])
+    print(f"\n{table}")
+    if arguments.markdown:
+        write_table(arguments.markdown, arguments.problem, table)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
 

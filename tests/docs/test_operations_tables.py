@@ -1,0 +1,73 @@
+"""Tables of operations problems: what is trained is not trained again, and pages get what was found."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import job_shop, operations
+from benchmarks.page_tables import markdown_table, write_table
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Trainings that were asked for; none is done."""
+    done = []
+
+    def run(command, **_):
+        done.append(command)
+        (operations.Path(command[-1].removeprefix("hydra.run.dir="))).mkdir(parents=True)
+        return type("Finished", (), {"returncode": 0})()
+
+    monkeypatch.setattr(operations.subprocess, "run", run)
+    return done
+
+
+def test_finished_trainings_are_not_done_again_and_others_are_not_taken_for_them(tmp_path, trained):
+    one = operations.Training("lost_sales_ppo", tmp_path / "one", 3, ("env.penalty=4",))
+    operations.train(one)
+    operations.train(one)
+    expected = ["-cn", "conf_train", "+experiment=lost_sales_ppo", "env.penalty=4"]
+    assert [command[3:7] for command in trained] == [expected]
+    assert operations.seconds_of(one) >= 0
+    (tmp_path / "one" / operations.FINISHED).unlink()  # interrupted
+    operations.train(one)
+    assert len(trained) == 2
+    with pytest.raises(SystemExit, match=r"was trained with .*penalty=4; expected .*penalty=9"):
+        operations.train(operations.Training("lost_sales_ppo", tmp_path / "one", 3, ("env.penalty=9",)))
+
+
+def test_rows_and_intervals_by_hand():
+    row = operations.Row("poisson,4,4", 4.0, {"base-stock": 5.0}, [4.0, 4.2, 4.4], [60.0, 61.0, 62.0])
+    # the standard deviation is 0.2, the t quantile of two degrees of freedom 4.30
+    assert row.cells() == ["poisson,4,4", "4.000", "base-stock 5.000", "", "4.200 ± 0.497", "+5.00 %", "61", "3"]
+    assert operations.Row("B.M.", 2.0, {}).cells() == ["B.M.", "2.000", "", "", "", "", "", "0"]
+    found = job_shop.cells("trained, greedy", {"15x15": [15.0, 16.0, 17.0]}, ["15x15", "20x20"])
+    assert found == ["trained, greedy", "16.0 ± 2.5", "", "3"]
+
+
+def test_a_page_gets_its_table(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results: one -->\nold\n<!-- end -->\n<!-- results: two -->\n\n<!-- end -->\n")
+    for _ in range(2):
+        write_table(page, "one", markdown_table(["a", "b"], [["1", "2"]]))
+    table = "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert page.read_text() == (
+        f"before\n<!-- results: one -->\n\n{table}\n\n<!-- end -->\n<!-- results: two -->\n\n<!-- end -->\n"
+    )
+    with pytest.raises(SystemExit, match="expected the lines `<!-- results: three -->`"):
+        write_table(page, "three", table)
+
+
+def test_the_command_writes_rules_into_the_page(tmp_path, monkeypatch):
+    page, results = tmp_path / "page.md", tmp_path / "found.json"
+    page.write_text("<!-- results: gaps -->\n\n<!-- end -->\n")
+    monkeypatch.setattr(job_shop, "RULES", {"MWKR": None})
+    monkeypatch.setattr(job_shop, "by_cp_sat", lambda size, seconds: {f"CP-SAT, {seconds:g} s": 1.5})
+    command = ["job_shop.py", "--sizes", "15x15", "--cp-sat", "2", f"--markdown={page}", f"--json={results}"]
+    monkeypatch.setattr(sys, "argv", command)
+    job_shop.main()
+    assert "| MWKR | 19.2 |  |\n| CP-SAT, 2 s | 1.5 |  |" in page.read_text()
+    assert json.loads(results.read_text())["CP-SAT, 2 s"] == {"15x15": [1.5]}
