@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean
+from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
 from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
@@ -62,7 +62,7 @@ def translated(error: BaseException) -> ConfigError | None:
         message = _composition(error)
     elif isinstance(error, OmegaConfBaseException):
         key = getattr(error, "full_key", None)
-        message = f"{key}: {_first_line(error)}" if key else _first_line(error)
+        message = f"{key}: {first_line(error).rstrip('.')}" if key else first_line(error).rstrip(".")
     elif isinstance(error, HydraException):
         message = str(error).strip()
     return None if message is None else UsageError(message)
@@ -80,10 +80,6 @@ def root_configs() -> list[str]:
     return sorted(
         entry.name.removesuffix(".yaml") for entry in resources.files("maze.conf").iterdir() if ".yaml" in entry.name
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
 
 
 def _missing_config(error: MissingConfigException) -> str:
@@ -114,7 +110,7 @@ def _composition(error: ConfigCompositionException) -> str:
         line = message.splitlines()[1].partition("'")[2].rstrip("'")
         return f"+{line.partition('=')[0]}: is there already; write {line}, without the +."
     if isinstance(cause, OmegaConfBaseException):
-        message = f"{message.splitlines()[0].rstrip('.')}: {_first_line(cause)}"
+        message = f"{message.splitlines()[0].rstrip('.')}: {first_line(cause).rstrip('.')}"
     return message
 
 

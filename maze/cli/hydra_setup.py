@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
+
+from maze.core.utils.stored_config import is_importable
 
 _BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
@@ -45,13 +46,13 @@ ENVIRONMENT_CONFIGS = (
 def environment_configs() -> list[str]:
     """The packages among them that can be imported."""
     _make_tutorial_importable()
-    return [package for package in ENVIRONMENT_CONFIGS if _is_importable(package)]
+    return [package for package in ENVIRONMENT_CONFIGS if is_importable(package)]
 
 
 def _make_tutorial_importable() -> None:
     """In a checkout of the project, has the tutorial found where it lies: beside this package, in `tutorials`."""
     tutorials = Path(__file__).resolve().parents[2] / "tutorials"
-    if not _is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
+    if not is_importable("tutorial_maze_env") and (tutorials / "tutorial_maze_env").is_dir():
         sys.path.append(str(tutorials))
 
 
@@ -78,13 +79,6 @@ def project_importable(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(project))
-
-
-def _is_importable(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False  # one of its parents is missing
 
 
 GROUP, NAME = "hydra/sweeper", "basic"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from maze.cli.errors import UsageError
 from maze.cli.run_info import CONFIG_FILE, VERSIONS_FILE, installed_versions, read_plain_yaml
 from maze.cli.stored_model import STORED_CONFIG, packages_with_configurations, stored_sections
 from maze.core.rollout.recording import TRAJECTORY_DIR
+from maze.core.utils.files import read_json_object
 
 _AS_RECORDED = "recorded_actions"
 
@@ -84,9 +83,7 @@ def _policy(cfg: DictConfig, project: Path, named: set[str], stored: dict[str, A
 
 def _differing_versions(run: Path | None) -> str:
     """How the installed versions differ from those that a run was recorded with."""
-    recorded: Any = {}
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        recorded = {} if run is None else json.loads((run / VERSIONS_FILE).read_text(encoding="utf-8"))["versions"]
+    recorded: Any = {} if run is None else read_json_object(run / VERSIONS_FILE).get("versions") or {}
     now = installed_versions()
     different = [name for name in now if recorded.get(name, now[name]) != now[name]]
     texts = [f"{name} {recorded[name]}, now {now[name]}" for name in different]

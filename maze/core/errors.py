@@ -66,6 +66,12 @@ class GateNotPassedError(MazeError):
     """A candidate is worse than its baseline by more than is tolerated, or nobody can say that it is not."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; its type, where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> ConfigError:
     """Builds an error that names the unknown key, the known ones and the closest of them."""
     known = list(known)

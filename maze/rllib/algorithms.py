@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, did_you_mean, first_line
 
 INSTALLATION = "pip install maze-rl[rllib]"
 
@@ -137,7 +137,7 @@ def _set(config: Any, name: str, value: Any) -> None:
     try:
         config.update_from_dict({name: value})
     except Exception as error:  # RLlib's checks raise whatever they like
-        raise ConfigError(f"algorithm.config.{name}: RLlib does not accept {value!r}: {_first_line(error)}") from error
+        raise ConfigError(f"algorithm.config.{name}: RLlib does not accept {value!r}: {first_line(error)}") from error
 
 
 def known_hyperparameters(config: Any) -> list[str]:
@@ -157,8 +157,3 @@ def validated(config: Any) -> Any:
     except Exception as error:
         raise ConfigError(f"algorithm.config: RLlib does not accept this configuration: {error}") from error
     return config
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from maze.core.errors import MazeError
+from maze.core.utils.files import read_json_object
 from maze.report.progress import read_progress
 
 
@@ -21,19 +21,11 @@ def run_card(run_dir: Path) -> dict[str, Any]:
     command = run_dir / "command.txt"
     if command.is_file():
         card["command"] = command.read_text().splitlines()[0].strip()
-    card["versions"] = _json(run_dir / "versions.json").get("versions") or {}
-    training = _json(run_dir / "run.json")
+    card["versions"] = read_json_object(run_dir / "versions.json").get("versions") or {}
+    training = read_json_object(run_dir / "run.json")
     card["training"] = {key: training[key] for key in ("epoch", "n_env_steps", "best_score") if key in training}
     card["evaluation"] = _evaluation(run_dir)
     return card
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _evaluation(run_dir: Path) -> dict[str, Any]:

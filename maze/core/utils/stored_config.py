@@ -162,7 +162,7 @@ def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
     if "${" in text:
         return "would be resolved after it has been judged"
     if with_module := _MODULE_AND_ID.fullmatch(text):  # gymnasium imports the module that such an id begins with
-        is_foreign = with_module[1] not in trusted and _is_importable(with_module[1])
+        is_foreign = with_module[1] not in trusted and is_importable(with_module[1])
         return "has a module imported" if is_foreign else ""
     if _PATH.fullmatch(text) and not _SPACE.fullmatch(text) and not is_file_name(text):
         return _objection_to_path(text, is_target, trusted)
@@ -173,7 +173,7 @@ def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
 def _objection_to_path(path: str, is_target: bool, trusted: tuple[str, ...]) -> str:
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
-        return "is part of neither" if is_target or _is_importable(package) else ""
+        return "is part of neither" if is_target or is_importable(package) else ""
     found = _find(path)
     if found is None:
         return "does not exist there" if is_target else ""
@@ -239,7 +239,8 @@ def is_own_package(package: str) -> bool:
     return bool(known) and not any({"site-packages", "dist-packages"} & set(Path(place).parts) for place in known)
 
 
-def _is_importable(package: str) -> bool:
+def is_importable(package: str) -> bool:
+    """Whether there is a package or module of this name; nothing but its parents is imported to find out."""
     if package in sys.modules:
         return True
     try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from maze.core.errors import ConfigError, MazeError, WorkerError
+from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
 from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
@@ -327,7 +327,7 @@ class Crew:
         try:
             self._read_place(self._actors[index], index)
         except self._ray.exceptions.RayError as error:
-            self._replace(index, f"is lost ({_first_line(error)})", "its start")
+            self._replace(index, f"is lost ({first_line(error)})", "its start")
 
     def _read_place(self, actor: _Actor, index: int) -> None:
         found = self._answer(actor.place)
@@ -347,7 +347,7 @@ class Crew:
         try:
             self._read_place(actor, index)
         except (ConfigError, self._ray.exceptions.RayError) as error:
-            logger.warning("An actor that has joined is not used: %s", _first_line(error))
+            logger.warning("An actor that has joined is not used: %s", first_line(error))
             self._kill(actor)
             return
         actor.n_starts = self._actors[index].n_starts if indices else 0
@@ -400,7 +400,7 @@ class Crew:
         except self._ray.exceptions.RayTaskError as error:
             raise WorkerError(f"Actor {task.actor} failed during `{task.method}`: {error}") from error
         except self._ray.exceptions.RayError as error:
-            self._recover(task, f"is lost ({_first_line(error)})")
+            self._recover(task, f"is lost ({first_line(error)})")
             return False
         if isinstance(answer, Failure):
             self._judge(task, answer)
@@ -463,7 +463,3 @@ class Crew:
 def _versions() -> dict[str, str | None]:
     """What has to be the same everywhere."""
     return {"Python": platform.python_version(), "maze-rl": version_of("maze-rl")}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
