@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from maze.core.utils.files import csv_text
 from maze.report.estimates import CONFIDENCE, N_RESAMPLES, Estimate, Values, interquartile_mean, mean
 
 RETURN, LENGTH = "return", "steps"
@@ -135,7 +134,7 @@ class Comparison:
             estimates = [getattr(row, name) for name in names]
             cells = [repr(float(end)) for each in estimates if each is not None for end in each]
             lines.append([row.policy, row.measure, *cells, *[""] * (len(header) - len(cells))])
-        return _csv(lines)
+        return csv_text(lines)
 
     def episodes_as_csv(
         self, facts: Sequence[tuple[object, ...]], names: Sequence[str] = ("env_seed", "agent_seed")
@@ -152,7 +151,7 @@ class Comparison:
                 for episode, known in enumerate(facts):
                     values = [repr(float(played.measures[name][training, episode])) for name in self.measures]
                     lines.append([played.name, training, episode, *known, *values])
-        return _csv(lines)
+        return csv_text(lines)
 
     def text(self) -> str:
         """The table for the console, measure by measure."""
@@ -223,9 +222,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
-
-
-def _csv(lines: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

@@ -121,20 +121,26 @@ class ComparisonRunner(Runner):
 
     def _measures(self, name: str, entry: Mapping[str, Any], progress: Progress) -> list[dict[str, float]]:
         """Return, length and KPIs of each episode."""
-        wrappers = entry["wrappers"] if entry.get("wrappers") is not None else self._cfg.get("wrappers") or {}
-        maze_env, agent = RolloutRunner.init_env_and_agent(
-            self._cfg.env,
-            wrappers,
-            self.max_episode_steps,
-            entry["policy"],
-            input_dir=str(entry.get("input_dir") or ""),
-        )
+        maze_env, agent = env_and_policy(self._cfg, entry, wrappers_for(entry, self._cfg), self.max_episode_steps)
         self._rewards[name] = changes_of_rewards(maze_env)
         env: Any = LogStatsWrapper.wrap(maze_env)
         try:
             return played_measures(env, agent, self._seeds, self.deterministic, progress.update)
         finally:
             env.close()
+
+
+def wrappers_for(entry: Mapping[str, Any], cfg: DictConfig) -> Any:
+    """The wrappers that a policy acts in: its own, or those of the configuration."""
+    return entry["wrappers"] if entry.get("wrappers") is not None else cfg.get("wrappers") or {}
+
+
+def env_and_policy(
+    cfg: DictConfig, entry: Mapping[str, Any], wrappers: Any, max_episode_steps: int
+) -> tuple[Any, Policy]:
+    """The configured environment in given wrappers, and the policy that an entry of :func:`trainings_of` describes."""
+    input_dir = str(entry.get("input_dir") or "")
+    return RolloutRunner.init_env_and_agent(cfg.env, wrappers, max_episode_steps, entry["policy"], input_dir)
 
 
 def played_measures(

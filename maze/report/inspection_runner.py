@@ -12,14 +12,14 @@ from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.trajectory_page import write_trajectory_page
-from maze.core.rollout.rollout_runner import Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import Progress
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.report.comparison import RETURN
-from maze.report.comparison_runner import played_measures, trainings_of
+from maze.report.comparison_runner import env_and_policy, played_measures, trainings_of, wrappers_for
 from maze.report.inspection import inspected_episode
 from maze.report.video import check_video_file, write_video
 from maze.runner import Runner
@@ -86,7 +86,7 @@ class InspectionRunner(Runner):
         policies: Any = self.policies
         entries = {str(name): trainings_of(entry)[0] for name, entry in policies.items()}
         name, acting = next(iter(entries.items()))
-        wrappers = acting["wrappers"] if acting.get("wrappers") is not None else self._cfg.get("wrappers") or {}
+        wrappers = wrappers_for(acting, self._cfg)
         env: Any
         env, policy = self._built(acting, wrappers)
         others = {other: self._built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
@@ -130,13 +130,7 @@ class InspectionRunner(Runner):
         return seeds[chosen]
 
     def _built(self, entry: Mapping[str, Any], wrappers: Any) -> tuple[Any, Any]:
-        return RolloutRunner.init_env_and_agent(
-            self._cfg.env,
-            wrappers,
-            self.max_episode_steps,
-            entry["policy"],
-            input_dir=str(entry.get("input_dir") or ""),
-        )
+        return env_and_policy(self._cfg, entry, wrappers, self.max_episode_steps)
 
     def _gamma(self, entry: Mapping[str, Any]) -> float:
         return float(self.gamma if self.gamma is not None else entry.get("gamma") or 0.99)

@@ -6,14 +6,14 @@ import csv
 import io
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from maze.core.errors import MazeError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.log_stats.stats_columns import columns_of
 from maze.core.log_stats.stats_format import column_name
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import csv_text, write_whole
 
 PROGRESS_FILE = "progress.csv"
 LEADING = ("step", "path", "seconds", "env_steps")
@@ -97,7 +97,7 @@ class Progress:
 
     def text(self) -> str:
         """The completed rows as CSV."""
-        head = _csv_line([*LEADING, *self._columns])
+        head = csv_text([[*LEADING, *self._columns]])
         n_columns = len(self._columns)
         return "".join([head, *(f"{line}{',' * (n_columns - n)}\n" for n, line in self._lines)])
 
@@ -194,11 +194,5 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _csv_line(cells: Iterable[str]) -> str:
-    line = io.StringIO(newline="")
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()
-
-
 def _csv_cell(text: str) -> str:
-    return _csv_line([text]).removesuffix("\n") if text else ""
+    return csv_text([[text]]).removesuffix("\n") if text else ""

@@ -14,7 +14,6 @@ from maze.core.env.reward import RewardAggregatorInterface
 from maze.core.errors import ConfigError
 from maze.core.log_events.kpi_calculator import KpiCalculator
 from maze.core.rollout.recording import TRAJECTORY_DIR
-from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectories
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
@@ -23,7 +22,14 @@ from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.report.comparison_page import comparison_page
-from maze.report.comparison_runner import COMPARISON_FILE, EPISODES_FILE, PAGE_FILE, trainings_of, write_files
+from maze.report.comparison_runner import (
+    COMPARISON_FILE,
+    EPISODES_FILE,
+    PAGE_FILE,
+    env_and_policy,
+    trainings_of,
+    write_files,
+)
 from maze.report.replay import reward_replay, what_if
 from maze.runner import Runner
 
@@ -86,7 +92,7 @@ class ReplayRunner(Runner):
     def run(self, **kwargs: Any) -> None:
         env: Any = None
         if self._cfg.get("env"):
-            env, _ = self._built(_PLACEHOLDER, self.input_dir)
+            env, _ = self._built({"policy": _PLACEHOLDER, "input_dir": self.input_dir})
         try:
             episodes = self._episodes(env)
             if self.reward_aggregator is not None or self.kpi_calculator is not None:
@@ -167,8 +173,7 @@ class ReplayRunner(Runner):
         chosen = self._change.get("policy")
         if chosen is None:
             return None
-        entry: Mapping[str, Any] = trainings_of(chosen)[0]
-        return self._built(entry["policy"], str(entry.get("input_dir") or ""))[1]
+        return self._built(trainings_of(chosen)[0])[1]
 
     def _agent_seed(self, episode: StateTrajectoryRecord) -> int:
         """The seed that the agent had in the episode, where it can be told; otherwise that of a first episode."""
@@ -176,7 +181,5 @@ class ReplayRunner(Runner):
         own = None if episode.action_record is None else episode.action_record.seed
         return dict(seeds).get(own, seeds[0][1]) if own is not None else seeds[0][1]
 
-    def _built(self, policy: Any, input_dir: str) -> tuple[Any, Policy]:
-        return RolloutRunner.init_env_and_agent(
-            self._cfg.env, self._cfg.get("wrappers") or {}, self.max_episode_steps, policy, input_dir=input_dir
-        )
+    def _built(self, entry: Mapping[str, Any]) -> tuple[Any, Policy]:
+        return env_and_policy(self._cfg, entry, self._cfg.get("wrappers") or {}, self.max_episode_steps)

@@ -46,8 +46,3 @@ def is_truncated(done: bool, info: Mapping[Any, Any]) -> bool:
     bootstrapped from it.
     """
     return bool(done) and bool(info.get(TRUNCATION_KEY, False))
-
-
-def is_terminated(done: bool, info: Mapping[Any, Any]) -> bool:
-    """Whether the step that gave `done` and `info` ended the episode by itself."""
-    return bool(done) and not info.get(TRUNCATION_KEY, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from maze.core.log_stats.run_console import EVERYTHING
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import csv_text, write_whole
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
@@ -237,9 +236,7 @@ def _remove_episode(directory: Path, episode_id: str) -> None:
         if len(kept) == 1:  # the header
             table.unlink()
             continue
-        text = io.StringIO(newline="")
-        csv.writer(text, delimiter="\t", lineterminator="\n").writerows(kept)
-        write_whole(table, text.getvalue())
+        write_whole(table, csv_text(kept, "\t"))
 
 
 def _rows(table: Path) -> list[list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 import os
@@ -10,7 +12,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -50,6 +52,13 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview)
     """Writes text (as UTF-8) or bytes with :func:`atomic_write`."""
     data = content.encode() if isinstance(content, str) else content
     atomic_write(path, lambda file: file.write(data))
+
+
+def csv_text(rows: Iterable[Iterable[object]], delimiter: str = ",") -> str:
+    """Rows of cells as lines of a table, quoted where they have to be."""
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:

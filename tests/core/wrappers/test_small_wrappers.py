@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze.core.env.base_env import is_terminated, is_truncated
+from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
@@ -65,7 +65,6 @@ def test_time_limit_truncates_what_does_not_terminate(length, limit, steps, trun
             _, _, done, info = env.step(ACTION)
             assert done == (number == steps)
         assert is_truncated(done, info) is truncated
-        assert is_terminated(done, info) is not truncated
 
 
 def test_time_limit_counts_environment_steps_and_not_sub_steps():
