@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
-from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 from reinforce.config import ReinforceConfig

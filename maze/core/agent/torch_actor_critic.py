@@ -140,3 +140,15 @@ class TorchActorCritic(TorchModel):
                 "e.g. `critic=template_state` or `critic=flatten_concat_shared`."
             )
         return self.critic
+
+
+def policy_of(model: TorchModel) -> TorchPolicy:
+    """The policy in a model that is trained.
+
+    :raises ConfigError: There is none.
+    """
+    if isinstance(model, TorchActorCritic):
+        return model.policy
+    if isinstance(model, TorchPolicy):
+        return model
+    raise ConfigError(f"model: expected a policy or an actor-critic to train, found a {type(model).__name__}.")

@@ -6,7 +6,7 @@ Hidden states are zero where an episode begins, and those of before where a roll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,9 @@ from maze.core.rollout.rollout_tensors import Index, Place
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
 
 if TYPE_CHECKING:
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 
 States = dict[str, Tensor]
@@ -64,6 +66,19 @@ class Sequences:
         """
         return self.runs([PackedRows(self.order, self.starts, self.lengths, device)])
 
+    def minibatches(self, n: int, generator: torch.Generator) -> Iterator[tuple[np.ndarray, Sequences] | None]:
+        """All sequences in random order, divided into as many rows each as whole sequences allow.
+
+        :param n: How many; `None` comes in the place of those that would be empty.
+        :param generator: Source of the order.
+        :return: As :meth:`chosen`.
+        """
+        order = torch.randperm(len(self.lengths), generator=generator).numpy()
+        place = (np.cumsum(self.lengths[order]) - 1) * n // self.lengths.sum()
+        for index in range(n):
+            chosen = order[place == index]
+            yield self.chosen(chosen) if len(chosen) else None
+
     def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, Sequences]:
         """Some of the sequences.
 
@@ -101,15 +116,17 @@ class SequencedRollout:
 
     :param model: The model.
     :param columns: The rollout; it knows what the policy remembered before it.
-    :param memory: What the critic remembered before it.
+    :param memory: What the critic remembered before it; `None`: nothing.
     :param length: Most steps of a sequence; 0: no limit.
     :raises ConfigError: The critic cannot be recurrent in such a rollout.
     """
 
-    def __init__(self, model: TorchActorCritic, columns: RolloutColumns, memory: HiddenStates, length: int = 0) -> None:
+    def __init__(
+        self, model: TorchActorCritic, columns: RolloutColumns, memory: HiddenStates | None, length: int = 0
+    ) -> None:
         assert isinstance(model.critic, TorchStateCritic)
         self._model, self._critic, self._columns = model, model.critic, columns
-        self._memory, self._length = memory, length
+        self._memory, self._length = memory or HiddenStates(columns.n_envs, model.critic.state_sizes), length
         self._has_shared_critic = isinstance(model.critic, TorchSharedStateCritic)
         _check(model.critic, columns)
         assert columns.memory is not None, "checked"
@@ -119,6 +136,19 @@ class SequencedRollout:
         """Number of episodes that have begun in each environment before each tick, and after the last one."""
         self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
+
+    def ask(
+        self, record: StructuredSpacesRecord, index: Index | None
+    ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
+        """What the model says about a record, unrolled over the sequences of its rows.
+
+        :param record: All that a policy did.
+        :param index: Ticks and environments of its rows; `None`: a dense rollout.
+        """
+        sequences, runs, origin = self.sequences(record, index)
+        outputs = self._model.compute_actor_critic_output(record, runs=runs)
+        self.note(runs, origin)
+        return outputs, sequences
 
     def sequences(self, record: StructuredSpacesRecord, index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
         """The sequences of a record, and what policy and critic run over them with.

@@ -1,4 +1,4 @@
-"""What every algorithm that follows gradients needs: losses, the gradient step, and Adam."""
+"""What every algorithm that follows gradients needs: losses, and the gradient step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -55,132 +56,6 @@ class Losses:
             else:
                 for key, entry in value:
                     yield event, key, entry
-
-
-class FlatAdam:
-    """Adam over networks whose parameters lie one after the other in memory.
-
-    For networks of the size that control problems need, an optimizer's time goes into starting one operation for each
-    small parameter, not into arithmetic. Here the parameters of a network become views of one tensor, their gradients
-    views of another, so that a step, a norm or clearing all gradients is a single operation.
-
-    The step itself is torch's fused Adam: making a `torch.optim.Adam` imports torch's compiler, which would add
-    1.5 seconds to the start of every training.
-
-    :param networks: Networks by name, in order; parameters shared between them count for the first one.
-    :param lr: Learning rate.
-    :param eps: Adam's epsilon.
-    """
-
-    def __init__(self, networks: Mapping[Any, nn.Module], lr: float, eps: float) -> None:
-        self.lr = lr
-        """Learning rate of the next step."""
-        self.eps = eps
-        self._networks: dict[Any, _FlatNetwork] = {}
-        seen: set[int] = set()
-        for name, network in networks.items():
-            own = [p for p in network.parameters() if p.requires_grad and id(p) not in seen]
-            seen.update(map(id, own))
-            if own:
-                self._networks[name] = _FlatNetwork(own)
-        self.tie()
-
-    @property
-    def names(self) -> list[Any]:
-        """The networks that have parameters of their own."""
-        return list(self._networks)
-
-    def tie(self) -> None:
-        """Makes parameters and gradients views of the long tensors (again, if somebody has moved or replaced them)."""
-        for network in self._networks.values():
-            network.tie()
-
-    def zero_grad(self) -> None:
-        """Clears all gradients."""
-        for network in self._networks.values():
-            network.gradient.zero_()
-
-    def gradient_norms(self) -> dict[Any, Tensor]:
-        """Euclidean norm of the gradient of each network, scalars `[]`."""
-        return {name: torch.linalg.vector_norm(network.gradient) for name, network in self._networks.items()}
-
-    def scale_gradients(self, factor: float) -> None:
-        """Multiplies all gradients."""
-        for network in self._networks.values():
-            network.gradient.mul_(factor)
-
-    @torch.no_grad()
-    def step(self, frozen: Iterable[Any] = ()) -> None:
-        """Takes a step, but for the networks that stay as they are."""
-        left_out = set(frozen)
-        moved = [network for name, network in self._networks.items() if name not in left_out]
-        if not moved:
-            return
-        n_steps = [network.n_steps for network in moved]
-        # what torch.optim.Adam(fused=True) comes down to, without what it does for each parameter before
-        torch._foreach_add_(n_steps, 1)
-        torch._fused_adam_(
-            [network.values for network in moved],
-            [network.gradient for network in moved],
-            [network.mean for network in moved],
-            [network.square for network in moved],
-            [],
-            n_steps,
-            lr=self.lr,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=None,
-            found_inf=None,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts by position of the network; loads with `weights_only=True`."""
-        return {
-            str(index): {name: getattr(network, name).clone() for name in _ADAM_STATE}
-            for index, network in enumerate(self._networks.values())
-        }
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continues from a state that :meth:`state_dict` returned, with the current learning rate."""
-        for index, network in enumerate(self._networks.values()):
-            for name in _ADAM_STATE:
-                getattr(network, name).copy_(state_dict[str(index)][name])
-
-
-_ADAM_STATE = ("mean", "square", "n_steps")
-
-
-class _FlatNetwork:
-    """Parameters of a network in one tensor, their gradients in another, and what Adam keeps of them."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        first, *others = parameters
-        for other in others:
-            if (other.dtype, other.device) != (first.dtype, first.device):
-                raise ValueError(
-                    f"The parameters of a network have to be of one type on one device; found {first.dtype} on "
-                    f"{first.device} and {other.dtype} on {other.device}."
-                )
-        self.parameters = parameters
-        size = sum(parameter.numel() for parameter in parameters)
-        self.values, self.gradient, self.mean, self.square = (
-            torch.zeros(size, dtype=first.dtype, device=first.device) for _ in range(4)
-        )
-        self.n_steps = torch.zeros((), device=first.device)
-
-    def tie(self) -> None:
-        sizes = [parameter.numel() for parameter in self.parameters]
-        parts = zip(self.parameters, torch.split(self.values, sizes), torch.split(self.gradient, sizes), strict=True)
-        for parameter, values, gradient in parts:
-            view = values.view_as(parameter)
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter.data)
-                parameter.data = view
-            parameter.grad = gradient.view_as(parameter)
 
 
 def gradient_step(

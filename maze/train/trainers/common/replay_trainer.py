@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from maze.core.agent.networks import depends_on_mode
+from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.replay_buffer.filling import fill_replay_buffer
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
-from maze.train.trainers.common.trainer import EpochTrainer, Trainer, policy_of
+from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.common.training_session import EpisodeSource
 from maze.train.utils.plain_state import Part
 

@@ -12,7 +12,7 @@ from maze.train.trainers.common.learning import Name
 
 
 class TorchOptimizer:
-    """An optimizer of torch, of any kind, with the methods of :class:`~maze.train.trainers.common.learning.FlatAdam`.
+    """An optimizer of torch, of any kind, with the methods of :class:`~maze.core.agent.flat_adam.FlatAdam`.
 
     :param optimizer: The optimizer.
     :param networks: The networks whose gradients are looked at, all of whose parameters it has.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
-from maze.core.agent.torch_actor_critic import TorchActorCritic
+from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
-from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
+from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
@@ -278,15 +278,3 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     def history(self) -> list[EpochSummary]:
         """The epochs that this object has completed."""
         return self.session.history
-
-
-def policy_of(model: TorchModel) -> TorchPolicy:
-    """The policy in a model that is trained.
-
-    :raises ConfigError: There is none.
-    """
-    if isinstance(model, TorchActorCritic):
-        return model.policy
-    if isinstance(model, TorchPolicy):
-        return model
-    raise ConfigError(f"model: expected a policy or an actor-critic to train, found a {type(model).__name__}.")

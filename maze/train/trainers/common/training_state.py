@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from maze.core.agent.torch_policy import InitialPolicy, TorchPolicy
 from maze.core.errors import CheckpointError, ConfigError
@@ -37,6 +37,10 @@ _COURSE = ("first_epoch", "is_finished", "evaluated_epoch", "training_reward")
 
 class SavedTraining:
     """What a trainer consists of: weights and all else that another process needs to go on with its training."""
+
+    optional_parts: ClassVar[Mapping[str, str]] = {}
+    """Parts that a training has where a field of its configuration says so, with the field; without them it was another
+    training."""
 
     model: Any
     """What is trained; subclasses declare its type."""
@@ -78,6 +82,12 @@ class SavedTraining:
 
     def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
         """Raises an error where the parts, as configured, cannot go on with a state of this algorithm."""
+        for part, field in self.optional_parts.items():
+            if part in self._parts() and part not in state["parts"]:
+                raise ConfigError(
+                    f"algorithm.{field}: the training in `{origin}` learned without it. Leave it out to go on, or "
+                    "start a new training with the weights alone."
+                )
 
     def _episode_source(self) -> EpisodeSource | None:
         """What collects the training's episodes."""

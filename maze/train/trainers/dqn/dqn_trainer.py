@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.networks import TargetNetworks, as_float_tensors
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
@@ -18,7 +19,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer

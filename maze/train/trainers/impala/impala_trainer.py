@@ -107,7 +107,6 @@ class IMPALA(ActorCritic):
         self._columns = batch.columns
         collected = time.perf_counter()
         valued = self._valued(batch.columns)
-        self._report_average_reward()
         asked = time.perf_counter()
         losses = self._losses(valued)
         computed = time.perf_counter()

@@ -21,11 +21,6 @@ class PPO(ActorCritic):
     config_class: ClassVar[type[ActorCriticConfig]] = PPOAlgorithmConfig
     config: PPOAlgorithmConfig
 
-    @property
-    @override(ActorCritic)
-    def _sequence_length(self) -> int:
-        return self.config.sequence_length
-
     @override(ActorCritic)
     def _optimize(self, batch: RolloutBatch) -> None:
         for _ in range(self.config.n_optimization_epochs):

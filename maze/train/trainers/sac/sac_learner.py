@@ -12,10 +12,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.env.structured_env import ActorID
-from maze.train.trainers.common.learning import FlatAdam, Key, Losses, Name, Terms, gradient_step
+from maze.train.trainers.common.learning import Key, Losses, Name, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, mean_of, target_entropy
 from maze.train.trainers.sac.objectives import acted, critic_targets, known_observations, policy_losses

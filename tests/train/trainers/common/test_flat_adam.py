@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.utils.checkpoint import load_state, save_state
-from maze.train.trainers.common.learning import FlatAdam
 
 
 def build(seed=0):

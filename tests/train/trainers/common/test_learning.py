@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.torch_optimizer import TorchOptimizer
 from maze.train.trainers.common.trainer import EpochTrainer

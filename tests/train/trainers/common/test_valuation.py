@@ -17,7 +17,8 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
 from maze.core.rollout.rollout_streams import actor_streams
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.trainers.common.actor_critic.valuation import GAE, CentredReturns, value_rollout
+from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})

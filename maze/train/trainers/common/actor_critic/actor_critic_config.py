@@ -22,6 +22,8 @@ class ActorCriticConfig(AlgorithmConfig):
     """Hyperparameters shared by A2C and PPO."""
 
     critic = "state"
+    sequence_length = 0
+    """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit. PPO's field."""
 
     epoch_length: int = 25
     """Number of updates per epoch. Each update collects one rollout; each epoch ends with an evaluation."""

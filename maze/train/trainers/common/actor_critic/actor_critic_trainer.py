@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
@@ -28,17 +29,16 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
-from maze.train.trainers.common.actor_critic.reward_scaling import RewardScaling
+from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
 from maze.train.trainers.common.actor_critic.valuation import (
     GAE,
     AlignedSubsteps,
-    CentredReturns,
     ReturnFunction,
     RolloutBatch,
     value_rollout,
 )
 from maze.train.trainers.common.curriculum import Curriculum
-from maze.train.trainers.common.learning import FlatAdam, Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
 from maze.train.utils.plain_state import Part
@@ -89,6 +89,10 @@ class ActorCritic(EpochTrainer, ABC):
     learns_observation_statistics: ClassVar[bool] = True
     follows_curriculum: ClassVar[bool] = True
     events_class: ClassVar[type[Any]] = ActorCriticEvents
+    optional_parts: ClassVar[Mapping[str, str]] = {
+        "average_reward": "reward_centering",
+        "reward_scaling": "reward_scaling",
+    }
     config: ActorCriticConfig
     model: TorchActorCritic
 
@@ -180,14 +184,10 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _parts(self) -> dict[str, Part]:
-        parts: dict[str, Part] = {"optimizer": self.optimizer, "generator": self.generator}
-        if isinstance(self._returns, CentredReturns):
-            parts["average_reward"] = self._returns
-        if self._memory is not None:
-            parts["critic_memory"] = self._memory
-        if self._reward_scaling is not None:
-            parts["reward_scaling"] = self._reward_scaling
-        return {**parts, "rollouts": self.rollout_generator}
+        centring = self._returns if isinstance(self._returns, CentredReturns) else None
+        optional = {"average_reward": centring, "critic_memory": self._memory, "reward_scaling": self._reward_scaling}
+        chosen: dict[str, Part] = {name: part for name, part in optional.items() if part is not None}
+        return {"optimizer": self.optimizer, "generator": self.generator, **chosen, "rollouts": self.rollout_generator}
 
     @override(EpochTrainer)
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
@@ -208,19 +208,6 @@ class ActorCritic(EpochTrainer, ABC):
         return HiddenStates(self.rollout_generator.env.n_rollout_envs, self._critic.state_sizes)
 
     @override(EpochTrainer)
-    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
-        if isinstance(self._returns, CentredReturns) and "average_reward" not in state["parts"]:
-            raise ConfigError(
-                f"algorithm.reward_centering: the training in `{origin}` learned without it. Leave it at 0 to go on, "
-                "or start a new training with the weights alone."
-            )
-        if self._reward_scaling is not None and "reward_scaling" not in state["parts"]:
-            raise ConfigError(
-                f"algorithm.reward_scaling: the training in `{origin}` learned without it. Leave it false to go on, or "
-                "start a new training with the weights alone."
-            )
-
-    @override(EpochTrainer)
     def _latest_data(self) -> dict[str, Any]:
         return {} if self._columns is None else {"rollout": columns_as_tensors(self._columns)}
 
@@ -229,11 +216,6 @@ class ActorCritic(EpochTrainer, ABC):
     def _return_function(self) -> ReturnFunction:
         """Estimates advantages and targets."""
         return GAE(self.config.gamma, self.config.gae_lambda)
-
-    @property
-    def _sequence_length(self) -> int:
-        """Most steps of a sequence that gradients of a recurrent model flow back through; 0: no limit."""
-        return 0
 
     @override(EpochTrainer)
     def _update(self) -> None:
@@ -246,17 +228,12 @@ class ActorCritic(EpochTrainer, ABC):
         columns = self._collect()
         collected = time.perf_counter()
         batch = self._valued(columns)
-        self._report_average_reward()
         self.model.train()
         self._optimize(batch)
         self.observation_statistics.learn(columns)
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
-
-    def _report_average_reward(self) -> None:
-        if isinstance(self._returns, CentredReturns):
-            self.stats.add_value("average_reward", self._returns.averages[0])
 
     def _schedule_lr(self) -> None:
         self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)
@@ -274,7 +251,10 @@ class ActorCritic(EpochTrainer, ABC):
         """The rollout with its targets."""
         if self._reward_scaling is not None:
             self._reward_scaling.scale(columns)
-        return value_rollout(self.model, columns, self._returns, self._memory, self._sequence_length)
+        batch = value_rollout(self.model, columns, self._returns, self._memory, self.config.sequence_length)
+        if isinstance(self._returns, CentredReturns):
+            self.stats.add_value("average_reward", self._returns.averages[0])
+        return batch
 
     def _optimize(self, batch: RolloutBatch) -> None:
         """Learns from a rollout."""

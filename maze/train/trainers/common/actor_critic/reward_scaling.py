@@ -1,16 +1,26 @@
-"""Rewards on the scale of returns."""
+"""What is done to the rewards that are learned from, where it is asked for: they are scaled, or centred.
+
+Statistics, KPIs and evaluations keep the environment's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from maze.core.annotations import override
+from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns
 
 if TYPE_CHECKING:
+    from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
+    from maze.core.rollout.rollout_streams import Streams
 
 _EPSILON = 1e-8
 _LARGEST = 10.0
@@ -85,3 +95,76 @@ class RewardScaling:
         known = self._statistics
         known.count, known.mean, known.var = (state_dict[name] for name in ("count", "mean", "var"))
         self._returns = np.array(state_dict["returns"], np.float64)
+
+
+class CentredReturns(ReturnFunction):
+    """Returns of what rewards are above their average: simple reward centring (Naik et al. 2024, Reward centering).
+
+    Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by
+    `1 - gamma`, a constant that says nothing about actions and hides what does. Without it `gamma` may come close to 1.
+    With `gamma` 1 values are those of average-reward reinforcement learning: defined up to a constant, which is chosen
+    so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-reward
+    reinforcement learning with trust region methods).
+
+    :param returns: Estimates advantages and targets from the rewards that remain.
+    :param rate: How fast the estimate of the average follows the mean of each rollout, above 0 to 1.
+    """
+
+    def __init__(self, returns: ReturnFunction, rate: float) -> None:
+        self.gamma = returns.gamma
+        self.is_off_policy = returns.is_off_policy
+        self.averages: list[float] = []
+        """What an environment step earns, by entry of the streams' rewards that is predicted by itself."""
+        self._returns = returns
+        self._rate = rate
+
+    @override(ReturnFunction)
+    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
+        found = average_rewards(streams)
+        known = self.averages or found
+        self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
+        returns = self._returns(critic, centred(streams, self.averages))
+        if self.gamma == 1.0:
+            returns.targets = [target - target.mean() for target in returns.targets]
+        return returns
+
+    def state_dict(self) -> dict[str, Any]:
+        """The estimates."""
+        return {"averages": list(self.averages)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on with the estimates of :meth:`state_dict`."""
+        self.averages = list(state_dict["averages"])
+
+
+def average_rewards(streams: Streams) -> list[float]:
+    """What an environment step earns on average, for each entry of the rewards that is predicted by itself.
+
+    :param streams: The streams of a rollout.
+    :raises ConfigError: There is an end, or actors come and go: subtracting a constant would change what is best.
+    """
+    if streams.acts is not None or bool(streams.terminated.any()):
+        reason = "actors come and go" if streams.acts is not None else "an episode ended by itself"
+        raise ConfigError(
+            f"algorithm.reward_centering: expected a problem without an end, but {reason}: rewards above their average "
+            "would make long episodes better or worse than they are. Leave it at 0, or have episodes cut off only "
+            "(`max_episode_steps`)."
+        )
+    rewards = streams.rewards if streams.has_own_rewards else [torch.stack(streams.rewards).sum(0)]
+    n_steps = rewards[0].numel() if streams.step_complete is None else int(streams.step_complete.sum())
+    return [float(reward.sum()) / max(1, n_steps) for reward in rewards]
+
+
+def centred(streams: Streams, averages: Sequence[float]) -> Streams:
+    """The streams with rewards above their average: it is subtracted where an environment step is complete.
+
+    :param streams: The streams of a rollout.
+    :param averages: As of :func:`average_rewards`.
+    """
+    complete = 1.0 if streams.step_complete is None else streams.step_complete.to(streams.rewards[0])
+    if streams.has_own_rewards:
+        pairs = zip(streams.rewards, averages, strict=True)
+        rewards = [reward - average * complete for reward, average in pairs]
+    else:  # the values predict the sum over all sub-steps
+        rewards = [*streams.rewards[:-1], streams.rewards[-1] - averages[0] * complete]
+    return replace(streams, rewards=rewards)

@@ -7,7 +7,7 @@ order of time, which a return function (GAE, V-trace) turns into advantages and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.hidden_states import HiddenStates
 from maze.core.agent.returns import gae
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic
 from maze.core.annotations import override
@@ -27,6 +26,7 @@ from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 
 if TYPE_CHECKING:
+    from maze.core.agent.hidden_states import HiddenStates
     from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
@@ -90,20 +90,17 @@ class AlignedSubsteps:
         :param n: How many; `None` comes in the place of those that would be empty.
         :param generator: Source of the order.
         """
-        if self.sequences is None:
-            permuted = self.rows(torch.randperm(self.n_rows, generator=generator).to(self.device))
-            for index in range(n):
-                start, stop = (self.n_rows * i // n for i in (index, index + 1))
-                yield permuted.rows(slice(start, stop)) if stop > start else None
+        if self.sequences is not None:
+            for chosen in self.sequences.minibatches(n, generator):
+                yield None if chosen is None else self._in_sequences(*chosen)
             return
-        order = torch.randperm(len(self.sequences.lengths), generator=generator).numpy()
-        place = (np.cumsum(self.sequences.lengths[order]) - 1) * n // self.n_rows
+        permuted = self.rows(torch.randperm(self.n_rows, generator=generator).to(self.device))
         for index in range(n):
-            if not len(chosen := order[place == index]):
-                yield None
-                continue
-            rows, sequences = self.sequences.chosen(chosen)
-            yield replace(self.rows(torch.from_numpy(rows).to(self.device)), sequences=sequences)
+            start, stop = (self.n_rows * i // n for i in (index, index + 1))
+            yield permuted.rows(slice(start, stop)) if stop > start else None
+
+    def _in_sequences(self, rows: np.ndarray, sequences: Sequences | None) -> AlignedSubsteps:
+        return replace(self.rows(torch.from_numpy(rows).to(self.device)), sequences=sequences)
 
     def asked(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
         """What the networks say about all rows.
@@ -197,79 +194,6 @@ class GAE(ReturnFunction):
         return Returns(advantages, targets[: len(values)])
 
 
-class CentredReturns(ReturnFunction):
-    """Returns of what rewards are above their average: simple reward centring (Naik et al. 2024, Reward centering).
-
-    Where a problem has no end and is judged by averages, values consist mostly of the average reward divided by
-    `1 - gamma`, a constant that says nothing about actions and hides what does. Without it `gamma` may come close to 1.
-    With `gamma` 1 values are those of average-reward reinforcement learning: defined up to a constant, which is chosen
-    so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-reward
-    reinforcement learning with trust region methods).
-
-    :param returns: Estimates advantages and targets from the rewards that remain.
-    :param rate: How fast the estimate of the average follows the mean of each rollout, above 0 to 1.
-    """
-
-    def __init__(self, returns: ReturnFunction, rate: float) -> None:
-        self.gamma = returns.gamma
-        self.is_off_policy = returns.is_off_policy
-        self.averages: list[float] = []
-        """What an environment step earns, by entry of the streams' rewards that is predicted by itself."""
-        self._returns = returns
-        self._rate = rate
-
-    @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        found = average_rewards(streams)
-        known = self.averages or found
-        self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
-        returns = self._returns(critic, centred(streams, self.averages))
-        if self.gamma == 1.0:
-            returns.targets = [target - target.mean() for target in returns.targets]
-        return returns
-
-    def state_dict(self) -> dict[str, Any]:
-        """The estimates."""
-        return {"averages": list(self.averages)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on with the estimates of :meth:`state_dict`."""
-        self.averages = list(state_dict["averages"])
-
-
-def average_rewards(streams: Streams) -> list[float]:
-    """What an environment step earns on average, for each entry of the rewards that is predicted by itself.
-
-    :param streams: The streams of a rollout.
-    :raises ConfigError: There is an end, or actors come and go: subtracting a constant would change what is best.
-    """
-    if streams.acts is not None or bool(streams.terminated.any()):
-        reason = "actors come and go" if streams.acts is not None else "an episode ended by itself"
-        raise ConfigError(
-            f"algorithm.reward_centering: expected a problem without an end, but {reason}: rewards above their average "
-            "would make long episodes better or worse than they are. Leave it at 0, or have episodes cut off only "
-            "(`max_episode_steps`)."
-        )
-    rewards = streams.rewards if streams.has_own_rewards else [torch.stack(streams.rewards).sum(0)]
-    n_steps = rewards[0].numel() if streams.step_complete is None else int(streams.step_complete.sum())
-    return [float(reward.sum()) / max(1, n_steps) for reward in rewards]
-
-
-def centred(streams: Streams, averages: Sequence[float]) -> Streams:
-    """The streams with rewards above their average: it is subtracted where an environment step is complete.
-
-    :param streams: The streams of a rollout.
-    :param averages: As of :func:`average_rewards`.
-    """
-    complete = 1.0 if streams.step_complete is None else streams.step_complete.to(streams.rewards[0])
-    if streams.has_own_rewards:
-        pairs = zip(streams.rewards, averages, strict=True)
-        rewards = [reward - average * complete for reward, average in pairs]
-    else:  # the values predict the sum over all sub-steps
-        rewards = [*streams.rewards[:-1], streams.rewards[-1] - averages[0] * complete]
-    return replace(streams, rewards=rewards)
-
-
 # -- valuation -------------------------------------------------------------------------------------
 
 
@@ -297,10 +221,7 @@ def value_rollout(
             "the actors of this environment vary. Use a step or a shared critic."
         )
     records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
-    sequenced = None
-    if model.is_recurrent:
-        memory = memory or HiddenStates(columns.n_envs, critic.state_sizes)
-        sequenced = SequencedRollout(model, columns, memory, sequence_length)
+    sequenced = SequencedRollout(model, columns, memory, sequence_length) if model.is_recurrent else None
     asked = [_asked(model, record, index, returns, sequenced) for record, index in records]
     with torch.no_grad():
         found = returns(critic, rollout_streams(model, columns, [rows for _, rows in asked], returns.gamma, sequenced))
@@ -319,11 +240,13 @@ def _asked(
 ) -> tuple[AlignedSubsteps, PolicyRows]:
     """All that one policy did, still without advantages and targets, and what goes into the streams."""
     keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
-    sequences, runs, origin = (None, None, None) if sequenced is None else sequenced.sequences(record, index)
+    sequences = None
     with torch.set_grad_enabled(keeps_outputs):
-        outputs = policy_output, critic_output = model.compute_actor_critic_output(record, runs=runs)
-    if sequenced is not None and runs is not None:
-        sequenced.note(runs, origin)
+        if sequenced is None:
+            outputs = model.compute_actor_critic_output(record)
+        else:
+            outputs, sequences = sequenced.ask(record, index)
+    policy_output, critic_output = outputs
     with torch.no_grad():
         log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
         log_rhos: list[Tensor] = []
@@ -342,5 +265,5 @@ def _with_returns(part: AlignedSubsteps, rows: PolicyRows, found: Returns) -> Al
     part = replace(part, advantages=rows.of(found.advantages), targets=rows.of(found.targets))
     if rows.is_known is None or rows.is_known.all():
         return part
-    known = part.rows(torch.from_numpy(np.flatnonzero(rows.is_known)).to(part.device))
-    return replace(known, sequences=None if part.sequences is None else part.sequences.known(rows.is_known))
+    sequences = None if part.sequences is None else part.sequences.known(rows.is_known)
+    return part._in_sequences(np.flatnonzero(rows.is_known), sequences)
