@@ -135,7 +135,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     """Whether it has :attr:`observation_statistics` learn; otherwise models that normalize need them beforehand."""
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
-    :class:`~maze.train.trainers.common.curriculum.Curriculum`."""
+    :class:`~maze.train.parallelization.curriculum.Curriculum`."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 

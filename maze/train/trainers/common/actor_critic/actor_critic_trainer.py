@@ -20,6 +20,7 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.rollout.rollout_tensors import columns_as_tensors
 from maze.core.utils.seeding import seeded_generator
+from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
 from maze.train.trainers.common.actor_critic.actor_critic_config import ActorCriticConfig, scheduled_lr
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
@@ -37,7 +38,6 @@ from maze.train.trainers.common.actor_critic.valuation import (
     RolloutBatch,
     value_rollout,
 )
-from maze.train.trainers.common.curriculum import Curriculum
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
@@ -107,13 +107,8 @@ class ActorCritic(EpochTrainer, ABC):
         seed: int | None = None,
         checkpoint_file: str | Path | None = None,
     ) -> None:
-        super().__init__(
-            algorithm_config,
-            model,
-            evaluator=evaluator,
-            model_selection=model_selection,
-            checkpoint_file=checkpoint_file,
-        )
+        common: Any = {"evaluator": evaluator, "model_selection": model_selection, "checkpoint_file": checkpoint_file}
+        super().__init__(algorithm_config, model, **common)
         if not isinstance(model.critic, TorchStateCritic):
             raise ConfigError(
                 f"model.critic: {type(self).__name__} needs a state critic, found a {type(model.critic).__name__}."
@@ -136,7 +131,6 @@ class ActorCritic(EpochTrainer, ABC):
         self._reward_scaling = RewardScaling(self.config.gamma) if self.config.reward_scaling else None
         self._columns: RolloutColumns | None = None
         self._curriculum: Curriculum | None = None
-        self._stage = 0
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late
 
     @classmethod
@@ -147,7 +141,7 @@ class ActorCritic(EpochTrainer, ABC):
         curriculum = Curriculum.of(run) if cls.follows_curriculum else None
         trainer = cls(
             algorithm_config=run.algorithm,
-            rollout_generator=cls._rollouts(run, model) if curriculum is None else curriculum.rollouts(0),
+            rollout_generator=(curriculum.entered(epoch=0) if curriculum else None) or cls._rollouts(run, model),
             evaluator=run.evaluator(selection),
             model=model,
             model_selection=selection,
@@ -191,16 +185,14 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
-        if self._curriculum is not None:  # the last update of an epoch was in the stage of that epoch
-            self._enter(self._curriculum.stage_of(self.epoch if self.update else max(0, self.epoch - 1)))
+        self._enter_stage(self.epoch if self.update else max(0, self.epoch - 1))  # where the latest update was
         return super()._load_parts(state)
 
-    def _enter(self, stage: int) -> None:
-        """Goes on in the environments of a stage of the curriculum."""
-        if self._curriculum is None or stage == self._stage:
-            return
-        self.rollout_generator = self._curriculum.rollouts(stage)
-        self._stage, self._columns, self._memory = stage, None, self._new_memory()
+    def _enter_stage(self, epoch: int) -> None:
+        """Goes on in the environments that the curriculum, if there is one, has for an epoch."""
+        if self._curriculum is not None and (rollouts := self._curriculum.entered(epoch)) is not None:
+            self.rollout_generator, self._columns = rollouts, None
+            self._memory = self._new_memory()
 
     def _new_memory(self) -> HiddenStates | None:
         if not self.model.is_recurrent:
@@ -220,9 +212,7 @@ class ActorCritic(EpochTrainer, ABC):
     @override(EpochTrainer)
     def _update(self) -> None:
         """Collects a rollout and learns from it."""
-        if self._curriculum is not None:
-            self._enter(self._curriculum.stage_of(self.epoch))
-            self.stats.add_value("curriculum_stage", self._stage)
+        self._enter_stage(self.epoch)
         self._schedule_lr()
         start = time.perf_counter()
         columns = self._collect()
@@ -234,6 +224,8 @@ class ActorCritic(EpochTrainer, ABC):
         self.stats.add_value("time_rollout", collected - start)
         self.stats.add_value("time_update", time.perf_counter() - collected)
         self.stats.add_value("learning_rate", self.optimizer.lr)
+        if self._curriculum is not None:
+            self.stats.add_value("curriculum_stage", self._curriculum.stage)
 
     def _schedule_lr(self) -> None:
         self.optimizer.lr = scheduled_lr(self.config.lr_schedule, self.config.lr, self.session.share_done)

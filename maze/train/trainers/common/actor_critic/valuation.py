@@ -181,14 +181,9 @@ class GAE(ReturnFunction):
                 reward, value, following, terminated, truncated, self.gamma, self.gae_lambda, complete, streams.acts
             )
             return Returns([advantage], [advantage + value])
+        rewards, next_values = streams.rewards, streams.next_values
         targets = critic.compute_structured_return(  # it says what its values predict
-            self.gamma,
-            self.gae_lambda,
-            streams.rewards,
-            values,
-            terminated,
-            truncated=truncated,
-            next_values=streams.next_values,
+            self.gamma, self.gae_lambda, rewards, values, terminated, truncated=truncated, next_values=next_values
         )
         advantages = [target - values[min(index, len(values) - 1)] for index, target in enumerate(targets)]
         return Returns(advantages, targets[: len(values)])

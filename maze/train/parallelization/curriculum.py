@@ -53,6 +53,8 @@ class Curriculum:
         self._run = run
         self._stages = stages
         self._env: StructuredVectorEnv | None = None
+        self.stage = -1
+        """Number of the stage that was entered; the last one is the environment as configured."""
         n_envs = run.n_training_envs
         self._seeds = [run.env_seeds(n_envs) for _ in range(len(stages) + 1)]
 
@@ -81,13 +83,16 @@ class Curriculum:
                 return index
         return len(self._stages)
 
-    def rollouts(self, stage: int) -> RolloutGenerator:
-        """What rolls a policy out in a stage; the environments of the stage before are closed.
+    def entered(self, epoch: int) -> RolloutGenerator | None:
+        """What rolls a policy out in the stage of an epoch; `None`: in that of before. Its environments are closed.
 
-        :param stage: Its number.
-        :raises ConfigError: The model cannot act in its environments.
+        :param epoch: Number of epochs before it.
+        :raises ConfigError: The model cannot act in the environments of the stage.
         """
-        run = self._run
+        run, stage = self._run, self.stage_of(epoch)
+        if stage == self.stage:
+            return None
+        self.stage = stage
         factory = run.env_factory if stage == len(self._stages) else self._env_factory(stage)
         before = self._env
         if before is not None:
