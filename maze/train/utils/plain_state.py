@@ -25,6 +25,12 @@ STATE_FORMAT = "maze_training_state"
 
 _ARRAY, _SCALAR, _PASSED = "__array__", "__scalar__", "__passed__"
 
+_PLAIN = (int, float, str, bool, bytes)
+
+_MOST_BYTES = 4096
+"""Smaller arrays are written as bytes: a checkpoint of hundreds of environments has thousands of them, and each tensor
+in it is an entry of the archive, which takes its time."""
+
 
 def to_plain(value: Any) -> Any:
     """Replaces what only NumPy and Maze know, at any depth.
@@ -32,17 +38,25 @@ def to_plain(value: Any) -> Any:
     :raises TypeError: Something else than numbers, texts, arrays, tensors and containers of them.
     """
     plain: Any = value
+    if value is None or type(value) in _PLAIN:
+        return plain
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
-        plain = {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: torch.from_numpy(np.array(value))}
+        array = np.asarray(value)
+        kept: Any = (
+            torch.from_numpy(array.copy())
+            if not 0 < array.nbytes <= _MOST_BYTES  # the reader takes no empty bytes
+            else (array.dtype.str, list(array.shape), array.tobytes())
+        )
+        plain = {_ARRAY if isinstance(value, np.ndarray) else _SCALAR: kept}
     elif type(value) is PassedThrough:
         plain = {_PASSED: [to_plain(item) for item in value]}
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict | Mapping):
         plain = {to_plain(key): to_plain(item) for key, item in value.items()}
     elif isinstance(value, tuple):
         plain = tuple(to_plain(item) for item in value)
     elif isinstance(value, list):
         plain = [to_plain(item) for item in value]
-    elif not (value is None or isinstance(value, torch.Tensor) or type(value) in (bool, int, float, str, bytes)):
+    elif not isinstance(value, torch.Tensor):
         raise TypeError(f"a {type(value).__name__} cannot be saved")
     return plain
 
@@ -53,15 +67,25 @@ def from_plain(value: Any) -> Any:
         if len(value) == 1:
             ((kind, content),) = value.items()
             if kind == _ARRAY:
-                return content.numpy()
+                return _array(content)
             if kind == _SCALAR:
-                return content.numpy()[()]
+                return _array(content)[()]
             if kind == _PASSED:
                 return PassedThrough(from_plain(content))
         return {key: from_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(from_plain(item) for item in value)
     return value
+
+
+def _array(content: Any) -> np.ndarray:
+    """An array as :func:`to_plain` wrote it; earlier releases wrote each as a tensor."""
+    if isinstance(content, torch.Tensor):
+        array: np.ndarray = content.numpy()
+        return array
+    dtype, shape, values = content
+    restored: np.ndarray = np.frombuffer(bytearray(values), dtype).reshape(shape)
+    return restored
 
 
 def states_of(parts: Mapping[str, Part]) -> dict[str, Any]:

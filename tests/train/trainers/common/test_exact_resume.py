@@ -484,11 +484,11 @@ def test_the_file_that_is_left_by_a_number_that_is_not_finite_brings_the_environ
     with pytest.raises(NonFiniteError):
         Run("a2c", tmp_path / "broken", prepare=break_loss)
     (file,) = (tmp_path / "broken").glob("non_finite_*.pt")
-    environments = load_state(file)["training_state"]["parts"]["rollouts"]["environments"]
+    environments = from_plain(load_state(file)["training_state"]["parts"]["rollouts"])["environments"]
     env = SequentialVectorEnv([functools.partial(GymMazeEnv, "CartPole-v1")] * 2)
     without = [{**state, "statistics": [], "wrappers": []} for state in environments]
-    assert env.load_state_dict(from_plain({"environments": without})) == {}
-    assert all(len(state["sequence"]["__array__"]) == 12 for state in environments)
+    assert env.load_state_dict({"environments": without}) == {}
+    assert all(len(state["sequence"]) == 12 for state in environments)
 
 
 # -- other releases ---------------------------------------------------------------------------------
