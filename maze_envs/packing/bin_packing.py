@@ -21,13 +21,33 @@ from maze.core.env.batched_core_env import BatchedCoreEnv
 from maze.core.env.batched_maze_env import BatchedMazeEnv
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_episode_stats, define_epoch_stats, define_step_stats
+from maze_envs.common.array_policy import ArrayPolicy
 from maze_envs.packing.renderer import BinRenderer
 
 UNIFORM, WEIBULL = "uniform", "weibull"
 CAPACITIES: Mapping[str, int] = {UNIFORM: 150, WEIBULL: 100}
 """Capacity of a bin by family of items."""
 
-N_FEATURES = 9
+REWARD_SCALE = 10.0
+"""A bin above the total size is a return of -10."""
+FEATURES = (
+    "room",
+    "room_left",
+    "small_room_left",
+    "is_filled",
+    "is_new",
+    "chance_to_fit",
+    "chance_to_fill",
+    "waste",
+    "bins",
+    "bins_with_room_left",
+    "item",
+)
+"""What is seen of each candidate, in this order: the room that the bins have and what the item would leave (also on a
+logarithmic scale, for small rooms), whether it fills the bin or takes a new one, the chances that another item fits
+there and that it fills it, what has to be given up as waste, and how many bins have that room and would be alike."""
+_LOOKS = 20
+"""No more than so many items are reckoned with for what is left of a bin."""
 
 
 class PackingEvents(ABC):
@@ -63,16 +83,36 @@ def item_sizes(family: str, uniform: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(np.rint(45.0 * (-np.log1p(-uniform)) ** (1 / 3)), 1, 100), np.int64)
 
 
+def size_chances(family: str) -> tuple[np.ndarray, np.ndarray]:
+    """The chances that an item fits into each room, and that it is of that size; `[capacity + 1]` each.
+
+    :param family: See :func:`item_sizes`.
+    """
+    sizes = np.arange(CAPACITIES[family] + 1)
+    if family == UNIFORM:
+        fits = np.clip((sizes - 19) / 81, 0.0, 1.0)
+    else:
+        fits = np.where(sizes < 1, 0.0, -np.expm1(-(((sizes + 0.5) / 45.0) ** 3)))
+        fits[-1] = 1.0
+    return fits, np.diff(fits, prepend=0.0)
+
+
 class BinPacking(BatchedCoreEnv):
     """Packings of items in bins of one capacity.
 
     Bins with the same room are all alike, so that the action `level` (Discrete, `capacity + 1`) is the room that the
     bin has: candidates are the rooms that open bins have, and `capacity` itself, which opens a new one. Observed are
-    `levels` `[capacity + 1, 9]`, what there is to know about each (room before and after, in relation to capacity and
-    item, numbers of bins that have it), `levels_mask` (which of them there are), `level_mask` (into which the item
-    fits), and `item` `[3]` (its size, the share of items to come, the number of bins that still have room).
+    `level_candidates` `[capacity + 1, 11]` (see :data:`FEATURES`), `level_candidates_mask` (which of them there are),
+    `level_mask` (into which the item fits), and `packing` `[4]` (the item's size, the share of items to come, the
+    number of open bins and the usable room in them). All is relative to the capacity and to the distribution of sizes,
+    which is known, so that a policy may pack items of another distribution than those it learned with.
 
-    The reward of an item is its share of a bin, minus 1 for a new bin: in total minus the bins above the total size.
+    What an item earns, its share of a bin minus 1 for a new bin, adds up to minus the bins above the total size. It
+    would tell that a bin is opened, which must be, and not that a room is left that nothing will fit into. So the
+    reward has potential-based shaping (Ng et al. 1999), which changes no sum: the usable room of open bins is given
+    back, and paid for when it becomes useless. The potential is the room of the bins, each weighted with the chance
+    that one of the items fits which are still to come for it. The optimum stays where it is with `gamma=1`. Rewards
+    are multiplied by 10.
 
     :param n_envs: Number of packings.
     :param family: `uniform` or `weibull`, see :func:`item_sizes`; it says what the capacity is.
@@ -80,7 +120,7 @@ class BinPacking(BatchedCoreEnv):
     :raises ConfigError: There is no such family.
     """
 
-    row_arrays = ("room", "n_bins", "item", "total", "elapsed")
+    row_arrays = ("room", "n_bins", "item", "total", "usable", "elapsed")
     event_interfaces = (PackingEvents,)
 
     def __init__(self, n_envs: int, family: str = UNIFORM, n_items: int = 500) -> None:
@@ -91,10 +131,10 @@ class BinPacking(BatchedCoreEnv):
         self.family, self.n_items, self.capacity = family, n_items, CAPACITIES[family]
         n_levels = self.capacity + 1
         seen = spaces.Dict(
-            levels=spaces.Box(-1.0, np.inf, (n_levels, N_FEATURES), np.float32),
-            levels_mask=spaces.Box(0.0, 1.0, (n_levels,), np.float32),
+            level_candidates=spaces.Box(0.0, np.inf, (n_levels, len(FEATURES)), np.float32),
+            level_candidates_mask=spaces.Box(0.0, 1.0, (n_levels,), np.float32),
             level_mask=spaces.Box(0.0, 1.0, (n_levels,), np.float32),
-            item=spaces.Box(0.0, np.inf, (3,), np.float32),
+            packing=spaces.Box(0.0, np.inf, (4,), np.float32),
         )
         super().__init__(n_envs, {0: spaces.Dict(level=spaces.Discrete(n_levels))}, {0: seen})
         self.room = np.full((n_envs, n_items), self.capacity, np.int64)
@@ -104,11 +144,17 @@ class BinPacking(BatchedCoreEnv):
         """Size of the item that is to be packed."""
         self.total = np.zeros(n_envs, np.int64)
         """Size of all items, the one that is to be packed included."""
+        self.usable = np.zeros(n_envs)
+        """Room of open bins that may still be filled, in bins: the potential that shapes rewards."""
+        self._fits, self._has_size = size_chances(family)
+        self._has_size /= self._has_size.max()
+        self._log_misfits = np.log(np.maximum(1.0 - self._fits, 1e-9))
 
     @override(BatchedCoreEnv)
     def reset_rows(self, rows: np.ndarray) -> None:
         self.room[rows] = self.capacity
         self.n_bins[rows] = 0
+        self.usable[rows] = 0.0
         self.item[rows] = self.total[rows] = item_sizes(self.family, self.random.uniform(rows))
 
     @override(BatchedCoreEnv)
@@ -121,7 +167,7 @@ class BinPacking(BatchedCoreEnv):
         chosen = np.where(is_new, self.n_bins, chosen)
         self.room[rows, chosen] -= self.item
         self.n_bins += is_new
-        reward = self.item / self.capacity - is_new
+        earned = self.item / self.capacity - is_new
         is_filled = self.room[rows, chosen] == 0
         if is_new.any():
             self.fire(PackingEvents.opened, is_new, bins=1)
@@ -131,7 +177,19 @@ class BinPacking(BatchedCoreEnv):
         following = item_sizes(self.family, self.random.uniform())
         self.item = np.where(is_over, self.item, following)
         self.total += np.where(is_over, 0, following)
-        return reward, is_over
+        before, counts = self.usable, self.counts()
+        self.usable = (counts * self._usable(counts, self.n_items - self.elapsed - 1)).sum(axis=1)
+        return REWARD_SCALE * (earned + self.usable - before), is_over
+
+    def _usable(self, counts: np.ndarray, n_to_come: np.ndarray) -> np.ndarray:
+        """What a bin with each room may still take, in bins, `[n_envs, capacity + 1]`.
+
+        :param counts: See :meth:`counts`.
+        :param n_to_come: Number of items to come, `[n_envs]`.
+        """
+        looks = np.minimum(n_to_come / np.maximum(counts[:, 1:].sum(axis=1), 1), _LOOKS)
+        levels = np.arange(self.capacity + 1) / self.capacity
+        return np.asarray(levels * (1.0 - np.exp(looks[:, None] * self._log_misfits)))
 
     @override(BatchedCoreEnv)
     def observe(self, out: Mapping[str, np.ndarray]) -> None:
@@ -143,22 +201,29 @@ class BinPacking(BatchedCoreEnv):
         fits = after >= 0
         after = np.maximum(after, 0)
         exists = (counts > 0) | is_new
-        features = out["levels"]
-        features[..., 0] = levels / capacity
-        features[..., 1] = after / capacity
-        features[..., 2] = np.minimum(after, 20) / 20
-        features[..., 3] = np.log1p(after) / 4
-        features[..., 4] = after == 0
-        features[..., 5] = is_new
-        features[..., 6] = np.log1p(counts)
-        features[..., 7] = np.log1p(np.take_along_axis(counts, after, axis=1))
-        features[..., 8] = self.item[:, None] / capacity
-        features[~exists] = 0.0
-        out["levels_mask"][:] = exists
+        left = np.take_along_axis(self._usable(counts, self.n_items - self.elapsed), after, axis=1)
+        features = (
+            levels / capacity,
+            after / capacity,
+            np.log1p(after) / 4,
+            after == 0,
+            is_new,
+            self._fits[after],
+            self._has_size[after],
+            after / capacity - left,
+            np.log1p(counts),
+            np.log1p(np.take_along_axis(counts, after, axis=1)),
+            self.item[:, None] / capacity,
+        )
+        seen = out["level_candidates"]
+        for index, feature in enumerate(features):
+            np.multiply(feature, exists, out=seen[..., index], casting="unsafe")
+        out["level_candidates_mask"][:] = exists
         out["level_mask"][:] = exists & fits
-        out["item"][:, 0] = self.item / capacity
-        out["item"][:, 1] = 1.0 - self.elapsed / self.n_items
-        out["item"][:, 2] = np.log1p(counts[:, 1:].sum(axis=1)) / 5
+        out["packing"][:, 0] = self.item / capacity
+        out["packing"][:, 1] = 1.0 - self.elapsed / self.n_items
+        out["packing"][:, 2] = np.log1p(counts[:, 1:].sum(axis=1)) / 5
+        out["packing"][:, 3] = self.usable / 10
 
     def counts(self) -> np.ndarray:
         """How many of the opened bins have each room, `[n_envs, capacity + 1]`."""
@@ -270,3 +335,20 @@ class PackingRule(Policy):
         :return: The rooms of the bins that are chosen, `[n]`.
         """
         return np.asarray(room[np.arange(len(room)), RULES[self.rule](room, item, capacity)])
+
+
+class TightOrRoomy(ArrayPolicy):
+    """Packs by the score of Romera-Paredes et al. (2024) for the OR-Library's instances, of equal ones the tightest.
+
+    :func:`or_library_score` takes the oldest of equal ones. Without it observations are enough, so that a training may
+    begin with it (`policy@warm_start.policy=tight_or_roomy`) wherever its environments are stepped.
+    """
+
+    @override(ArrayPolicy)
+    def choose(self, observation: Mapping[str, np.ndarray], step_key: object) -> dict[str, np.ndarray]:
+        mask = observation["level_mask"]
+        capacity = mask.shape[1] - 1
+        item = np.rint(capacity * observation["packing"][:, :1])
+        after = np.arange(capacity + 1) - item
+        scores = _OR_LIBRARY_SCORES[np.searchsorted(_OR_LIBRARY_STEPS, after, side="left")]
+        return {"level": np.where(mask > 0, scores - 1e-4 * after, -np.inf).argmax(axis=1)}

@@ -9,7 +9,16 @@ from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.packing.bin_packing import BinPacking, BinPackingEnv, PackingRule, item_sizes
+from maze_envs.packing.bin_packing import (
+    CAPACITIES,
+    REWARD_SCALE,
+    BinPacking,
+    BinPackingEnv,
+    PackingRule,
+    TightOrRoomy,
+    item_sizes,
+    size_chances,
+)
 from maze_envs.packing.bounds import martello_toth_bound, volume_bound
 
 PUBLISHED = {  # Romera-Paredes et al. (2024), table 1: excess over the lower bound in percent
@@ -90,11 +99,17 @@ def test_three_items_by_hand():
     assert np.flatnonzero(seen["level_mask"][0]).tolist() == [60, 150]
     rewards.append(bins.advance({"level": np.array([60])})[0][0])
     bins.observe(seen)
-    assert np.flatnonzero(seen["levels_mask"][0]).tolist() == [20, 150]
+    assert np.flatnonzero(seen["level_candidates_mask"][0]).tolist() == [20, 150]
     assert np.flatnonzero(seen["level_mask"][0]).tolist() == [150]
     reward, is_over, _ = bins.advance({"level": np.array([20])})  # it does not fit there
     assert (bins.n_bins[0], bins.room[0].tolist(), is_over[0]) == (2, [20, 90, 150], True)
-    assert [*rewards, reward[0]] == pytest.approx([90 / 150 - 1, 40 / 150, 60 / 150 - 1])
+    # an item of 20 to 60 fits into 60 (41 of 81 sizes), and one look is to come for each open bin; then one of 20 fits
+    # into 20; afterwards nothing is to come. What is still usable is given back in advance and paid for later
+    usable = [60 / 150 * (1 - (40 / 81) ** 2), 20 / 150 * 1 / 81, 0.0]
+    earned = [90 / 150 - 1, 40 / 150, 60 / 150 - 1]
+    expected = [10 * (e + now - before) for e, now, before in zip(earned, usable, [0.0, *usable], strict=False)]
+    assert [*rewards, reward[0]] == pytest.approx(expected)
+    assert sum(expected) == pytest.approx(10 * sum(earned))
     assert bins.kpis(np.zeros(1, int))["excess_percent"] == [0.0]
 
 
@@ -112,7 +127,7 @@ def test_the_environment_is_sound_and_batches_take_its_course():
         for _ in range(45):
             best_fit = {"level": observations["level_mask"].argmax(axis=1)}
             observations, rewards, dones, _ = env.step(best_fit)
-            seen[-1].append((observations["levels"].sum(), rewards.tolist(), dones.tolist()))
+            seen[-1].append((observations["level_candidates"].sum(), rewards.tolist(), dones.tolist()))
             seen[-1].append(dict(env.finished_episodes))
     assert seen[0] == seen[1]
 
@@ -130,6 +145,41 @@ def test_a_rule_packs_alone_as_in_batches():
     for _ in range(60):
         simulation.advance({"level": rule.levels(simulation.room, simulation.item, 150)})
     assert state["room"].tolist() == simulation.room[0].tolist()
+
+
+def test_chances_are_those_of_the_sizes():
+    numbers = (np.arange(200_000) + 0.5) / 200_000
+    for family in ("uniform", "weibull"):
+        fits, has_size = size_chances(family)
+        sizes = item_sizes(family, numbers)
+        counted = np.bincount(sizes, minlength=len(fits)) / len(sizes)
+        np.testing.assert_allclose(has_size, counted, atol=1e-4)
+        np.testing.assert_allclose(fits, counted.cumsum(), atol=1e-4)
+
+
+def test_returns_are_the_bins_above_the_total_size():
+    for family in ("uniform", "weibull"):
+        env, rule = BinPackingEnv(family, n_items=50), PackingRule("best_fit")
+        env.seed(5)
+        observation, total, done = env.reset(), 0.0, False
+        while not done:
+            observation, reward, done, _ = env.step(rule.compute_action(observation, env.get_maze_state()))
+            total += reward
+        state = env.get_maze_state()
+        assert total == pytest.approx(REWARD_SCALE * (state["total"] / CAPACITIES[family] - state["n_bins"]), abs=1e-3)
+
+
+def test_a_score_that_needs_no_state_is_nearly_as_good_as_the_published_one():
+    bins, seen = BinPacking(24), {}
+    for row in range(24):
+        bins.random.seed(row, row)
+    bins.begin(np.arange(24))
+    for key, space in bins.observation_spaces[0].items():
+        seen[key] = np.zeros((24, *space.shape), np.float32)
+    for _ in range(500):
+        bins.observe(seen)
+        bins.advance(TightOrRoomy().compute_actions(seen))
+    assert bins.kpis(np.arange(24))["excess_percent"].mean() == pytest.approx(3.11, abs=0.4)
 
 
 def test_bins_are_drawn():
