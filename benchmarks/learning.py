@@ -5,9 +5,10 @@ evaluated on 100 fresh episodes, with the most probable actions and with sampled
 and within how many environment steps; the goal is for the best policy's most probable actions. The last 100 episodes of
 the training itself, with sampled actions, are what many publish.
 
-    python benchmarks/learning.py                            # everything but continuous control (an hour on two cores)
+    python benchmarks/learning.py                            # all but continuous control and MiniGrid (an hour)
     python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
     python benchmarks/learning.py mujoco                     # continuous control: the names that begin so (hours)
+    python benchmarks/learning.py minigrid                   # a locked door, and a corridor for which memory is needed
     python benchmarks/learning.py mujoco --results docs/benchmarks/learning.jsonl --tables docs/benchmarks/learning.md
 
 With `--results` each finished training is appended to that file, and those that it has already are not run again: hours
@@ -45,6 +46,8 @@ class Target:
     """Settings that were tuned on the first seeds are judged by others."""
     variant: str = ""
     """Tells targets of one experiment apart: what is appended to its name."""
+    overrides: tuple[str, ...] = ()
+    """What follows the experiment in the command."""
 
     @property
     def name(self) -> str:
@@ -87,8 +90,23 @@ TARGETS = {
                 ("mujoco_sac", "Hopper", 2_500.0, 300_000),
             )
         ),
+        Target("minigrid_doorkey_ppo", "MiniGrid-DoorKey-5x5-v0", mean_return=0.9, max_env_steps=200_000, n_seeds=3),
+        Target("minigrid_memory_ppo", "MiniGrid-MemoryS7-v0", mean_return=0.9, max_env_steps=500_000, n_seeds=3),
+        # for comparison: whoever remembers nothing guesses, and reaches the right object half of the time
+        Target(
+            "minigrid_memory_ppo",
+            "MiniGrid-MemoryS7-v0",
+            mean_return=0.0,
+            max_env_steps=500_000,
+            n_seeds=3,
+            variant="_feed_forward",
+            overrides=("model.recurrence=false",),
+        ),
     )
 }
+
+WITH_EXTRAS = ("mujoco", "minigrid")
+"""How the names of targets begin that need a package of their own; they are run when they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +142,7 @@ def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
     command = [
         *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={target.experiment}"),
         f"env.name={target.env_id}",
+        *target.overrides,
         *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
     ]
     start = time.monotonic()
@@ -180,37 +199,41 @@ def return_in_training(directory: Path, n_episodes: int = 100) -> float:
 
 
 def evaluate(
-    target: Target,
     directory: Path,
     file: str = "state_dict.pt",
     deterministic: bool = True,
     n_episodes: int = 100,
     seed: int = 987_654,
 ) -> list[float]:
-    """Undiscounted returns of a saved policy, in one environment, from seeds that training never saw."""
-    from omegaconf import OmegaConf
+    """Undiscounted returns of a saved policy in its run's environment, from seeds that training never saw.
 
-    from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
-    from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+    The run's wrappers are around it, but for those that alter rewards or cut episodes off: these are the training's.
+    """
+    from maze.core.agent_deployment.stored_run import read_stored_run
+    from maze.core.rollout.rollout_runner import RolloutRunner
+    from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+    from maze.core.wrappers.wrapper import RewardWrapper
+    from maze.core.wrappers.wrapper_factory import WrapperFactory
 
-    config = OmegaConf.load(directory / ".hydra" / "config.yaml")
-    policy = SerializedTorchPolicy(
-        model=OmegaConf.to_container(config.model, resolve=False),
-        state_dict_file=str(directory / file),
-        spaces_dict_file=str(directory / "spaces_config.pkl"),
-        device="cpu",
-    )
-    policy.seed(seed)
-    env = GymMazeEnv(target.env_id)
+    run = read_stored_run(directory, "cpu", file, trusted_packages=())
+    wrappers = [
+        {"_target_": wrapper_type, **arguments}
+        for wrapper_type, arguments in WrapperFactory.configured(run.wrappers or {})
+        if not issubclass(wrapper_type, RewardWrapper | TimeLimitWrapper)
+    ]
+    env, policy = RolloutRunner.init_env_and_agent(run.env, wrappers, 0, run.policy, str(directory))
     returns: list[float] = []
-    for episode in range(n_episodes):
-        env.seed(seed + episode)
-        observation, total, done = env.reset(), 0.0, False
-        while not done:
-            observation, reward, done, _ = env.step(policy.compute_action(observation, deterministic=deterministic))
-            total += reward
-        returns.append(total)
-    env.close()
+    try:
+        RolloutRunner.run_interaction_loop(
+            env,
+            policy,
+            n_episodes,
+            episode_seeds=[(seed + episode, seed + episode) for episode in range(n_episodes)],
+            deterministic=deterministic,
+            returns=returns,
+        )
+    finally:
+        env.close()
     return returns
 
 
@@ -219,9 +242,9 @@ def run_one(target: Target, seed: int) -> Result:
     with tempfile.TemporaryDirectory(prefix=f"{target.name}_{seed}_") as name:
         directory = Path(name) / "run"
         env_steps, seconds = train(target, seed, directory)
-        returns = evaluate(target, directory)
+        returns = evaluate(directory)
         others = [
-            mean(evaluate(target, directory, file, deterministic))
+            mean(evaluate(directory, file, deterministic))
             for file, deterministic in (("state_dict.pt", False), ("latest.pt", True), ("latest.pt", False))
         ]
         in_training = return_in_training(directory)
@@ -249,7 +272,7 @@ def table(results: Sequence[Result]) -> str:
         returns = (result.mean_return, result.min_return, result.max_return, *(getattr(result, n) for n in RETURNS[1:]))
         lines.append(
             f"| {result.experiment} | {result.seed} | {result.env_steps:,} "
-            f"| {' | '.join('' if value is None else f'{value:.1f}' for value in returns)} "
+            f"| {' | '.join('' if value is None else with_digits(target, value) for value in returns)} "
             f"| {target.mean_return:g} within {target.max_env_steps:,} | {'yes' if result.is_reached else 'no'} |"
         )
     return "\n".join(lines)
@@ -266,7 +289,7 @@ def summary(results: Sequence[Result]) -> str:
     ]
     for name in dict.fromkeys(result.experiment for result in results):
         of_name = [result for result in results if result.experiment == name]
-        cells = [with_interval([getattr(result, of) for result in of_name]) for of in RETURNS]
+        cells = [with_interval(TARGETS[name], [getattr(result, of) for result in of_name]) for of in RETURNS]
         seconds = [result.seconds for result in of_name if result.seconds is not None]
         minutes = f"{mean(seconds) / 60:.0f}" if seconds else ""
         lines.append(
@@ -276,18 +299,24 @@ def summary(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def with_interval(values: Sequence[float | None]) -> str:
+def with_digits(target: Target, value: float) -> str:
+    """A return as tables show it: returns of about 1 differ in the third digit."""
+    return f"{value:.{1 if abs(target.mean_return) >= 10 else 3}f}"
+
+
+def with_interval(target: Target, values: Sequence[float | None]) -> str:
     """Mean over seeds and half of its 95 % interval; empty where a seed has no value."""
     import numpy as np
 
     from maze.report.estimates import mean_with_t_interval
 
-    if any(value is None for value in values):
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
         return ""
-    if len(values) < 2:
-        return f"{values[0]:.1f}"
-    centre, _, high = mean_with_t_interval(np.asarray(values, float))
-    return f"{centre:.1f} ± {high - centre:.1f}"
+    if len(known) < 2:
+        return with_digits(target, known[0])
+    centre, _, high = mean_with_t_interval(np.asarray(known, float))
+    return f"{with_digits(target, centre)} ± {with_digits(target, high - centre)}"
 
 
 def read_results(path: Path) -> list[Result]:
@@ -319,7 +348,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.tables and not arguments.results:
         parser.error("--tables needs --results")
-    wanted = arguments.experiments or [name for name in TARGETS if not name.startswith("mujoco")]
+    wanted = arguments.experiments or [name for name in TARGETS if not name.startswith(WITH_EXTRAS)]
     if unknown := [each for each in wanted if not any(name.startswith(each) for name in TARGETS)]:
         parser.error(f"unknown experiment {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
 

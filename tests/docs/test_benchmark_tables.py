@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import learning
+from maze.maze_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
@@ -52,3 +53,25 @@ def test_trainings_that_are_kept_are_not_run_again(
     assert learning.main() == 1, "the goal is missed on the third seed"
     assert ran == [2]
     assert [result.seed for result in learning.read_results(kept)] == [0, 1, 2]
+
+
+def test_policies_are_judged_in_their_runs_wrappers_by_the_environments_own_rewards(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    wrappers = "maze.core.wrappers"
+    assert not main(
+        [
+            *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner=dev", "runner.concurrency=2"),
+            *("algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=8", "model=auto"),
+            *("model.recurrence=carried", "critic=template_state", "algorithm.rollout_evaluator.n_episodes=1"),
+            # observations of another shape, without which the policy cannot act, and rewards that are no judgement
+            (
+                f"+wrappers={{{wrappers}.observation_stack_wrapper.ObservationStackWrapper: {{stack_config: "
+                f"[{{observation: observation, keep_original: false, tag: stacked, delta: false, stack_steps: 2}}]}}, "
+                f"{wrappers}.reward_scaling_wrapper.RewardScalingWrapper: {{scale: 0.001}}}}"
+            ),
+            f"hydra.run.dir={run}",
+        ]
+    )
+    returns = learning.evaluate(run, n_episodes=3)
+    assert all(value >= 8 and value == int(value) for value in returns), "one for each step"
+    assert learning.evaluate(run, n_episodes=1, seed=987_655) == returns[1:2], "no memory of the episode before"
