@@ -109,7 +109,7 @@ def maze_cartpoles() -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, Ca
     return (
         lambda actions: env.step({"action": actions}, out)[0][0]["observation"],
         out[0]["observation"],
-        (env.write_epoch_stats),
+        env.write_epoch_stats,
     )
 
 
