@@ -19,23 +19,25 @@ from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells
 logger = logging.getLogger(__name__)
 
 
-def resolve_device(device: str) -> str:
+def resolve_device(device: str, key: str = "device") -> str:
     """The device to use: `cuda` becomes `cpu`, with a notice, on a machine without a CUDA device.
 
+    :param device: Its name.
+    :param key: Where it is configured, for messages.
     :raises ConfigError: The device is unknown to torch or cannot be used here.
     """
     try:
         parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: {device!r} is not a device that torch knows. Try `cpu` or `cuda`.") from error
+        raise ConfigError(f"{key}: {device!r} is not a device that torch knows. Try `cpu` or `cuda`.") from error
     if parsed.type == "cuda" and not torch.cuda.is_available():
-        logger.warning("device: %s was asked for, but there is no CUDA device on this machine; using cpu.", device)
+        logger.warning("%s: %s was asked for, but there is no CUDA device on this machine; using cpu.", key, device)
         return "cpu"
     if parsed.type != "cpu":
         try:
             torch.empty(0, device=parsed)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ConfigError(f"device: {device!r} cannot be used on this machine: {error}") from error
+            raise ConfigError(f"{key}: {device!r} cannot be used on this machine: {error}") from error
     return str(device)
 
 

@@ -159,10 +159,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
                 f"model: {type(self).__name__} does not learn networks that carry hidden states from step to step. Use "
                 "PPO or A2C, or `model.recurrence=true` with stacked observations."
             )
-        try:
-            model.to(resolve_device(self.config.device))
-        except ConfigError as error:
-            raise ConfigError(f"algorithm.{error}") from error
+        model.to(resolve_device(self.config.device, "algorithm.device"))
         self.observation_statistics = ObservationStatistics(model)
         """What networks know of observations that they normalize; a part of their weights."""
         self.evaluator = evaluator

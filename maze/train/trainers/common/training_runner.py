@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from maze.core.agent.torch_model import TorchModel
-    from maze.core.agent.torch_policy import TorchPolicy
 
 
 @dataclass
@@ -170,35 +169,18 @@ class TrainingRunner(PlacedRunner):
         """State of the training that goes on, while the trainer is built; empty where a new one begins."""
         return {} if self._resumed is None else self._resumed.state
 
-    def torch_policy(self, seed: int | None = None) -> TorchPolicy:
-        """The policy as configured, on the algorithm's device.
+    def model(self, seed: int | None = None) -> Any:
+        """The policy as configured on the algorithm's device, in a `TorchActorCritic` where the algorithm has a critic.
 
-        :param seed: Its seed; `None`: the next one.
-        :raises ConfigError: The device is not there.
+        :param seed: The policy's seed; `None`: the next one.
+        :raises ConfigError: The device is not there, or the model has no critic of the kind that the algorithm needs.
         """
-        policy, _ = self.model_composer.parts_for(self.trainer_type.__name__, None)
-        try:
-            # Kept, since the trainer asks again, and would give the same notice again.
-            self.algorithm.device = resolve_device(self.algorithm.device)
-            policy.to(self.algorithm.device)
-        except ConfigError as error:
-            raise ConfigError(f"algorithm.{error}") from error
-        policy.seed(self.agent_seed() if seed is None else seed)
-        return policy
-
-    def model(self) -> TorchModel:
-        """Policy and critic where the algorithm has one, else the policy."""
-        return self.torch_policy() if self.algorithm.critic is None else self.actor_critic()
-
-    def actor_critic(self) -> TorchActorCritic:
-        """Policy and critic as configured, the policy with a seed of its own.
-
-        :raises ConfigError: The model has no critic of the kind that the algorithm needs.
-        """
+        # Kept, since the trainer asks again, and would give the same notice again.
+        device = self.algorithm.device = resolve_device(self.algorithm.device, "algorithm.device")
         policy, critic = self.model_composer.parts_for(self.trainer_type.__name__, self.algorithm.critic)
-        policy.seed(self.agent_seed())
-        assert critic is not None, "there is one where it is asked for"
-        return TorchActorCritic(policy=policy, critic=critic, device=self.algorithm.device)
+        policy.to(device)
+        policy.seed(self.agent_seed() if seed is None else seed)
+        return policy if critic is None else TorchActorCritic(policy, critic, device)
 
     def best_model_selection(self, model: TorchModel) -> BestModelSelection:
         """What keeps the best model.

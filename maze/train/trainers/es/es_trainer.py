@@ -350,7 +350,7 @@ def n_available_cores() -> int:
 
 
 def _wrapped_policy(run: TrainingRunner) -> Policy:
-    torch_policy = run.torch_policy(seed=run.maze_seeding.agent_global_seed)
+    torch_policy: TorchPolicy = run.model(seed=run.maze_seeding.agent_global_seed)
     config: ESAlgorithmConfig = run.algorithm
     if config.policy_wrapper is None:
         return torch_policy

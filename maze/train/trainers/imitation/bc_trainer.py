@@ -98,7 +98,7 @@ class BCTrainer(EpochTrainer):
         config: BCAlgorithmConfig = run.algorithm
         data = load_dataset(dataset, run.env_factory)
         check_fits(data, run.spaces.observation_spaces_dict, run.spaces.action_spaces_dict)
-        policy = run.torch_policy()
+        policy: TorchPolicy = run.model()
         training_data, validation_data = split_dataset(data, config, run.agent_seed)
         selection = run.best_model_selection(policy)
         loss = BCLoss(action_spaces_dict=run.spaces.action_spaces_dict, entropy_coef=config.entropy_coef)

@@ -32,11 +32,8 @@ class IMPALA(ActorCritic):
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: The actors; they are started and stopped with the training.
-    :param evaluator: Evaluates the policy between epochs; `None`: the training episodes say how good it is.
-    :param model: Policy and state critic.
-    :param model_selection: Keeps the best model; early stopping needs it.
-    :param seed: See :class:`ActorCritic`.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param model: See :class:`~maze.train.trainers.common.actor_critic.actor_critic_trainer.ActorCritic`, as for the
+        others.
     """
 
     config_class: ClassVar[type[ActorCriticConfig]] = ImpalaAlgorithmConfig

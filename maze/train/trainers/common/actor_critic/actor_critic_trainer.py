@@ -76,11 +76,9 @@ class ActorCritic(EpochTrainer, ABC):
 
     :param algorithm_config: Hyperparameters.
     :param rollout_generator: Collects the rollouts.
-    :param evaluator: Evaluates the policy between epochs; `None`: the training episodes say how good it is.
     :param model: Policy and state critic.
-    :param model_selection: Keeps the best model; early stopping needs it.
     :param seed: Seed of the order of minibatches; `None` draws one from torch's global generator.
-    :param checkpoint_file: Where the state of the training is written after each epoch; `None`: nowhere.
+    :param evaluator: See :class:`~maze.train.trainers.common.trainer.EpochTrainer`, as for the others.
     :raises ConfigError: The model has no state critic, or the algorithm's settings contradict each other.
     """
 
@@ -136,7 +134,7 @@ class ActorCritic(EpochTrainer, ABC):
     @classmethod
     @override(EpochTrainer)
     def build(cls, run: TrainingRunner) -> ActorCritic:
-        model = run.actor_critic()
+        model: TorchActorCritic = run.model()
         selection = run.best_model_selection(model)
         curriculum = Curriculum.of(run) if cls.follows_curriculum else None
         trainer = cls(
