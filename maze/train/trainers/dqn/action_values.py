@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,27 +18,41 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 
 TensorDict = dict[str, Tensor]
-Factor = tuple[str, slice, int | None]
-"""A single choice among n: the action head, its part of the logits, and its place in the action (None: all of it)."""
 
 
-def factors_of(head: str, space: spaces.Space[Any]) -> list[Factor]:
-    """The single choices that an action head consists of.
+class Factor(NamedTuple):
+    """A single choice among n, of which the actions of a head consist."""
 
-    :param head: Its name.
-    :param space: A `Discrete` or `MultiDiscrete` space.
-    :raises ConfigError: It is another space.
+    head: str
+    part: slice
+    """Its part of the head's logits."""
+    place: int
+    """Its place in the head's actions."""
+
+    def of(self, actions: Mapping[str, Any]) -> Any:
+        """What was chosen, `[B]`: a view, where the actions allow it.
+
+        :param actions: Arrays or tensors `[B, ...]` by head.
+        """
+        return actions[self.head].reshape(len(actions[self.head]), -1)[:, self.place]
+
+
+def factors_of(action_space: spaces.Dict) -> list[Factor]:
+    """The single choices that actions consist of.
+
+    :param action_space: `Discrete` and `MultiDiscrete` spaces by head.
+    :raises ConfigError: One of them is another space.
     """
-    if isinstance(space, spaces.Discrete):
-        return [(head, slice(0, int(space.n)), None)]
-    if isinstance(space, spaces.MultiDiscrete):
-        ends = np.cumsum(space.nvec.ravel()).tolist()
-        starts = [0, *ends[:-1]]
-        return [(head, slice(start, end), i) for i, (start, end) in enumerate(zip(starts, ends, strict=True))]
-    raise ConfigError(
-        f"env: action head `{head}` is {space}, but DQN chooses among Discrete and MultiDiscrete actions. Discretise "
-        "it (DiscretizeActionsWrapper), or train with SAC or PPO."
-    )
+    factors = []
+    for head, space in action_space.spaces.items():
+        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            raise ConfigError(
+                f"env: action head `{head}` is {space}, but DQN chooses among Discrete and MultiDiscrete actions. "
+                "Discretise it (DiscretizeActionsWrapper), or train with SAC or PPO."
+            )
+        ends = np.cumsum(space.n if isinstance(space, spaces.Discrete) else space.nvec).tolist()
+        factors += [Factor(head, slice(*part), place) for place, part in enumerate(itertools.pairwise([0, *ends]))]
+    return factors
 
 
 def is_allowed(logits: Tensor) -> Tensor:
@@ -87,29 +102,24 @@ class ActionValueNetwork(nn.Module):
 
     :param policy: Returns logits by action head, and perhaps embeddings that the other network takes.
     :param state_value: Returns `value`; `None`: the logits are the values.
-    :param factors: The single choices of each action head.
+    :param factors: The single choices of the action heads, perhaps of those of other sub-steps as well.
     """
 
-    def __init__(self, policy: nn.Module, state_value: nn.Module | None, factors: Mapping[str, list[Factor]]) -> None:
+    def __init__(self, policy: nn.Module, state_value: nn.Module | None, factors: Sequence[Factor]) -> None:
         super().__init__()
         self.policy = policy
         self.state_value = state_value
-        self._factors = factors
+        self.factors = factors
 
     @override(nn.Module)
-    def forward(self, observation: TensorDict) -> list[tuple[Factor, Tensor]]:
+    def forward(self, observation: TensorDict) -> list[Tensor]:
         """Values of all actions of each factor, `[B, n]`; those of masked actions are at the minimum."""
         outputs: TensorDict = self.policy(observation)
-        found = [
-            (factor, outputs[head].flatten(1)[:, factor[1]])
-            for head, factors in self._factors.items()
-            if head in outputs
-            for factor in factors
-        ]
+        found = [outputs[head].flatten(1)[:, part] for head, part, _ in self.factors if head in outputs]
         if self.state_value is None:
             return found
         value = self.state_value({**observation, **outputs})["value"].reshape(-1, 1)
-        return [(factor, dueling(value, advantages)) for factor, advantages in found]
+        return [dueling(value, advantages) for advantages in found]
 
 
 class EpsilonGreedyPolicy(TorchPolicy):
@@ -125,6 +135,7 @@ class EpsilonGreedyPolicy(TorchPolicy):
         separate = policy.substeps_with_separate_agent_nets
         super().__init__(policy.networks, policy.distribution_mapper, policy.device, separate)
         self.set_rng_state(policy.rng_state())
+        self._factors = factors_of(self.distribution_mapper.action_space)
 
     @override(TorchPolicy)
     def compute_actions(
@@ -145,10 +156,9 @@ class EpsilonGreedyPolicy(TorchPolicy):
             head: np.empty((n_envs, *mapper.required_logits_shape(head)), np.float32) for head in mapper.action_heads
         }
         actions = super().compute_actions(observation, actor_id, True, out, logits, states)
-        factors = [factor for head in actions for factor in factors_of(head, mapper.action_space.spaces[head])]
-        for head, part, place in factors:
-            found: Any = logits[head].reshape(n_envs, -1)[explorers, part]
-            draws = np.where(found > np.finfo(np.float32).min, self._rng.random(found.shape), -1.0).argmax(-1)
-            target = actions[head] if place is None else actions[head].reshape(n_envs, -1)[:, place]
-            target[explorers] = draws
+        for factor in self._factors:
+            if factor.head in actions:
+                found: Any = logits[factor.head].reshape(n_envs, -1)[explorers, factor.part]
+                draws = np.where(found > np.finfo(np.float32).min, self._rng.random(found.shape), -1.0).argmax(-1)
+                factor.of(actions)[explorers] = draws
         return actions

@@ -27,7 +27,6 @@ from maze.train.trainers.common.replay_trainer import ReplayTrainer
 from maze.train.trainers.dqn.action_values import (
     ActionValueNetwork,
     EpsilonGreedyPolicy,
-    Factor,
     TensorDict,
     best_value,
     factors_of,
@@ -79,8 +78,7 @@ class DQN(ReplayTrainer):
     ) -> None:
         super().__init__(algorithm_config, model, workers, **common)
         config, policy, self.actors = self.config, model.policy, workers.actors
-        mapper = policy.distribution_mapper
-        factors = {head: factors_of(head, space) for head, space in mapper.action_space.spaces.items()}
+        factors = factors_of(policy.distribution_mapper.action_space)
         own = [policy.network_for(actor) for actor in self.actors]
         networks = {
             net: ActionValueNetwork(net, _state_value(model, actor, self.actors) if config.dueling else None, factors)
@@ -151,22 +149,22 @@ class DQN(ReplayTrainer):
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
         n_step = self._n_step_returns(batch)
         for position, actor in enumerate(self.actors):
-            found = self._networks[position](as_float_tensors(batch.observations[position], self.model.device))
+            network, actions = self._networks[position], batch.actions[position]
+            values = network(as_float_tensors(batch.observations[position], self.model.device))
             taken = values_of(
-                [values for _, values in found], [_choice(batch.actions[position], factor) for factor, _ in found]
+                values, [factor.of(actions).long() for factor in network.factors if factor.head in actions]
             )
             target = self._target(batch, position, n_step).unsqueeze(-1).expand_as(taken)
             loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
-            weight = None if batch.n_substeps is None else (batch.n_substeps > position).float()
-            if weight is not None:
-                loss = loss * weight
+            error = (taken - target).detach().abs().sum(-1)
+            if (weight := batch.acted(position)) is not None:
+                loss, error = loss * weight, error * weight
             if batch.weights is not None:
                 loss = loss * batch.weights
             losses.add(mean := loss.mean())
             losses.value_loss.append((actor.step_key, mean))
             losses.action_value.append((actor.step_key, taken.mean()))
-            error = (taken - target).detach().abs().sum(-1)
-            errors = torch.maximum(errors, error if weight is None else error * weight)
+            errors = torch.maximum(errors, error)
         norms = gradient_step(losses, self.optimizer, self.config.max_grad_norm)
         self.stats.add(losses, norms)
         buffer = self.workers.replay_buffer
@@ -192,25 +190,21 @@ class DQN(ReplayTrainer):
     @torch.no_grad()
     def _target(self, batch: TransitionBatch, position: int, n_step: NStepReturns | None) -> Tensor:
         """What the values of the actions taken in a sub-step should be, `[B]`."""
+        reward, ended = batch.rewards[:, position], batch.terminated
         if n_step is not None:
-            following = self._best_value(n_step.next_observation, 0)
-            rewards = n_step.rewards[:, position]
-            return torch.where(n_step.terminated, rewards, rewards + n_step.discounts * following)
-        reward, is_last = batch.rewards[:, position], position + 1 == len(self.actors)
-        if is_last:
+            reward, ended = n_step.rewards[:, position], n_step.terminated
+            following = n_step.discounts * self._best_value(n_step.next_observation, 0)
+        elif position + 1 == len(self.actors):
             following = self.config.gamma * self._best_value(batch.next_observations[0], 0)
-            return torch.where(batch.terminated, reward, reward + following)
-        following = self._best_value(batch.observations[position + 1], position + 1)
-        if batch.n_substeps is None:
-            return reward + following
-        return torch.where(batch.terminated & (batch.n_substeps == position + 1), reward, reward + following)
+        else:  # the rest of the step, unless the episode ended here
+            ended = batch.ended_at(position)
+            following = self._best_value(batch.observations[position + 1], position + 1)
+        return torch.where(ended, reward, reward + following)
 
     def _best_value(self, observation: TensorDict, position: int) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
-        told = [values for _, values in self._targets[position](observation)]
-        if not self.config.double:
-            return best_value(told, told)
-        return best_value([values for _, values in self._networks[position](observation)], told)
+        told = self._targets[position](observation)
+        return best_value(self._networks[position](observation) if self.config.double else told, told)
 
     @override(ReplayTrainer)
     def _parts(self) -> dict[str, Part]:
@@ -229,10 +223,3 @@ def _state_value(model: TorchActorCritic, actor: ActorID, actors: list[ActorID])
         f"{type(critic).__name__} for {len(actors)} sub-steps. Use critic=flatten_concat_step or "
         "critic=template_state, or set algorithm.dueling=false."
     )
-
-
-def _choice(action: TensorDict, factor: Factor) -> Tensor:
-    """The choices of one factor, int64 `[B]`."""
-    head, _, place = factor
-    chosen = action[head].long()
-    return chosen if place is None else chosen.flatten(1)[:, place]

@@ -60,12 +60,12 @@ def critic_targets(
         if position == last:
             ended, next_value, discount = batch.terminated, next_values[0], gamma
         else:  # the rest of the step follows, unless the episode ended here
-            ended, next_value, discount = ended_at(batch, position), next_values[position + 1], 1.0
+            ended, next_value, discount = batch.ended_at(position), next_values[position + 1], 1.0
         target = soft_bellman_target(batch.rewards[:, position], next_value, ended, discount)
         q_values = networks.critic.predict_q_values(
             {actor.step_key: batch.observations[position]}, {actor.step_key: batch.actions[position]}, True
         )[actor.step_key]
-        found += _by_head(actor.step_key, q_values, target, acted(batch, position))
+        found += _by_head(actor.step_key, q_values, target, batch.acted(position))
     return found
 
 
@@ -131,7 +131,7 @@ def _discrete_losses(
     assert isinstance(second, dict)
     found = []
     for position in positions:
-        alpha, weight = alphas[networks.actors[position].step_key], acted(batch, position)
+        alpha, weight = alphas[networks.actors[position].step_key], batch.acted(position)
         losses = [
             discrete_policy_loss(draws[position].logits[head], torch.minimum(first[head], second[head]), alpha, weight)
             for head in networks.spaces[position].spaces
@@ -155,7 +155,7 @@ def _joint_losses(
         return torch.minimum(first, second)
 
     losses = []
-    weight = acted(batch, positions[-1])
+    weight = batch.acted(positions[-1])
     for index, (key, position) in enumerate(zip(observations, positions, strict=True)):
         draw, space = draws[position], networks.spaces[position]
         objective = value(observations, drawn) if index == 0 else torch.zeros((), device=networks.device)
@@ -187,24 +187,6 @@ def _by_step_key(networks: SACNetworks, positions: list[int], values: list[Tenso
 
 
 # -- rows: episodes may end in the middle of an environment step ---------------------------------------
-
-
-def acted(batch: TransitionBatch, position: int) -> Tensor | None:
-    """1 where the actor acted, 0 where the episode had ended before; None: it always did.
-
-    :return: Floats `[batch]`.
-    """
-    return None if batch.n_substeps is None or position == 0 else (batch.n_substeps > position).float()
-
-
-def ended_at(batch: TransitionBatch, position: int) -> Tensor:
-    """Whether the episode terminated with this sub-step (not the last one of a step).
-
-    :return: Booleans `[batch]`.
-    """
-    if batch.n_substeps is None:
-        return torch.zeros_like(batch.terminated)
-    return batch.terminated & (batch.n_substeps == position + 1)
 
 
 def known_observations(batch: TransitionBatch, position: int) -> TensorDict:

@@ -19,7 +19,7 @@ from maze.core.env.structured_env import ActorID
 from maze.train.trainers.common.learning import Key, Losses, Name, Terms, gradient_step
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, mean_of, target_entropy
-from maze.train.trainers.sac.objectives import acted, critic_targets, known_observations, policy_losses
+from maze.train.trainers.sac.objectives import critic_targets, known_observations, policy_losses
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_networks import ActionDraw, SACNetworks
 
@@ -174,7 +174,7 @@ class SACLearner:
         losses = PolicyLosses(torch.zeros((), device=self.model.device))
         for position, loss in policy_losses(self.networks, batch, draws, self._alphas):
             losses.add(loss)
-            key, weight = self.actors[position].step_key, acted(batch, position)
+            key, weight = self.actors[position].step_key, batch.acted(position)
             if _counts(weight):
                 log_prob = mean_of(draws[position].expected_log_prob.detach(), weight)
                 losses.policy_loss.append((key, loss))
@@ -184,7 +184,7 @@ class SACLearner:
             for position, draw in enumerate(draws):
                 divergence = self._divergence(initial_policy, batch, draw, position)
                 losses.add(divergence, kl_coef)
-                if _counts(acted(batch, position)):
+                if _counts(batch.acted(position)):
                     losses.policy_kl_to_initial.append((self.actors[position].step_key, divergence))
         if self.config.entropy_tuning:
             losses.entropy_loss = list(self._entropy_losses(batch, draws).items())
@@ -221,7 +221,7 @@ class SACLearner:
     ) -> Tensor:
         current = self.model.policy.distribution_mapper.logits_dict_to_distribution(draw.logits, 1.0)
         divergence = initial_policy.divergence(current, known_observations(batch, position), self.actors[position])
-        return mean_of(divergence, acted(batch, position))
+        return mean_of(divergence, batch.acted(position))
 
     def _entropy_losses(self, batch: TransitionBatch, draws: list[ActionDraw]) -> dict[Key, Tensor]:
         losses: dict[Key, Tensor] = {}
@@ -230,7 +230,7 @@ class SACLearner:
             if target is None:
                 space = self.networks.spaces[position]
                 target = target_entropy(space, draw.logits, self.config.target_entropy_multiplier)
-            log_alpha, weight = self.entropy_coefs.log_alpha(key), acted(batch, position)
+            log_alpha, weight = self.entropy_coefs.log_alpha(key), batch.acted(position)
             loss = entropy_coef_loss(log_alpha, draw.expected_log_prob, target, weight)
             losses[key] = losses[key] + loss if key in losses else loss
         return losses

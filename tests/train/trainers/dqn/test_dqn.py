@@ -54,10 +54,19 @@ def test_double_values_are_told_by_others_than_those_who_choose():
 
 
 def test_factors_of_actions():
-    assert factors_of("a", spaces.Discrete(3)) == [("a", slice(0, 3), None)]
-    assert factors_of("b", spaces.MultiDiscrete([2, 4])) == [("b", slice(0, 2), 0), ("b", slice(2, 6), 1)]
+    choices = spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiDiscrete([2, 4]))
+    assert factors_of(choices) == [("a", slice(0, 3), 0), ("b", slice(0, 2), 0), ("b", slice(2, 6), 1)]
     with pytest.raises(ConfigError, match=r"action head `c` is Box.*Discretise it"):
-        factors_of("c", spaces.Box(0, 1, (1,)))
+        factors_of(spaces.Dict(c=spaces.Box(0, 1, (1,))))
+
+
+def test_what_a_factor_chose_is_a_view_of_the_actions():
+    actions = {"a": np.array([1, 2]), "b": np.array([[0, 3], [1, 2]])}
+    single, _, second = factors_of(spaces.Dict(a=spaces.Discrete(3), b=spaces.MultiDiscrete([2, 4])))
+    assert single.of(actions).tolist() == [1, 2]
+    assert second.of({"b": torch.from_numpy(actions["b"])}).tolist() == [3, 2]
+    second.of(actions)[:] = 0
+    assert actions["b"].tolist() == [[0, 0], [1, 0]]
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (50, 0.55), (100, 0.1), (1000, 0.1)])
@@ -117,7 +126,7 @@ class Table(nn.Module):
         return {"action": self.values[x["state"][:, 0].long()]}
 
 
-FACTORS = {"action": factors_of("action", spaces.Discrete(2))}
+FACTORS = factors_of(spaces.Dict(action=spaces.Discrete(2)))
 LEARNED = [[1.0, 2.0], [4.0, 3.0]]
 TARGET = [[10.0, 20.0], [30.0, 40.0]]
 
@@ -268,7 +277,7 @@ def test_exact_values_of_a_small_problem_are_learned(tmp_path, monkeypatch):
         *("algorithm.target_update_interval=20", "algorithm.final_epsilon=1.0", "algorithm.initial_buffer_size=400"),
     )
     observation = {"observation": torch.arange(4.0)}
-    ((_, values),) = trainer._networks[0](observation)
+    (values,) = trainer._networks[0](observation)
     best = values.max(-1).values.detach()
     assert values.argmax(-1).tolist() == [2] * 4  # to the right
     torch.testing.assert_close(best, torch.tensor([0.125, 0.25, 0.5, 1.0]), atol=0.05, rtol=0.0)

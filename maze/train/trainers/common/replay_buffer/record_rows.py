@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
@@ -74,15 +73,13 @@ def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
     last = len(batch.actors) - 1
     for position, actor in enumerate(batch.actors):
         following = batch.next_observations[0] if position == last else batch.observations[position + 1]
-        n_substeps = last + 1 if batch.n_substeps is None else batch.n_substeps
-        is_end = torch.as_tensor(n_substeps == position + 1, device=batch.terminated.device)
         record.append(
             SpacesRecord(
                 actor_id=actor,
                 observation=dict(batch.observations[position]),
                 action=dict(batch.actions[position]),
                 reward=batch.rewards[:, position],
-                done=batch.terminated & is_end,
+                done=batch.ended_at(position),
                 next_observation=dict(following),
                 batch_shape=[len(batch.terminated)],
             )

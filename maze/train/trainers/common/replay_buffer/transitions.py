@@ -89,6 +89,23 @@ class TransitionBatch:
     weights: Tensor | None = None
     """float32 `[B]`: weights that make up for rows that are drawn more often than others; None: none are."""
 
+    def acted(self, position: int) -> Tensor | None:
+        """1 where an actor acted, 0 where the episode had ended before; `None`: it always did.
+
+        :param position: Which actor of the step.
+        :return: Floats `[B]`.
+        """
+        return None if self.n_substeps is None or position == 0 else (self.n_substeps > position).float()
+
+    def ended_at(self, position: int) -> Tensor:
+        """Whether the episode terminated with the sub-step of an actor.
+
+        :param position: Which actor of the step.
+        :return: Booleans `[B]`.
+        """
+        n_substeps = len(self.actors) if self.n_substeps is None else self.n_substeps
+        return self.terminated & (n_substeps == position + 1)
+
 
 @dataclass
 class NStepReturns:
