@@ -72,11 +72,6 @@ class TorchActorCritic(TorchModel):
             if part.device != device:
                 part.to(device)
 
-    @property
-    @override(TorchModel)
-    def device(self) -> str:
-        return self._device
-
     @override(TorchModel)
     def state_dict(self) -> dict[str, Any]:
         """Weights of the policy and of the critic, side by side."""

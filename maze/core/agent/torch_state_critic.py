@@ -100,7 +100,6 @@ class TorchStateCritic(NetworksModel, StateCritic):
     ) -> torch.Tensor:
         return self._value(self._network(actor_id[0]), tensors, self._batch_shape(tensors), actor_id[0])
 
-    @abstractmethod
     def compute_structured_return(
         self,
         gamma: float,
@@ -125,6 +124,24 @@ class TorchStateCritic(NetworksModel, StateCritic):
             successor is not known then) its own.
         :return: Targets for each sub-step.
         """
+        streams = self._streams(rewards)
+        targets = [
+            self.compute_return(
+                gamma,
+                gae_lambda,
+                reward,
+                values[index],
+                dones,
+                truncated=truncated,
+                next_values=None if next_values is None else next_values[index],
+            )
+            for index, reward in enumerate(streams)
+        ]
+        return targets * (len(rewards) // len(streams))
+
+    def _streams(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Rewards whose return is predicted: of each sub-step by itself, or a single stream of all of them."""
+        return rewards
 
     def compute_return(
         self,
@@ -197,28 +214,8 @@ class _JointReturnCritic(TorchStateCritic):
     """A critic whose sub-steps share one return: that of the environment step, seen from its first sub-step."""
 
     @override(TorchStateCritic)
-    def compute_structured_return(
-        self,
-        gamma: float,
-        gae_lambda: float,
-        rewards: list[torch.Tensor],
-        values: list[torch.Tensor],
-        dones: torch.Tensor,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: list[torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """All sub-steps earn the sum of their rewards."""
-        targets = self.compute_return(
-            gamma,
-            gae_lambda,
-            _sum_of(rewards),
-            values[0],
-            dones,
-            truncated=truncated,
-            next_values=None if next_values is None else next_values[0],
-        )
-        return [targets] * len(rewards)
+    def _streams(self, rewards: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [sum(rewards[1:], rewards[0])]
 
 
 class TorchSharedStateCritic(_JointReturnCritic):
@@ -310,32 +307,6 @@ class TorchStepStateCritic(TorchStateCritic):
             output.append(StateCriticStepOutput(values, values.detach(), item.actor_id))
         return output
 
-    @override(TorchStateCritic)
-    def compute_structured_return(
-        self,
-        gamma: float,
-        gae_lambda: float,
-        rewards: list[torch.Tensor],
-        values: list[torch.Tensor],
-        dones: torch.Tensor,
-        *,
-        truncated: torch.Tensor | None = None,
-        next_values: list[torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """Each sub-step earns the rewards that are attributed to it, as a stream of its own."""
-        return [
-            self.compute_return(
-                gamma,
-                gae_lambda,
-                reward,
-                value,
-                dones,
-                truncated=truncated,
-                next_values=None if next_values is None else next_values[index],
-            )
-            for index, (reward, value) in enumerate(zip(rewards, values, strict=True))
-        ]
-
 
 class TorchDeltaStateCritic(_JointReturnCritic):
     """The first sub-step's value, and for each later sub-step the difference from it.
@@ -395,10 +366,3 @@ def _key_of(item: StateCriticStepInput, networks: Mapping[Any, nn.Module]) -> An
     if len(networks) > 1:
         raise ConfigError(f"This critic has the networks {list(networks)}; say who acts with `actor_id`.")
     return next(iter(networks))
-
-
-def _sum_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
