@@ -200,7 +200,13 @@ class PlacedRunner(Runner):
         :param concurrency: Number of environments.
         :param logging_prefix: Where their statistics are logged.
         """
-        env: StructuredVectorEnv = self.placement.vector_env(env_factory, concurrency, logging_prefix)
+        return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
+
+    def create_distributed_eval_env(
+        self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
+    ) -> StructuredVectorEnv:
+        """The same, as runners are asked for it whose only vector environment is that of evaluations."""
+        env: StructuredVectorEnv = self.placement.vector_env(env_factory, eval_concurrency, logging_prefix)
         return env
 
     def _make_actors(self, **arguments: Any) -> DistributedActors:

@@ -74,7 +74,8 @@ class BCRunner(TrainingRunner):
     ) -> StructuredVectorEnv:
         if type(self.placement) is type(placement_of(self.default_placement)):
             return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
-        return super().create_distributed_env(env_factory, concurrency, logging_prefix)
+        env: StructuredVectorEnv = self.placement.vector_env(env_factory, concurrency, logging_prefix)
+        return env
 
 
 @dataclass

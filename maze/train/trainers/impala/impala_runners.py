@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from maze.core.annotations import override
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.placement import InProcess, Processes
-from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.training_runner import TrainingRunner
 
 if TYPE_CHECKING:
@@ -27,17 +26,6 @@ class ImpalaRunner(TrainingRunner):
     replaced_arguments: ClassVar[Mapping[str, str]] = {
         "concurrency": "algorithm.num_actors and algorithm.envs_per_actor"
     }
-
-    def create_distributed_eval_env(
-        self, env_factory: Callable[[], Any], eval_concurrency: int, logging_prefix: str
-    ) -> StructuredVectorEnv:
-        """Builds the vector environment for evaluation.
-
-        :param env_factory: Makes one environment.
-        :param eval_concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
-        """
-        return super().create_distributed_env(env_factory, eval_concurrency, logging_prefix)
 
     def create_distributed_rollout_actors(
         self,
@@ -61,12 +49,6 @@ class ImpalaRunner(TrainingRunner):
             env_instance_seeds=env_instance_seeds,
             agent_instance_seeds=agent_instance_seeds,
         )
-
-    @override(TrainingRunner)
-    def create_distributed_env(
-        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
-    ) -> StructuredVectorEnv:
-        return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
 
     @override(TrainingRunner)
     def _make_actors(self, **arguments: Any) -> DistributedActors:

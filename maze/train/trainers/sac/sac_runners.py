@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from maze.train.parallelization.distributed_actors.base_distributed_workers_with_buffer import (
         BaseDistributedWorkersWithBuffer,
     )
-    from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
 
 
@@ -81,17 +80,6 @@ class SACRunner(TrainingRunner):
             replay_buffer, initial_sampling_policy, initial_buffer_size, replay_buffer_seed, item_length, env_factory
         )
 
-    def create_distributed_eval_env(
-        self, env_factory: Callable[[], MazeEnv[Any]], eval_concurrency: int, logging_prefix: str
-    ) -> StructuredVectorEnv:
-        """Builds the evaluation environments.
-
-        :param env_factory: Makes one environment.
-        :param eval_concurrency: Number of environments.
-        :param logging_prefix: Where their statistics are logged.
-        """
-        return super().create_distributed_env(env_factory, eval_concurrency, logging_prefix)
-
     def create_distributed_rollout_workers(
         self,
         env_factory: Callable[[], MazeEnv[Any]],
@@ -116,12 +104,6 @@ class SACRunner(TrainingRunner):
             env_instance_seeds=env_instance_seeds,
             replay_buffer=replay_buffer,
         )
-
-    @override(TrainingRunner)
-    def create_distributed_env(
-        self, env_factory: Callable[[], Any], concurrency: int, logging_prefix: str
-    ) -> StructuredVectorEnv:
-        return self.create_distributed_eval_env(env_factory, concurrency, logging_prefix)
 
     @override(TrainingRunner)
     def _make_workers(self, **arguments: Any) -> BaseDistributedWorkersWithBuffer:
