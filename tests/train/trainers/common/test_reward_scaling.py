@@ -7,10 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.train.trainers.common.actor_critic.reward_scaling import RewardScaling
-from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 
 OBSERVATIONS = {0: spaces.Dict({"observation": spaces.Box(-1.0, 1.0, (1,), np.float32)})}
 ACTIONS = {0: spaces.Dict({"action": spaces.Discrete(2)})}
@@ -101,8 +99,3 @@ def test_a_state_is_continued():
     scaled(one, [[1], [2]])
     other.load_state_dict(one.state_dict())
     np.testing.assert_array_equal(scaled(one, [[3], [4]]), scaled(other, [[3], [4]]))
-
-
-def test_scaling_and_centring_exclude_each_other():
-    with pytest.raises(ConfigError, match="reward_scaling"):
-        PPOAlgorithmConfig(reward_scaling=True, reward_centering=0.1)

@@ -292,6 +292,34 @@ def test_differential_returns_are_of_what_rewards_are_above_their_average():
     assert returns.averages == [3.5]
 
 
+def test_centred_rewards_are_scaled_to_targets_of_standard_deviation_one():
+    columns = build_columns(FLAT_TICKS, (FLAT, 0.0), rewards=[1, 2, 3, 4])
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
+    (part,) = value_rollout(build_model([0]), columns, returns).parts
+    std = np.std([0.0, 1.5, 2.0, 1.5])
+    assert returns.averages == [2.5]  # in the unit of the environment
+    assert returns.std == pytest.approx(std)
+    np.testing.assert_allclose(part.advantages[0], np.array([0.0, 1.5, 2.0, 1.5]) / std, atol=1e-5)
+    columns.rewards *= 3.0
+    (part,) = value_rollout(build_model([0]), columns, returns).parts
+    spread = np.array([0.0, 1.5, 2.0, 1.5]) * 3.0  # but for a constant: the average follows by half
+    np.testing.assert_allclose(part.advantages[0] * std, spread + np.arange(4, 0, -1) * 2.5, atol=1e-5)
+    other = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
+    other.load_state_dict(returns.state_dict())
+    assert other.state_dict() == returns.state_dict()
+
+
+def test_the_scale_of_rewards_does_not_matter_where_they_are_centred_and_scaled():
+    found = []
+    for scale in (1.0, 1000.0):
+        columns = build_columns(FLAT_TICKS, (FLAT, 0.0), rewards=[1, 5, 2, 3])
+        columns.rewards *= scale
+        returns = CentredReturns(GAE(GAMMA, LAMBDA), rate=0.1, is_scaled=True)
+        found.append([value_rollout(build_model([0]), columns, returns).parts[0].targets[0] for _ in range(3)])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
 @pytest.mark.parametrize("returns", [GAE(GAMMA, LAMBDA), VTrace(GAMMA)])
 def test_a_constant_added_to_all_rewards_changes_nothing_where_they_are_centred(returns):
     found = []

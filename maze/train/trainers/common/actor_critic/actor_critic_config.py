@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 LR_SCHEDULES: Mapping[str, Callable[[float], float]] = {
@@ -82,7 +81,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
     reward_scaling: bool = field(default=False, kw_only=True)
     """Whether rewards are divided by the running standard deviation of the discounted return, and clipped to
-    [-10, 10], for learning only: statistics and evaluations keep the environment's."""
+    [-10, 10], for learning only: statistics and evaluations keep the environment's. With `reward_centering`, what is
+    left of them is divided by the standard deviation of the value targets, and not clipped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,11 +95,6 @@ class ActorCriticConfig(AlgorithmConfig):
             self.require_number(name, 0.0)
         self.require_choice("advantage_normalization", (True, False))
         self.require_choice("reward_scaling", (True, False))
-        if self.reward_scaling and self.reward_centering:
-            raise ConfigError(
-                "algorithm.reward_scaling: expected at most one of it and `reward_centering`, which estimates averages "
-                "of the environment's rewards. Leave one of them out."
-            )
         self.require_choice("lr_schedule", LR_SCHEDULES)
 
 

@@ -122,11 +122,13 @@ class ActorCritic(EpochTrainer, ABC):
         self.optimizer = FlatAdam(networks, lr=self.config.lr, eps=self.config.optimizer_eps)
         self.generator = seeded_generator(seed)
         self._returns = self._return_function()
-        if self.config.reward_centering:
-            self._returns = CentredReturns(self._returns, self.config.reward_centering)
+        config = self.config
+        if config.reward_centering:
+            self._returns = CentredReturns(self._returns, config.reward_centering, config.reward_scaling)
         self._memory = self._new_memory()
         """What a recurrent critic remembers where the next rollout begins."""
-        self._reward_scaling = RewardScaling(self.config.gamma) if self.config.reward_scaling else None
+        is_scaled = config.reward_scaling and not config.reward_centering
+        self._reward_scaling = RewardScaling(config.gamma) if is_scaled else None
         self._columns: RolloutColumns | None = None
         self._curriculum: Curriculum | None = None
         self.train_stats.input_values(ActorCriticEvents.time_epoch)  # reserves the first row; its value comes late

@@ -106,35 +106,49 @@ class CentredReturns(ReturnFunction):
     so that targets have mean 0 in each rollout (it drifts unless it is held: Ma et al. 2021, Average-reward
     reinforcement learning with trust region methods).
 
+    What remains is as large as states differ in value: a queue under heavy load has values of hundreds, which a network
+    with outputs around 1 learns too late, if ever. Scaled, it is divided by the standard deviation of the targets.
+
     :param returns: Estimates advantages and targets from the rewards that remain.
-    :param rate: How fast the estimate of the average follows the mean of each rollout, above 0 to 1.
+    :param rate: How fast the estimates of the average and of the standard deviation follow each rollout, above 0 to 1.
+    :param is_scaled: Whether values are learned in standard deviations of the targets.
     """
 
-    def __init__(self, returns: ReturnFunction, rate: float) -> None:
+    def __init__(self, returns: ReturnFunction, rate: float, is_scaled: bool = False) -> None:
         self.gamma = returns.gamma
         self.is_off_policy = returns.is_off_policy
         self.averages: list[float] = []
         """What an environment step earns, by entry of the streams' rewards that is predicted by itself."""
+        self.std = 0.0 if is_scaled else 1.0
+        """What rewards above their average are divided by; 0 before the first rollout."""
         self._returns = returns
         self._rate = rate
+        self._is_scaled = is_scaled
 
     @override(ReturnFunction)
     def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
         found = average_rewards(streams)
         known = self.averages or found
         self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
-        returns = self._returns(critic, centred(streams, self.averages))
+        is_first = self.std == 0.0
+        returns = self._returns(critic, centred(streams, self.averages, self.std or 1.0))
+        if self._is_scaled:
+            targets = torch.cat([target.flatten() for target in returns.targets])
+            std = (self.std or 1.0) * float(targets.std(correction=0))
+            self.std += (1.0 if is_first else self._rate) * (std - self.std)
+            if is_first and self.std:  # values are still to be learned, in this unit
+                returns = self._returns(critic, centred(streams, self.averages, self.std))
         if self.gamma == 1.0:
             returns.targets = [target - target.mean() for target in returns.targets]
         return returns
 
     def state_dict(self) -> dict[str, Any]:
         """The estimates."""
-        return {"averages": list(self.averages)}
+        return {"averages": list(self.averages), "std": self.std}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on with the estimates of :meth:`state_dict`."""
-        self.averages = list(state_dict["averages"])
+        self.averages, self.std = list(state_dict["averages"]), float(state_dict.get("std", 1.0))
 
 
 def average_rewards(streams: Streams) -> list[float]:
@@ -155,11 +169,12 @@ def average_rewards(streams: Streams) -> list[float]:
     return [float(reward.sum()) / max(1, n_steps) for reward in rewards]
 
 
-def centred(streams: Streams, averages: Sequence[float]) -> Streams:
+def centred(streams: Streams, averages: Sequence[float], std: float = 1.0) -> Streams:
     """The streams with rewards above their average: it is subtracted where an environment step is complete.
 
     :param streams: The streams of a rollout.
     :param averages: As of :func:`average_rewards`.
+    :param std: What is left is divided by it.
     """
     complete = 1.0 if streams.step_complete is None else streams.step_complete.to(streams.rewards[0])
     if streams.has_own_rewards:
@@ -167,4 +182,4 @@ def centred(streams: Streams, averages: Sequence[float]) -> Streams:
         rewards = [reward - average * complete for reward, average in pairs]
     else:  # the values predict the sum over all sub-steps
         rewards = [*streams.rewards[:-1], streams.rewards[-1] - averages[0] * complete]
-    return replace(streams, rewards=rewards)
+    return replace(streams, rewards=rewards if std == 1.0 else [reward / std for reward in rewards])
