@@ -295,7 +295,7 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     published = NETWORK_PUBLISHED.get(setting, float("nan"))
 
     def average(choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> float:
-        if buffer is None:
+        if setting not in CRISS_CROSS:
             return simulated(setting, choose)
 
         def of_states(jobs: np.ndarray) -> np.ndarray:
@@ -303,6 +303,8 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
             mask = waits | ~waits.any(axis=1, keepdims=True)
             return choose({"jobs": jobs / SCALE, "server_0_mask": mask})["server_0"]
 
+        if buffer is None:
+            return simulated(setting, tabulated(of_states), n_envs=4096, n_ticks=64_000)
         return mean(criss_cross_optimum(setting, buffer, of_states, tolerance=2e-3))
 
     reference = published if buffer is None else mean(criss_cross_optimum(setting, buffer, tolerance=2e-3))
@@ -321,13 +323,35 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     return row
 
 
+def tabulated(
+    of_states: Callable[[np.ndarray], np.ndarray], largest: int = 160
+) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """A policy of the criss-cross network that is asked once for each state, the largest ones standing for larger."""
+    from maze_envs.queueing.network import SCALE
+
+    seconds, thirds = np.meshgrid(np.arange(largest + 1), np.arange(largest + 1), indexing="ij")
+    others = np.stack([seconds.ravel(), thirds.ravel()], axis=1)
+    table = np.empty((largest + 1,) * 3, np.int8)
+    for first in range(largest + 1):
+        jobs = np.column_stack([np.full(len(others), first), others]).astype(np.float32)
+        table[first] = of_states(jobs).reshape(seconds.shape)
+
+    def choose(seen: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        jobs = np.minimum(np.rint(seen["jobs"] * SCALE).astype(np.int64), largest)
+        return {"server_0": table[jobs[:, 0], jobs[:, 1], jobs[:, 2]]}
+
+    return choose
+
+
 def simulated(
-    network: str, choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], n_envs: int = 512
+    network: str,
+    choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+    n_envs: int = 512,
+    n_ticks: int = 40_000,
 ) -> float:
     """Average number of jobs in the second half of long simulations; prints its interval."""
     from maze_envs.queueing.network import Queues
 
-    n_ticks = 40_000
     queues = Queues(n_envs, network, buffer=10_000, max_episode_steps=None, warm_up=n_ticks // 2)
     for row in range(n_envs):
         queues.random.seed(row, row)
