@@ -163,6 +163,9 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it; its name tells what is chosen by then."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        from maze.cli.stored_model import choose_stored_environment
+
+        choose_stored_environment(config)
         if "algorithm" in config:
             from maze.cli.critic_choice import choose_critic
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from maze.cli.run_info import chosen_options
 from maze.cli.wrapper_overrides import changed_wrappers
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
@@ -54,6 +55,36 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
         choices = " ".join(f"{section}=<option>" for section in different)
         print(f"Using the {names} configuration of {directory}; name {choices} to choose another.")
     return different
+
+
+def choose_stored_environment(cfg: DictConfig) -> None:
+    """Enters, in place, the option of the environment that a command will take over from a run, as far as it is known.
+
+    Directories are named after it. Until the run's configuration is judged, nothing else is taken over.
+
+    :param cfg: The composed configuration, with Hydra's own section.
+    """
+    given = [override.lstrip("+~") for override in cfg.hydra.overrides.task]
+    if _is_named("env", given) or "env" not in cfg.hydra.runtime.choices:
+        return
+    is_root = cfg.hydra.job.config_name in _ROOTS
+    if is_root and any(override.startswith("experiment=") for override in given):
+        return
+    named = str(cfg.get("input_dir") or "") if is_root else _plain(cfg, "policies")
+    for run in _texts_in(named):
+        for directory in (Path(run), *sorted(Path(run).glob("*"))):  # of a training, or of several
+            option = chosen_options(directory).get("env") if run else None
+            if isinstance(option, str) and re.fullmatch(r"[\w-]+", option):  # a path could lead anywhere
+                with read_write(cfg.hydra):
+                    cfg.hydra.runtime.choices.env = option
+                return
+
+
+def _texts_in(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    for entry in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _texts_in(entry)
 
 
 def stored_sections(

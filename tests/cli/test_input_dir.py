@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -154,6 +155,28 @@ def test_a_run_is_played_without_a_display_as_a_page(
     text = page.read_text(encoding="utf-8")
     assert "Acrobot-v1, episode 1" in text
     assert '"picture": 4' in text  # drawn while it ran: gymnasium environments draw no earlier states
+
+
+def test_directories_are_named_after_the_environment_that_is_taken_over(run: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "trained" / "mine"
+    shutil.copytree(run, stored)
+    hydra = stored / ".hydra" / "hydra.yaml"
+    hydra.write_text(hydra.read_text(encoding="utf-8").replace("env: gym_env", "env: lake-2"), encoding="utf-8")
+    assert main([*ROLLOUT, f"input_dir={stored}"]) == 0
+    assert main([*ROLLOUT, f"input_dir={stored}", "env.name=Acrobot-v1"]) == 0
+    short = ["runner.n_episodes=2", "runner.max_episode_steps=3"]
+    assert main(["-cn", "conf_compare", "policies=[random,trained]", *short]) == 0
+    names = {path.name for path in (tmp_path / "outputs").iterdir()}
+    policy = "torch_policy-sequential"
+    assert names == {f"rollout-lake-2-{policy}", f"rollout-gym_env-{policy}", "comparison-lake-2"}
+
+
+def test_no_stored_name_leads_out_of_the_directory_of_runs(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, stored := tmp_path / "run")
+    hydra = stored / ".hydra" / "hydra.yaml"
+    hydra.write_text(hydra.read_text(encoding="utf-8").replace("env: gym_env", "env: /../../out"), encoding="utf-8")
+    assert main([*ROLLOUT, f"input_dir={stored}"]) == 0
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["rollout-gym_env-torch_policy-sequential"]
 
 
 def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
