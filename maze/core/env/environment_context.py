@@ -35,6 +35,7 @@ class EnvironmentContext:
         self._seed: Any = None
         self._episode_count = 0
         self._episode_id: str | None = None
+        self._episode = self._begun = object()
         self._post_step_callbacks: list[Callable[[], Any]] = []
         self._are_callbacks_deferred = False
 
@@ -52,6 +53,14 @@ class EnvironmentContext:
             digest = hashlib.blake2b(name, digest_size=16).hexdigest()
             self._episode_id = "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
         return self._episode_id
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether another environment has begun the current episode (`clone_from`): recordings leave it out then.
+
+        An environment that takes its own episode back from a copy goes on recording it.
+        """
+        return self._episode is not self._begun
 
     def set_seed(self, seed: Any) -> None:
         """Makes the identities of the coming episodes a function of `seed` and their number.
@@ -83,6 +92,7 @@ class EnvironmentContext:
         self.is_episode_over = False
         self.step_actor_id = None
         self._episode_id = None
+        self._episode = self._begun = object()
         self._episode_count += 1
         self.n_episodes += 1
         self.event_service.clear_events()
@@ -111,12 +121,13 @@ class EnvironmentContext:
         self.run_post_step_callbacks()
 
     def clone_from(self, context: EnvironmentContext) -> None:
-        """Takes over counters and episode identity. Events and callbacks stay with the environment they belong to."""
+        """Takes over the counters and the identity of the current episode; of coming episodes the own ones are kept.
+
+        Events and callbacks stay with the environment they belong to.
+        """
         self.n_episodes += 1  # the episode goes on elsewhere than it did here
         self.step_id = context.step_id
         self.is_step_complete = context.is_step_complete
         self.is_episode_over = context.is_episode_over
         self.step_actor_id = context.step_actor_id
-        self._episode_id = context.episode_id
-        self._seed = context._seed
-        self._episode_count = context._episode_count
+        self._episode_id, self._episode = context.episode_id, context._episode

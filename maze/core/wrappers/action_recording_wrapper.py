@@ -16,7 +16,8 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Writes the seed and the actions of each episode into a file, from which the episode can be run again.
 
     `ReplayRecordedActionsPolicy` takes the actions once more. That gives the same episode in an environment whose
-    randomness comes from its seed alone. An episode is written when the next one begins.
+    randomness comes from its seed alone. An episode is written when the next one begins, unless it was cloned from
+    another environment.
 
     :param env: The environment, with all wrappers that the agent acts through.
     :param output_dir: Directory of the files.
@@ -44,7 +45,7 @@ class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def reset(self) -> Any:
-        if self.episode_record is not None and len(self.episode_record):
+        if self.episode_record is not None and len(self.episode_record) and not self.env.context.is_copied:
             self.episode_record.save(self.output_dir)
         self.episode_record = None
         observation = self._env_reset()

@@ -147,7 +147,8 @@ class EpisodeRecorder:
             for record in kpis:
                 self._event_stats.add_event(record)
             self._event_stats.reduce()
-            LogEventsWriterRegistry.record_event_logs(log)
+            if not self.context.is_copied:
+                LogEventsWriterRegistry.record_event_logs(log)
         self.episode_stats.reduce(n_periods=n_steps)
         self._logs = {}
 

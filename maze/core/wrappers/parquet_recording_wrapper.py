@@ -23,7 +23,8 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` says which columns it has. Key performance
     indicators are among them where a `LogStatsWrapper` is inside of this one. An episode is written when it is over,
-    or when it is left by a reset or by closing the environment. A full disk costs tables and gives one warning.
+    or when it is left by a reset or by closing the environment; not where it was cloned from another environment. A
+    full disk costs tables and gives one warning.
 
     :param env: Environment to record.
     :param output_dir: Directory of the files.
@@ -66,9 +67,9 @@ class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     def publish_trajectory(self) -> None:
-        """Writes the current episode, if it has any steps that are not written."""
+        """Writes the current episode, if it is the environment's own and has any steps that are not written."""
         rows, self._rows = self._rows, []
-        if not rows or self._directory is None:
+        if not rows or self._directory is None or self.env.context.is_copied:
             return
         episode_id = str(self.env.get_episode_id())
         name = re.sub(r"[^\w.@=+-]", "_", episode_id)

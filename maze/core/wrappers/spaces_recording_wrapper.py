@@ -19,7 +19,8 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Records what the agent observes, does and gets, as it passes this wrapper, and writes one file per episode.
 
     One :class:`StructuredSpacesRecord` per environment step, with a record for each sub-step. An episode is written
-    when it is over, or when it is left by a reset or by closing the environment.
+    when it is over, or when it is left by a reset or by closing the environment; not where it was cloned from another
+    environment.
 
     :param env: Environment to record.
     :param output_dir: Directory of the files; None: episodes are only kept in `episode_record`.
@@ -64,9 +65,11 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     def publish_trajectory(self) -> None:
-        """Writes the current episode, once, if it has any steps."""
+        """Writes the current episode, once, if it is the environment's own and has any steps."""
         record = self.episode_record
         if self._writer is None or self._is_written or record is None or not record.step_records:
+            return
+        if self.env.context.is_copied:
             return
         self._writer.write(record)  # type: ignore[arg-type]  # it stores any record with an id
         self._is_written = True
@@ -78,7 +81,7 @@ class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     @override(Wrapper)
     def clone_from(self, env: SpacesRecordingWrapper) -> None:
-        """Takes over the state, and the recording up to here; the clone's episode is not written by itself."""
+        """Takes over the state, and the recording up to here."""
         super().clone_from(env)
         self._observation = copy.deepcopy(env._observation)
         self._step = copy.deepcopy(env._step)

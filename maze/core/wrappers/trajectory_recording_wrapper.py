@@ -28,7 +28,8 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
 
     One record per environment step, with a record of each sub-step in it where the simulation has sub-steps of its own,
     and a last one, without action, for the state in which the episode ended; besides the seed and the agent's actions,
-    from which it can be played again. An episode is handed over when the next one begins.
+    from which it can be played again. An episode is handed over when the next one begins, unless it was cloned from
+    another environment.
 
     :param env: Environment to record.
     """
@@ -88,9 +89,12 @@ class TrajectoryRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return observation
 
     def publish_trajectory(self) -> None:
-        """Hand the episode in progress, if it has any steps, to the writers; what follows in it is not recorded."""
+        """Hand the episode in progress to the writers, if it is the environment's own and has any steps.
+
+        What follows in it is not recorded.
+        """
         record, self.episode_record = self.episode_record, None
-        if record is None or not record.step_records:
+        if record is None or not record.step_records or self.env.context.is_copied:
             return
         env_time = record.step_records[-1].env_time
         events = StepEventLog(0 if env_time is None else env_time + 1)

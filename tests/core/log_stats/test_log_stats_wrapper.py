@@ -388,6 +388,21 @@ def test_a_clone_takes_over_the_episode_in_progress():
     assert epoch_values(clone)["reward", "mean"] == -6
 
 
+def test_event_writers_get_an_episode_from_the_environment_that_began_it_and_from_no_copy():
+    with StatsContext():
+        writer = Kept()
+        LogEventsWriterRegistry.register_writer(writer)
+        env, clone = LogStatsWrapper(cutting_env()), LogStatsWrapper(cutting_env())
+        run_episode(env, FOUR_STEPS[:3])
+        clone.reset()
+        clone.clone_from(env)
+        for each in (clone, env):
+            each.step(FOUR_STEPS[3])
+            each.reset()
+    (log,) = writer.logs
+    assert len(log.step_event_logs) == 4
+
+
 def test_actions_that_the_space_does_not_describe_give_no_statistics_and_no_error():
     env = LogStatsWrapper(cutting_env(has_kpis=False))
     env.reset()

@@ -5,10 +5,12 @@ import logging
 import os
 import pickle
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
@@ -17,6 +19,7 @@ from maze.core.errors import CheckpointError, EnvironmentContractError
 from maze.core.events.event_record import EventRecord
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.trajectory_recording.records import trajectory_record
+from maze.core.trajectory_recording.records.action_record import ActionRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord, load_trajectory
 from maze.core.trajectory_recording.utils.monitoring_setup import MonitoringSetup
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
@@ -25,7 +28,10 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Trajec
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
+from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 
@@ -93,6 +99,66 @@ def test_the_recording_of_a_clone_goes_its_own_way(writer):
     assert len(env.episode_record.step_records) == 1
     assert len(clone.episode_record.step_records) == 2
     assert clone.episode_record.id == env.episode_record.id
+
+
+N_STORED_STEPS = {
+    ActionRecordingWrapper: lambda path: len(ActionRecord.load(path)),
+    SpacesRecordingWrapper: lambda path: len(load_trajectory(path).step_records),
+    TrajectoryRecordingWrapper: lambda path: len(load_trajectory(path).step_records) - 1,
+}
+if find_spec("pyarrow") is not None:
+    N_STORED_STEPS[ParquetRecordingWrapper] = lambda path: len(pd.read_parquet(path))
+
+
+@pytest.mark.parametrize("recorder", N_STORED_STEPS)
+def test_an_episode_is_written_by_the_environment_that_began_it_and_by_no_copy(recorder, tmp_path):
+    def begun():
+        env = recorder.wrap(GymMazeEnv("CartPole-v1"), **arguments)
+        env.seed(1)
+        env.reset()
+        return env
+
+    def n_steps_to_the_end(env):
+        n_steps, done = 0, False
+        while not done:
+            n_steps, done = n_steps + 1, env.step({"action": 0})[2]
+        env.reset()
+        return n_steps
+
+    arguments = {} if recorder is TrajectoryRecordingWrapper else {"output_dir": tmp_path}
+    writer = TrajectoryWriterFile(tmp_path)
+    TrajectoryWriterRegistry.register_writer(writer)
+    try:
+        env, copied = begun(), begun()
+        episode_id = env.get_episode_id()
+        env.step({"action": 0})
+        copied.clone_from(env)
+        n_planned = n_steps_to_the_end(copied)
+        copied.clone_from(env)
+        env.step({"action": 1})
+        env.clone_from(copied)  # the step was only tried
+        assert n_steps_to_the_end(copied) == n_planned
+        assert not list(tmp_path.iterdir())
+        assert n_steps_to_the_end(env) == n_planned
+    finally:
+        TrajectoryWriterRegistry.unregister_writer(writer)
+    (file,) = tmp_path.iterdir()
+    assert (file.stem, N_STORED_STEPS[recorder](file)) == (episode_id, n_planned + 1)
+
+
+def test_a_copy_keeps_the_identities_of_its_own_coming_episodes():
+    env, copied = GymMazeEnv("CartPole-v1"), GymMazeEnv("CartPole-v1")
+    ids = set()
+    for number, each in enumerate((env, copied)):
+        each.seed(number)
+        each.reset()
+        ids.add(each.get_episode_id())
+    copied.clone_from(env)
+    assert copied.get_episode_id() == env.get_episode_id()
+    for each in (env, copied):
+        each.reset()
+        ids.add(each.get_episode_id())
+    assert len(ids) == 4
 
 
 def test_files_are_named_by_episode_and_load_without_further_permissions(tmp_path):
