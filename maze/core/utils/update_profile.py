@@ -27,6 +27,11 @@ MEANINGS = {
 }
 """The parts of an update, which do not overlap."""
 N_FUNCTIONS = 25
+_REMARKS = (
+    "This was the first update, in which much is set up. Where a second one follows, it is measured instead.",
+    "The update after this one shows the functions as well; none has come to its end.",
+)
+"""What the file lacks after the first and after the second update."""
 PROFILE_FILE = "profile.txt"
 """Where the profile is, in the directory of a run."""
 
@@ -89,8 +94,9 @@ def timed(part: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 class UpdateProfile:
     """Profiles two updates of a training: where the time of one goes, and which functions another one spends it in.
 
-    The first update is none of them: much is set up in it. Functions are looked at in an update of their own, because
-    that makes it slower.
+    These are the second and the third: in the first much is set up, so that it counts only until the second is over.
+    Functions are looked at in an update of their own, because that makes it slower. Where the training ends before, the
+    file says what is missing.
 
     :param file: Where it is written.
     """
@@ -98,12 +104,12 @@ class UpdateProfile:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._n_updates = 0
-        self._text = ""
+        self._table = ""
 
     @property
     def is_done(self) -> bool:
-        """Whether both updates are over."""
-        return self._n_updates > 2
+        """Whether nothing is left to profile."""
+        return self._n_updates > len(_REMARKS)
 
     @contextmanager
     def one_update(self, number: int) -> Iterator[None]:
@@ -112,21 +118,16 @@ class UpdateProfile:
         :param number: Which one of the training it is, from 1.
         """
         self._n_updates += 1
-        if self._n_updates == 2:
+        if self._n_updates <= len(_REMARKS):
             with _counted() as parts:
                 yield
-            self._write(_table(parts, number))
-        elif self._n_updates == 3:
+            self._table = _table(parts, number)
+            write_whole(self._file, f"{self._table}\n{_REMARKS[self._n_updates - 1]}\n")
+        else:
             profile = cProfile.Profile()
             with profile:
                 yield
-            self._write(f"{self._text}\n{_functions(profile, number)}")
-        else:
-            yield
-
-    def _write(self, text: str) -> None:
-        self._text = text
-        write_whole(self._file, text)
+            write_whole(self._file, f"{self._table}\n{_functions(profile, number)}")
 
 
 @contextmanager

@@ -71,7 +71,21 @@ def test_an_update_that_fails_ends_the_profile(tmp_path: Path) -> None:
     with pytest.raises(KeyError), profile.one_update(2):
         raise KeyError
     assert update_profile._running is None
-    assert not (tmp_path / "profile.txt").exists()
+    assert "time of update 1 went" in (tmp_path / "profile.txt").read_text()
+
+
+def test_what_a_training_of_few_updates_has_no_time_for_is_said(tmp_path: Path) -> None:
+    profile, texts = UpdateProfile(tmp_path / "profile.txt"), []
+    for number in range(1, 4):
+        with profile.one_update(number):
+            wait(0.001)
+        texts.append((tmp_path / "profile.txt").read_text())
+    assert [f"time of update {number} went" in text for number, text in zip((1, 2, 2), texts, strict=True)] == [
+        True
+    ] * 3
+    assert rows_of(texts[0])[WAITING][0] >= 1
+    assert ["first update, in which much is set up" in text for text in texts] == [True, False, False]
+    assert ["shows the functions as well" in text for text in texts] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class TrainingRunner(PlacedRunner):
         `<host>:<port>`; `None`: one is started on this machine for the time of the run.
     :param env_timeout: Seconds that a step or a reset of an environment may take; `None`: any time.
     :param profile: Write into `profile.txt` where the time of an update goes: the second one of the training in parts,
-        the third one by function.
+        the third one by function. A shorter training's says what it lacks.
     """
 
     state_dict_dump_file: str = "state_dict.pt"
