@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from maze.core.env.structured_env import ActorID
+from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
 
@@ -110,6 +111,17 @@ def test_an_algorithm_without_probabilities_cannot_start_with_a_rule(tmp_path, m
     command = ["-cn", "conf_train", "env=lost_sales", "algorithm=dqn", "policy@warm_start.policy=base_stock"]
     assert main(command) == 1
     assert "warm_start.policy: DQN learns no probabilities" in capfd.readouterr().err
+
+
+def test_a_model_with_a_memory_does_not_watch_a_rule_that_it_cannot_clone(tmp_path, monkeypatch, capfd):
+    def watch(self, n_steps, policy=None):
+        raise AssertionError("It was watched.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RolloutGenerator, "allocate", watch)
+    command = ["-cn", "conf_train", "env=lost_sales", "algorithm=ppo", "policy@warm_start.policy=base_stock"]
+    assert main([*command, "model=auto", "model.recurrence=carried"]) == 1
+    assert "warm_start.policy: cloning learns from single steps" in capfd.readouterr().err
 
 
 def trained_policy(directory):

@@ -59,7 +59,8 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
 
     :param trainer: The trainer, as it was built.
     :param run: Its runner.
-    :raises ConfigError: The algorithm has no policy whose actions have probabilities.
+    :raises ConfigError: The algorithm has no policy whose actions have probabilities, or the policy carries hidden
+        states from step to step.
     """
     config = WarmStart.from_config(run.cfg.get("warm_start") or {})
     if not config.policy:
@@ -69,6 +70,12 @@ def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
         raise ConfigError(
             f"warm_start.policy: {type(trainer).__name__} learns no probabilities of actions that could be cloned. Use "
             "A2C, PPO, IMPALA, SAC or ES, or leave it empty."
+        )
+    if learner.is_recurrent:
+        raise ConfigError(
+            "warm_start.policy: cloning learns from single steps, and the model carries hidden states from step to "
+            "step. Use a model without, for instance `model.recurrence=true` with stacked observations, or leave it "
+            "empty."
         )
     demonstrator = Factory(Policy).instantiate(config.policy, config_path="warm_start.policy")  # type: ignore[type-abstract]
     demonstrator.seed(run.agent_seed())
