@@ -86,7 +86,7 @@ class SubstepColumns:
         if self._all_logits is not None:
             self._all_logits = {key: lengthened(array, capacity) for key, array in self._all_logits.items()}
         self._all_agent_ids = lengthened(self._all_agent_ids, capacity)
-        self._all_ticks = lengthened(self._all_ticks, capacity)
+        self._all_ticks = np.append(self._all_ticks, np.arange(len(self._all_ticks), capacity))
         self._all_valid = lengthened(self._all_valid, capacity)
         self._make_row_views()
 

@@ -27,8 +27,10 @@ from maze.maze_cli import main
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
+from tests.train.trainers.common.recurrent_models import recurrent_model
 
 GYM = "maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env"
 MODES = list(AutoresetMode)
@@ -181,6 +183,25 @@ def test_all_modes_take_the_course_of_single_environments(env_id):
     steps = [step for course in courses[0] for step in course]
     assert any(step[2][1] for step in steps)
     assert any(step[2][2] and step[3] for step in steps)
+
+
+def test_all_modes_value_the_same_decisions_alike():
+    courses = []
+    for mode in MODES:
+        env = sync("CartPole-v1", mode)
+        env.seed([5, 6, 7])
+        model = recurrent_model(env, recurrence=False)
+        generator = RolloutGenerator(env)
+        by_member: list[list[float]] = [[] for _ in range(3)]
+        for _ in range(3):
+            generator.collect(Sees(), columns := generator.allocate(15))
+            # of one step, so that it does not matter where a rollout ends
+            (part,) = value_rollout(model, columns, GAE(0.9, 0.0)).parts
+            for member, advantage in zip(columns.substeps[0].entries()[1], part.advantages[0].tolist(), strict=True):
+                by_member[member].append(advantage)
+        courses.append([course[:40] for course in by_member])
+    np.testing.assert_allclose(courses[1], courses[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(courses[2], courses[0], rtol=1e-4, atol=1e-5)
 
 
 def test_members_that_begin_in_the_next_step_are_left_out_of_statistics_and_columns():

@@ -10,7 +10,7 @@ SHARED = {"_target_": "maze.perception.models.critics.SharedStateCriticComposer"
 POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 
 
-def recurrent_model(env, critic=None, **settings):
+def recurrent_model(env, critic=None, recurrence="carried", **settings):
     """Policy and critic with carried hidden states for an environment, far from their first weights."""
     torch.manual_seed(0)
     composer = AutoModelComposer(
@@ -20,7 +20,7 @@ def recurrent_model(env, critic=None, **settings):
         policy=POLICY,
         critic=critic or STEP_CRITIC,
         hidden_units=[8],
-        recurrence="carried",
+        recurrence=recurrence,
         **settings,
     )
     model = TorchActorCritic(composer.policy, composer.critic, "cpu")
