@@ -57,7 +57,7 @@ class HiddenStates:
         env_indices: Sequence[int] | None,
         choose: Callable[[StatesOfActor], None],
     ) -> None:
-        """Has a policy act in a vector environment, where new episodes begin without a memory.
+        """Has a policy act in a vector environment, where new episodes begin without a memory, of placeholders as well.
 
         :param env: The vector environment, as its latest step has left it.
         :param actor: Who acts.
@@ -69,6 +69,10 @@ class HiddenStates:
         if env_indices is None:
             self.reset(ended)
             choose(states)
+            if env.pausing is not None:  # what they were shown is no part of the episode that begins with the next step
+                paused = np.zeros_like(ended)
+                paused[env.pausing] = True
+                self.reset(paused)
             return
         acting = np.zeros_like(ended)
         acting[env_indices] = True

@@ -180,12 +180,6 @@ class RolloutGenerator:
         else:
             act = acting_function(policy, self.env, memory=memory)
             actors = self._collect_flat(act, columns) if self.env.is_flat else self._collect_structured(act, columns)
-        if memory is not None and self.env.is_flat and None in actors:
-            raise ConfigError(
-                "model: a policy that carries hidden states cannot learn in a vector environment whose episodes begin "
-                "with the step after (AutoresetMode.NEXT_STEP), found one. Use one with SAME_STEP or DISABLED, or "
-                "runner.placement=in_process."
-            )
         columns.finish(self.env.actor_ids(), actors)
         # A copy: what is done to the columns must not change where the next rollout starts.
         self._last_observation = {

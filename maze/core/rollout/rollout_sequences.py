@@ -272,6 +272,12 @@ class SequencedRollout:
                     array[env] = final[key][row].cpu().numpy()
 
 
+def _is_of_one(columns: RolloutColumns) -> bool:
+    """Whether the same actor makes all decisions."""
+    (first, *others) = columns.substeps.values()
+    return not others and len(np.unique(first.agent_ids[first.entries()])) == 1
+
+
 def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
     sequence = columns.actor_sequence
     problem = ""
@@ -279,7 +285,7 @@ def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
         problem = "the critic has some and the policy has none, so that nobody knows where episodes begin"
     elif isinstance(critic, TorchDeltaStateCritic) and critic.is_recurrent:
         problem = "a delta critic has no hidden states"
-    elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and sequence is None:
+    elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and not (sequence or _is_of_one(columns)):
         problem = "a shared critic with hidden states needs environments that all take the same sub-steps"
     elif sequence is not None and len(set(sequence)) < len(sequence):
         problem = (

@@ -9,13 +9,16 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.rollout.rollout_sequences import SequencedRollout
 from maze.core.rollout.rollout_tensors import records_by_policy
+from maze.core.wrappers.gym_vector_env import GymBatch
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, recurrent_cells, running
+from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.impala.impala_trainer import IMPALA
 from maze.train.trainers.ppo.ppo_trainer import PPO
+from tests.train.parallelization.test_gym_vector_env import Counters
 from tests.train.parallelization.toy_envs import (
     coming_and_going_env,
     counting_env,
@@ -33,13 +36,19 @@ ENVS = {
     "hierarchy": hierarchical_env,
     "agents come and go": coming_and_going_env,
     "continuous": random_walk_env,
+    "episodes begin with the step after": None,
 }
 every_kind = pytest.mark.parametrize("kind", ENVS)
 LENGTHS = pytest.mark.parametrize("length", [0, 3])
 
 
+def vector_env_of(kind, n_envs):
+    make = ENVS[kind]
+    return SequentialVectorEnv([make] * n_envs) if make else BatchedVectorEnv(GymBatch(Counters(n_envs)))
+
+
 def generator_of(kind, n_envs=3):
-    env = SequentialVectorEnv([ENVS[kind]] * n_envs)
+    env = vector_env_of(kind, n_envs)
     env.seed(list(range(n_envs)))
     return RolloutGenerator(env, record_logits=True)
 
@@ -94,7 +103,7 @@ def test_what_a_recurrent_policy_does_depends_on_what_it_has_seen(kind):
 
 @LENGTHS
 @pytest.mark.parametrize("shared_embedding", [False, True])
-@pytest.mark.parametrize("kind", ["flat", "sub-steps", "hierarchy"])
+@pytest.mark.parametrize("kind", ["flat", "sub-steps", "hierarchy", "episodes begin with the step after"])
 def test_the_value_after_a_rollout_is_that_of_the_next_ones_first_step(kind, shared_embedding, length):
     generator = generator_of(kind)
     model = recurrent_model(generator.env, shared_embedding=shared_embedding)
@@ -195,9 +204,9 @@ def test_the_rewards_nobody_knows_yet_leave_sequences_shorter():
 CONFIG = {"n_epochs": 1, "epoch_length": 2, "patience": 0, "n_rollout_steps": 6, "lr": 0.01}
 
 
-def trained(trainer_class, env, **settings):
+def trained(trainer_class, env, critic=STEP_CRITIC, **settings):
     env.seed([1, 2])
-    model = recurrent_model(env)
+    model = recurrent_model(env, critic)
     trainer = trainer_class({**CONFIG, **settings}, RolloutGenerator(env), None, model, None, seed=5)
     before = [parameter.clone() for parameter in model.parameters()]
     trainer.train()
@@ -210,7 +219,13 @@ PPO_SETTINGS = {"batch_size": 4, "n_optimization_epochs": 1, "sequence_length": 
 
 @every_kind
 def test_ppo_learns_in_environments_of_every_kind(kind):
-    trained(PPO, SequentialVectorEnv([ENVS[kind]] * 2), **PPO_SETTINGS)
+    trained(PPO, vector_env_of(kind, 2), **PPO_SETTINGS)
+
+
+@pytest.mark.parametrize("kind", ["flat", "episodes begin with the step after"])
+def test_with_one_actor_a_shared_critic_learns_what_its_own_one_does(kind):
+    shared, own = (trained(PPO, vector_env_of(kind, 2), critic, **PPO_SETTINGS) for critic in (SHARED, STEP_CRITIC))
+    torch.testing.assert_close(shared, own)
 
 
 @pytest.mark.parametrize("kind", ["sub-steps", "agents come and go"])
