@@ -61,6 +61,21 @@ def test_every_experiment_composes(experiment: str) -> None:
     composed("conf_train", f"+experiment={experiment}")
 
 
+@pytest.mark.parametrize("algorithm", options("algorithm"))
+def test_the_keys_of_an_algorithm_are_explained_in_the_file_that_is_copied(algorithm: str) -> None:
+    lines = (CONF / "algorithm" / f"{algorithm}.yaml").read_text(encoding="utf-8").splitlines()
+    is_explained, unexplained = False, []
+    for line in lines:
+        name = line.strip().partition(":")[0]
+        if not name or line.strip().startswith("#"):
+            is_explained = bool(name)
+        elif name == "_target_":
+            is_explained = False
+        elif not is_explained:  # one comment may stand above several keys
+            unexplained.append(name)
+    assert unexplained == []
+
+
 @pytest.mark.parametrize("policy", options("policy"))
 @pytest.mark.parametrize("runner", ["parallel", "sequential"])
 def test_every_policy_can_be_rolled_out_by_every_runner(policy: str, runner: str) -> None:
