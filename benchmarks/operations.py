@@ -57,6 +57,8 @@ PACKING_PUBLISHED = {"uniform,500": "first fit 5.74, best fit 5.37, formula 3.11
 """Romera-Paredes et al. (2024), on other instances of the same distribution."""
 BUFFERS = {"I.L.": 18, "B.L.": 18, "I.M.": 36, "B.M.": 36}
 """Jobs of a class at most, where the average is computed exactly."""
+LARGEST_QUEUE = 160
+"""Where it is simulated, policies are asked about queues up to this length."""
 
 
 @dataclass
@@ -287,12 +289,15 @@ def dual_sourcing(setting: str, seeds: Sequence[int], directory: Path, overrides
 
 def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
     """Average numbers of jobs."""
-    from maze_envs.queueing.exact import criss_cross_optimum
+    from maze_envs.queueing.exact import criss_cross_optimum, criss_cross_values, smoothed_cost, tabulated
     from maze_envs.queueing.network import CRISS_CROSS, SCALE, PriorityPolicy
 
     rules = {rule: PriorityPolicy(setting, rule) for rule in ("longest_queue", "c_mu", "last_buffer_first")}
     buffer = BUFFERS.get(setting)
     published = NETWORK_PUBLISHED.get(setting, float("nan"))
+    values = None
+    if buffer is None and setting in CRISS_CROSS:  # of smaller queues: others vary more, but their average is the same
+        values = np.pad(criss_cross_values(setting, 70, tolerance=0.02).values, (0, LARGEST_QUEUE - 70), mode="edge")
 
     def average(choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> float:
         if setting not in CRISS_CROSS:
@@ -303,8 +308,9 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
             mask = waits | ~waits.any(axis=1, keepdims=True)
             return choose({"jobs": jobs / SCALE, "server_0_mask": mask})["server_0"]
 
-        if buffer is None:
-            return simulated(setting, tabulated(of_states), n_envs=4096, n_ticks=64_000)
+        if values is not None:
+            table = tabulated(of_states, LARGEST_QUEUE)
+            return simulated_criss_cross(setting, table, smoothed_cost(setting, values, table))
         return mean(criss_cross_optimum(setting, buffer, of_states, tolerance=2e-3))
 
     reference = published if buffer is None else mean(criss_cross_optimum(setting, buffer, tolerance=2e-3))
@@ -323,24 +329,28 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     return row
 
 
-def tabulated(
-    of_states: Callable[[np.ndarray], np.ndarray], largest: int = 160
-) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """A policy of the criss-cross network that is asked once for each state, the largest ones standing for larger."""
-    from maze_envs.queueing.network import SCALE
+def simulated_criss_cross(
+    regime: str, table: np.ndarray, costs: np.ndarray, n_envs: int = 2048, n_ticks: int = 32_000
+) -> float:
+    """Average of the costs of states in the second half of long simulations, where a table says what is done.
 
-    seconds, thirds = np.meshgrid(np.arange(largest + 1), np.arange(largest + 1), indexing="ij")
-    others = np.stack([seconds.ravel(), thirds.ravel()], axis=1)
-    table = np.empty((largest + 1,) * 3, np.int8)
-    for first in range(largest + 1):
-        jobs = np.column_stack([np.full(len(others), first), others]).astype(np.float32)
-        table[first] = of_states(jobs).reshape(seconds.shape)
+    The largest states that it has stand for larger ones. Prints the interval.
+    """
+    from maze_envs.queueing.network import Queues
 
-    def choose(seen: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        jobs = np.minimum(np.rint(seen["jobs"] * SCALE).astype(np.int64), largest)
-        return {"server_0": table[jobs[:, 0], jobs[:, 1], jobs[:, 2]]}
-
-    return choose
+    queues = Queues(n_envs, regime, buffer=10_000, max_episode_steps=None)
+    for row in range(n_envs):
+        queues.random.seed(row, row)
+    queues.begin(np.arange(n_envs))
+    totals = np.zeros(n_envs)
+    for tick in range(n_ticks):
+        states = tuple(np.minimum(queues.jobs, len(table) - 1).T)
+        if tick >= n_ticks // 2:
+            totals += costs[states]
+        queues.advance({"server_0": table[states]})
+    averages = totals / (n_ticks - n_ticks // 2)
+    print(f"  simulated: {averages.mean():.3f} ± {1.96 * averages.std() / n_envs**0.5:.3f}", flush=True)
+    return float(averages.mean())
 
 
 def simulated(

@@ -3,48 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from maze_envs.queueing.network import CRISS_CROSS
 
 
+class Values(NamedTuple):
+    """What value iteration found.
+
+    :param low: Lower bound of the average number of jobs.
+    :param high: Upper bound.
+    :param values: `[buffer + 1, buffer + 1, buffer + 1]`: jobs, summed over all ticks, that a start in a state costs
+        more than one with empty queues.
+    """
+
+    low: float
+    high: float
+    values: np.ndarray
+
+
+Policy = Callable[[np.ndarray], np.ndarray]
+"""Gets states `[n, 3]` (jobs by class), gives the class, 0 or 1, that the first server works on."""
+
+
 def criss_cross_optimum(
-    regime: str,
-    buffer: int,
-    policy: Callable[[np.ndarray], np.ndarray] | None = None,
-    tolerance: float = 1e-3,
+    regime: str, buffer: int, policy: Policy | None = None, tolerance: float = 1e-3
 ) -> tuple[float, float]:
-    """Average number of jobs under the best policy, or a given one.
+    """Bounds of the average number of jobs under the best policy, or a given one; see :func:`criss_cross_values`."""
+    found = criss_cross_values(regime, buffer, policy, tolerance)
+    return found.low, found.high
+
+
+def criss_cross_values(regime: str, buffer: int, policy: Policy | None = None, tolerance: float = 1e-3) -> Values:
+    """Average number of jobs, and values of all states, under the best policy or a given one.
 
     Jobs that find a full buffer are lost, which makes the average too small; in light load by nothing that can be seen.
 
     :param regime: Load regime.
     :param buffer: So many jobs of a class at most.
-    :param policy: Gets states `[n, 3]` (jobs by class), gives the class, 0 or 1, that the first server works on;
-        `None`: the best one.
+    :param policy: What is done; `None`: the best.
     :param tolerance: The bounds are at most this far apart.
-    :return: Lower and upper bound.
     """
-    arrival, second = CRISS_CROSS[regime]
-    size = buffer + 1
-    counts = np.indices((size, size, size))
-    cost = counts.sum(axis=0).astype(float)
-    total_rate = 2 * arrival + 2.0 + second
-    chosen = None if policy is None else policy(counts.reshape(3, -1).T).reshape(size, size, size)
-    values = np.zeros((size, size, size))
+    values = np.zeros((buffer + 1,) * 3)
+    chosen = None if policy is None else tabulated(policy, buffer)
     while True:
-        after = arrival * (_more(values, 0) + _more(values, 1)) + second * _fewer(values, 2)
-        # a job of class 0 goes on as one of class 2; whom nobody waits for stays idle
-        first = np.where(counts[0] > 0, _fewer(_more(values, 2), 0), values)
-        second_choice = _fewer(values, 1)
-        served = np.minimum(first, second_choice) if chosen is None else np.where(chosen, second_choice, first)
-        following = cost + (after + 2.0 * served) / total_rate
+        following = _following(regime, values, chosen)
         change = following - values
         low, high = float(change.min()), float(change.max())
         if high - low < tolerance:
-            return low, high
+            return Values(low, high, values)
         values = following - following[0, 0, 0]
+
+
+def smoothed_cost(regime: str, values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """A cost of states whose long-run average is that of the number of jobs, and varies less.
+
+    It is the number of jobs, and what the values are expected to change by until the next tick. In the long run values
+    do not change, whatever they are; the closer they are to those of the policy, the more equal are the costs of all
+    states. With those of the best policy, an average says what a policy costs more than the best one (Henderson and
+    Glynn 2002, Approximating martingales for variance reduction in Markov process simulation, Mathematics of Operations
+    Research 27 (2)).
+
+    :param regime: Load regime.
+    :param values: Of states up to some buffer, which should be larger than queues ever become.
+    :param chosen: What is done in each of these states, see :func:`tabulated`.
+    :return: Costs, with the shape of the values.
+    """
+    return np.asarray(_following(regime, values, chosen) - values)
+
+
+def tabulated(policy: Policy, buffer: int) -> np.ndarray:
+    """What a policy does in each state of up to so many jobs of a class, `[buffer + 1, buffer + 1, buffer + 1]`."""
+    plane = np.indices((buffer + 1,) * 2).reshape(2, -1).T
+    asked = (policy(np.column_stack([np.full(len(plane), first), plane])) for first in range(buffer + 1))
+    return np.stack([np.asarray(of_plane, np.int8).reshape(buffer + 1, buffer + 1) for of_plane in asked])
+
+
+def _following(regime: str, values: np.ndarray, chosen: np.ndarray | None) -> np.ndarray:
+    """Jobs of this tick and the values after it, with what was chosen or the better choice."""
+    arrival, second = CRISS_CROSS[regime]
+    first_queue = np.arange(len(values))
+    n_jobs = first_queue[:, None, None] + first_queue[:, None] + first_queue
+    after = arrival * (_more(values, 0) + _more(values, 1)) + second * _fewer(values, 2)
+    # a job of class 0 goes on as one of class 2; whom nobody waits for stays idle
+    first = np.where(first_queue[:, None, None] > 0, _fewer(_more(values, 2), 0), values)
+    second_choice = _fewer(values, 1)
+    served = np.minimum(first, second_choice) if chosen is None else np.where(chosen, second_choice, first)
+    return np.asarray(n_jobs + (after + 2.0 * served) / (2 * arrival + 2.0 + second))
 
 
 def _more(values: np.ndarray, axis: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.queueing.exact import criss_cross_optimum
+from maze_envs.queueing.exact import criss_cross_optimum, criss_cross_values, smoothed_cost, tabulated
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv, Queues, network_of
 
 
@@ -31,6 +31,34 @@ def test_the_simulation_has_as_many_jobs_as_the_exact_solver_says():
     low, high = criss_cross_optimum("I.L.", 18, lambda jobs: rule.choose({"jobs": jobs / 10}, 0)["server_0"])
     assert average_jobs("I.L.", rule, 4000) == pytest.approx((low + high) / 2, abs=0.01)
     assert low > criss_cross_optimum("I.L.", 18)[0]
+
+
+def test_smoothed_costs_have_the_same_average_and_vary_less():
+    best = criss_cross_values("I.L.", 18, tolerance=1e-6)
+    choices = tabulated(longest_first, 18)
+    costs = smoothed_cost("I.L.", best.values, choices)
+    assert costs.min() == pytest.approx(best.low, abs=1e-5)  # no state is better than under the best policy
+    rng = np.random.default_rng(0)
+    jobs, smoothed, arbitrary = [], [], []
+    other_costs = smoothed_cost("I.L.", best.values + rng.normal(size=best.values.shape), choices)
+    queues = Queues(400, "I.L.", max_episode_steps=None)
+    for row in range(400):
+        queues.random.seed(row, row)
+    queues.begin(np.arange(400))
+    for tick in range(4000):
+        at = tuple(np.minimum(queues.jobs, 18).T)
+        if tick >= 300:
+            jobs.append(queues.jobs.sum(axis=1))
+            smoothed.append(costs[at])
+            arbitrary.append(other_costs[at])
+        queues.advance({"server_0": choices[at]})
+    assert np.mean(smoothed) == pytest.approx(np.mean(jobs), abs=0.01)
+    assert np.mean(arbitrary) == pytest.approx(np.mean(jobs), abs=0.01)
+    assert np.mean(smoothed, axis=0).std() < 0.05 * np.mean(jobs, axis=0).std()
+
+
+def longest_first(jobs):
+    return PriorityPolicy("I.L.", "longest_queue").choose({"jobs": jobs / 10}, 0)["server_0"]
 
 
 def test_a_flow_passes_its_classes_in_order():
