@@ -203,9 +203,10 @@ def campaign(name: str, options: argparse.Namespace, root: Path) -> list[str]:
                 break
             reference = None
             if (runner := undisturbed(name)) is not None:
-                reference = root / f"{name}-{runner}-{n_epochs}"
-                with open(root / f"{name}.log", "a") as log, contextlib.redirect_stdout(log):
-                    assert maze_run([*arguments, *wanted, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
+                reference = root / f"{name}-{runner}-{n_epochs if wanted else options.epochs}"
+                if not reference.exists():
+                    with open(root / f"{name}.log", "a") as log, contextlib.redirect_stdout(log):
+                        assert maze_run([*arguments, *wanted, f"runner={runner}", f"hydra.run.dir={reference}"]) == 0
             problems += problems_of(name, run, reference, n_epochs)
             descriptors = killer.seen["descriptors"][1:]  # the first one is of a process that is still being set up
             if descriptors and descriptors[-1] > 1.5 * descriptors[0]:
