@@ -204,6 +204,12 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             first += n_envs
         return problems
 
+    @override(BaseDistributedWorkersWithBuffer)
+    def write_epoch_stats(self) -> None:
+        if self._groups:  # the actors of a cluster are the same for all groups
+            self._groups[0].env.report_work()
+        super().write_epoch_stats()
+
     def _make_group(self, n_envs: int, seeds: Sequence[int]) -> _Group:
         env = self._make_env(self.env_factory, n_envs)
         env.epoch_stats = self.epoch_stats

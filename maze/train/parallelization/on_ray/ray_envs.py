@@ -246,14 +246,13 @@ class RayVectorEnv(GroupedVectorEnv):
         return int(self.groups[self._n_wanted - 1].stop)
 
     @override(StructuredVectorEnv)
-    def write_epoch_stats(self) -> None:
+    def report_work(self) -> None:
         if self._n_rollouts:  # evaluations are no work of an epoch
             events = self._crew.take_work().report(self.epoch_stats)
             for age in self._ages:
                 events.fragment_age(value=age)
                 events.fragments_dropped(value=int(age > self._max_age))
             self._ages.clear()
-        super().write_epoch_stats()
 
     @override(GroupedVectorEnv)
     def _act(self, policy: Policy, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:

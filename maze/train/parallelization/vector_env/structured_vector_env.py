@@ -211,7 +211,12 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
 
     @override(LogStatsEnv)
     def write_epoch_stats(self) -> None:
+        self.report_work()
         self.epoch_stats.reduce()
+
+    def report_work(self) -> None:
+        """Adds to the statistics of the epoch what the actors of a cluster have done; there are none here."""
+        return
 
     @override(LogStatsEnv)
     def clear_epoch_stats(self) -> None:

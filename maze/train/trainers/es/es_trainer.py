@@ -215,6 +215,7 @@ class ESTrainer(EpochTrainer):
                     break
         finally:
             rollouts.close()
+        distributed_rollouts.report_work(self.train_stats)
         self._n_evaluations = len(self._eval_returns)
         return noise_indices, np.array(returns).reshape(-1, 2), n_steps
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
-    from maze.core.log_stats.log_stats import LogStats
+    from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
 
 
 class ESRolloutResult:
@@ -67,6 +67,13 @@ class ESDistributedRollouts(ABC):
             episodes, also if one of them was resumed in between.
         :param n_rollouts: Smallest number of training episodes that will be asked for.
         :param n_timesteps: Smallest number of environment steps in them.
+        """
+        return
+
+    def report_work(self, statistics: LogStatsAggregator) -> None:
+        """Adds what the processes of a cluster have done for an update; there is none here.
+
+        :param statistics: Those of the epoch.
         """
         return
 

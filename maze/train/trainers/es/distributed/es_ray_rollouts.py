@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -21,6 +22,7 @@ from maze.train.trainers.es.distributed.rollout_schedule import Episode, Episode
 from maze.train.trainers.es.es_utils import get_flat_parameters
 
 if TYPE_CHECKING:
+    from maze.core.log_stats.log_stats import LogStatsAggregator
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 SMALLEST_SLICE = 16
@@ -91,8 +93,7 @@ class ESRayDistributedRollouts(ScheduledRollouts):
         super().__init__(seeds, n_eval_rollouts)
         self._crew, self._concurrency = crew, concurrency or MAX_ENVS
         self._policy: MadeOnce[Any] = MadeOnce()
-        maker = partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency)
-        crew.place(_NAME, lambda actor, n_starts: maker)
+        crew.place(_NAME, lambda *_: partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency))
 
     @override(ESDistributedRollouts)
     def generate_rollouts(
@@ -106,9 +107,7 @@ class ESRayDistributedRollouts(ScheduledRollouts):
         size = min(self._concurrency, max(SMALLEST_SLICE, share))
 
         def next_slice() -> tuple[Any, ...] | None:
-            episodes: list[Episode] = []
-            while len(episodes) < size and (episode := schedule.next_episode()) is not None:
-                episodes.append(episode)
+            episodes = list(islice(iter(schedule.next_episode, None), size))
             return (episodes, *common) if episodes else None
 
         for (episodes, *_), outcomes in self._crew.hand_out(_NAME, "play", next_slice):
@@ -116,3 +115,7 @@ class ESRayDistributedRollouts(ScheduledRollouts):
             for episode, (stats, *rest) in zip(episodes, outcomes, strict=True):
                 schedule.record(episode, Outcome(decoder.decode(stats), *rest))
             yield from schedule.results()
+
+    @override(ESDistributedRollouts)
+    def report_work(self, statistics: LogStatsAggregator) -> None:
+        self._crew.take_work().report(statistics)
