@@ -12,7 +12,8 @@ criss-cross network in light and medium load), and otherwise simulated, with 95 
     python benchmarks/operations.py lost_sales --keep runs --jobs 2 --markdown docs/benchmarks/operations.md
 
 Without `--settings` all of the published table are taken (hours). `--keep` keeps the runs, and those that are finished
-there are not trained again, so that the hours can be spread; `--markdown` writes the table into a page.
+there are not trained again, so that the hours can be spread; `--markdown` writes the table into a page, where rows of
+settings that were not asked for stay as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from benchmarks.page_tables import markdown_table, write_table
+from benchmarks.page_tables import markdown_table, rows_of, write_table
 
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """Quantiles of the t distribution for 95 % intervals of so many seeds."""
@@ -469,25 +470,29 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="page whose table of this problem is written")
     arguments = parser.parse_args()
     function, settings = PROBLEMS[arguments.problem]
-    rows: list[Row] = []
+    rows: dict[str, list[str]] = {}
+    if arguments.markdown and arguments.settings:
+        rows = rows_of(arguments.markdown, arguments.problem)
+    results: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="operations_") as temporary:
         directory = (arguments.keep or Path(temporary)).absolute()
         asked = [
             function(setting, range(arguments.seeds), directory, arguments.overrides)
             for setting in arguments.settings or settings
         ]
-        todo = {training.directory: training for rows_of in asked for training in next(rows_of)}
+        todo = {training.directory: training for each in asked for training in next(each)}
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(train, todo.values()))
-        for rows_of in asked:
-            rows.append(row_of(rows_of))
-            print(f"| {' | '.join(rows[-1].cells())} |", flush=True)
-    table = markdown_table(HEADER, [row.cells() for row in rows])
+        for each in asked:
+            results.append(row_of(each))
+            rows[results[-1].setting] = results[-1].cells()
+            print(f"| {' | '.join(rows[results[-1].setting])} |", flush=True)
+    table = markdown_table(HEADER, [rows[setting] for setting in dict.fromkeys([*settings, *rows]) if setting in rows])
     print(f"\n{table}")
     if arguments.markdown:
         write_table(arguments.markdown, arguments.problem, table)
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+        arguments.json.write_text(json.dumps([asdict(row) for row in results], indent=2))
 
 
 if __name__ == "__main__":

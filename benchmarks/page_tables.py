@@ -17,6 +17,14 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def rows_of(page: Path, name: str) -> dict[str, list[str]]:
+    """The cells of a table's rows by what stands first in them; none where there is no table yet."""
+    found = re.search(f"{re.escape(_begin(name))}\n(.*?)<!-- end -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = found[1].strip().splitlines()[2:] if found else []
+    rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines]
+    return {row[0]: row for row in rows}
+
+
 def write_table(page: Path, name: str, table: str) -> None:
     """Replaces a table of a page.
 
@@ -25,9 +33,13 @@ def write_table(page: Path, name: str, table: str) -> None:
     :param table: What stands there afterwards.
     :raises SystemExit: The page has no such table.
     """
-    begin = f"<!-- results: {name} -->"
+    begin = _begin(name)
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     pattern = re.compile(f"{re.escape(begin)}\n.*?<!-- end -->", re.DOTALL)
     if not pattern.search(text):
         raise SystemExit(f"{page}: expected the lines `{begin}` and `<!-- end -->`, found none.")
     page.write_text(pattern.sub(lambda _: f"{begin}\n\n{table}\n\n<!-- end -->", text, count=1), encoding="utf-8")
+
+
+def _begin(name: str) -> str:
+    return f"<!-- results: {name} -->"

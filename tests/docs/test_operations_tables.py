@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import job_shop, operations
-from benchmarks.page_tables import markdown_table, write_table
+from benchmarks.page_tables import markdown_table, rows_of, write_table
 
 
 @pytest.fixture
@@ -59,6 +59,26 @@ def test_a_page_gets_its_table(tmp_path):
     )
     with pytest.raises(SystemExit, match="expected the lines `<!-- results: three -->`"):
         write_table(page, "three", table)
+
+
+def test_settings_that_were_not_asked_for_stay_on_the_page(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results: some -->\n\n<!-- end -->\n")
+    assert rows_of(page, "some") == {}
+
+    def of_setting(setting, seeds, directory, overrides):
+        yield []
+        return operations.Row(setting, 2.0, {}, published=overrides[0] if overrides else "")
+
+    monkeypatch.setitem(operations.PROBLEMS, "some", (of_setting, ["one", "two", "three"]))
+    for arguments in (["three", "two"], ["one", "two", "--overrides", "again"]):
+        command = ["operations.py", "some", f"--markdown={page}", "--settings", *arguments]
+        monkeypatch.setattr(sys, "argv", command)
+        operations.main()
+    rows = rows_of(page, "some")
+    assert list(rows) == ["one", "two", "three"]
+    assert [row[3] for row in rows.values()] == ["again", "again", ""]
+    assert rows["three"] == operations.Row("three", 2.0, {}).cells()
 
 
 def test_the_command_writes_rules_into_the_page(tmp_path, monkeypatch):
