@@ -42,6 +42,8 @@ class LostSales(Stores):
     :param max_order: The largest order.
     :param reward_scale: Rewards are divided by it.
     :param reference_cost: Subtracted from costs in rewards.
+    :param expected_costs: Rewards have what a period is expected to cost with its stock, not what it came to: the same
+        on average, with less noise. Events and KPIs tell what it came to.
     :param warm_up: Periods of an episode that its average cost (a KPI) leaves out.
     :param max_episode_steps: Periods of an episode.
     """
@@ -59,6 +61,7 @@ class LostSales(Stores):
         max_order: int = 20,
         reward_scale: float = 1.0,
         reference_cost: float = 0.0,
+        expected_costs: bool = False,
         warm_up: int = 0,
         max_episode_steps: int = 200,
     ) -> None:
@@ -75,14 +78,24 @@ class LostSales(Stores):
         self.mean_demand, self.max_order = mean_demand, max_order
         self.holding_cost, self.penalty = holding_cost, penalty
         self.reward_scale, self.reference_cost = reward_scale, reference_cost
+        self.expected_costs = expected_costs
+        short = np.cumsum(np.append(1.0 - self._cumulative, 0.0)[::-1])[::-1]
+        self._expected_lost = np.maximum(short, 0.0)
+        """Units that are lost on average, by the stock that there is: the sum of the probabilities of more demand."""
+        self._mean_drawn = float(self.probabilities @ np.arange(len(self.probabilities)))
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         demand = self.draw_demand()
         left_over, lost = np.maximum(self.stock - demand, 0), np.maximum(demand - self.stock, 0)
         cost = self.holding_cost * left_over + self.penalty * lost
+        told = self._expected_cost() if self.expected_costs else cost
         self.end_period(left_over, actions["order"], cost, lost)
-        return (self.reference_cost - cost) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
+        return (self.reference_cost - told) / self.reward_scale, np.zeros(self.n_envs, np.bool_)
+
+    def _expected_cost(self) -> np.ndarray:
+        lost = self._expected_lost[np.minimum(self.stock, len(self._expected_lost) - 1)]
+        return np.asarray(self.holding_cost * (self.stock - self._mean_drawn + lost) + self.penalty * lost)
 
 
 class LostSalesEnv(BatchedMazeEnv):

@@ -51,6 +51,20 @@ def test_two_periods_by_hand():
     assert stores.kpis(np.zeros(1, int))["average_cost"] == [(5 + cost) / 2]
 
 
+@pytest.mark.parametrize("demand", ["poisson", "geometric"])
+def test_expected_costs_are_the_mean_of_what_periods_cost(demand):
+    stocks = np.array([0, 1, 4, 9, 30, 400])
+    stores = LostSales(len(stocks), demand=demand, penalty=9.0, lead_time=1, reward_scale=10.0, expected_costs=True)
+    stores.begin(np.arange(len(stocks)))
+    stores.stock[:] = stocks
+    of_demand = np.arange(len(stores.probabilities))
+    left_over, lost = np.maximum(stocks[:, None] - of_demand, 0), np.maximum(of_demand - stocks[:, None], 0)
+    expected = (1.0 * left_over + 9.0 * lost) @ stores.probabilities
+    rewards, _ = stores.step({"order": np.zeros(len(stocks), int)})
+    np.testing.assert_allclose(rewards, -expected / 10, atol=1e-9)
+    assert not np.allclose(stores.counted_cost, expected)  # what is counted is what it came to
+
+
 def test_the_simulation_costs_what_the_exact_solver_says():
     policy = BaseStockPolicy(20, cap=6)
     exact = lost_sales_cost(
