@@ -29,6 +29,7 @@ from scipy import stats
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.maze_cli import main as maze_run
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.bundle import PolicyBundle
 from maze.serve.recording import raw_action, tapped
 from maze.serve.wrappers_as_data import operations_of
@@ -60,6 +61,7 @@ CASES: dict[str, Sequence[str]] = {
         "algorithm=a2c",
     ),
     "recurrent": ("env.name=CartPole-v1", STACK_OF_4, "model=vector_obs_rnn", "algorithm=a2c"),
+    "carried states": ("env.name=CartPole-v1", "model=auto", "model.recurrence=carried", "algorithm=ppo"),
     "Beta": (
         *PENDULUM,
         f"model.distribution_mapper_config={MAPPER.format('beta.Beta')}",
@@ -166,18 +168,20 @@ def _compared(
         shown = operations.environment.get_maze_state() if is_raw else tap.shown
         inputs = session.prepare(shown, actor)
         assert inputs is not None, "no case skips steps"
-        answer = bundle.act_batch(actor.step_key, {key: value[None] for key, value in inputs.items()})
+        states = {key: value[None] for key, value in session.states.items()}
+        answer = bundle.act_batch(actor.step_key, {key: value[None] for key, value in inputs.items()}, states=states)
+        session.states = answer.states_of(0)
         batch = {key: np.asarray(value)[None] for key, value in observation.items()}
-        with torch.inference_mode():
+        with torch.inference_mode(), policy.remembering(env, actor):
             output = policy.compute_substep_policy_output(dict(batch), actor)
         worst = max(
             worst, *(relative(answer.logits[head], logits.numpy()) for head, logits in output.action_logits.items())
         )
-        expected: Any = policy.compute_action(observation, actor_id=actor, deterministic=True)
+        expected: Any = policy.compute_action(observation, env=env, actor_id=actor, deterministic=True)
         n_actions += not same(session.finish(answer.row(0)), raw_action(expected, operations, actor))
         if index % max(1, n_states // N_DRAWN_STATES) == 0:
-            draws += draw_p_values(bundle, policy, actor, batch, inputs, seed + index)
-        observation, _, is_done, _ = env.step(policy.compute_action(observation, actor_id=actor))
+            draws += draw_p_values(bundle, policy, actor, batch, inputs, states, seed + index)
+        observation, _, is_done, _ = env.step(policy.compute_action(observation, env=env, actor_id=actor))
     env.close()
     return Difference(n_states, n_actions, worst, min(1.0, min(draws) * len(draws)))
 
@@ -206,17 +210,20 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def draw_p_values(
-    bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, seed: int
+    bundle: PolicyBundle, policy: TorchPolicy, actor: Any, batch: Any, inputs: Any, states: Any, seed: int
 ) -> list[float]:
     """Draws many actions in one state from both, and compares how often they fall where."""
     many = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in batch.items()}
-    with torch.inference_mode():  # by torch's own distributions, which share nothing with those of the bundle
+    states = {key: np.repeat(value, N_DRAWS, axis=0) for key, value in states.items()}
+    run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
+    # by torch's own distributions, which share nothing with those of the bundle
+    with torch.inference_mode(), policy.running_for(actor, run):
         torch.manual_seed(seed)
         distribution = policy.compute_substep_policy_output(many, actor).prob_dist
         trained_draws = {head: value.numpy() for head, value in distribution.sample().items()}
     own = {key: np.repeat(value[None], N_DRAWS, axis=0) for key, value in inputs.items()}
     rng = np.random.default_rng(seed)
-    drawn = bundle.act_batch(actor.step_key, own, deterministic=False, rngs=rng).actions
+    drawn = bundle.act_batch(actor.step_key, own, deterministic=False, rngs=rng, states=states).actions
     values = []
     for head, expected in trained_draws.items():
         pairs = zip(drawn[head].reshape(N_DRAWS, -1).T, expected.reshape(N_DRAWS, -1).T, strict=True)

@@ -36,6 +36,9 @@ def export_run(arguments: Sequence[str]) -> int:
         observed = ", ".join(step.observation_space)
         heads = ", ".join(f"{name} ({head.description['distribution']})" for name, head in step.heads.items())
         print(f"  sub-step {key!r}: from {observed} to {heads}")
+        if sizes := next(iter(step.networks.values())).state_sizes:
+            states = ", ".join(f"{name} ({size})" for name, size in sizes.items())
+            print(f"    carries from step to step: {states}; sessions do so by themselves")
     for piece in bundle.card["code"]:
         need = "has to be provided" if piece["is_required"] else "may be provided" if piece["call"] else "comes before"
         print(f"  not in the file: {piece['name']} ({piece['class']}) {need}")

@@ -64,7 +64,7 @@ class SB3Predictor:
         :param deterministic: Take the most probable actions instead of drawing them.
         :return: Actions, `[n_envs, ...]` where there are several environments, and the state. Where actions are
             dictionaries there is a list of them, one for each environment.
-        :raises EnvironmentContractError: An observation is missing, or has none of these shapes.
+        :raises EnvironmentContractError: An observation or a hidden state is missing, or has another shape.
         """
         entries = self._entries(observation)
         has_batch = {self._has_batch(name, entries[name]) for name in self._shapes}
@@ -93,6 +93,12 @@ class SB3Predictor:
         states = {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
         for key, array in states.items():
             if state is not None:
+                found = np.shape(state[key]) if isinstance(state, Mapping) and key in state else None
+                if found != array.shape:
+                    raise EnvironmentContractError(
+                        f"predict: expected `state` as the call before has given it, `{key}` in the shape "
+                        f"{array.shape}, found {found}."
+                    )
                 array[...] = state[key]
             if episode_start is not None:
                 array[np.asarray(episode_start, np.bool_)] = 0.0

@@ -21,7 +21,7 @@ from maze.core.errors import MazeError, did_you_mean
 from maze.serve.metrics import SECONDS, Exposition, Histogram
 from maze.serve.openapi import open_api
 from maze.serve.policies import Policies, ServedSession, checked_seed
-from maze.serve.served import Options, RefusedError, as_json
+from maze.serve.served import Carried, Options, RefusedError, as_json
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -30,7 +30,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _JSON, _TEXT, _HTML = b"application/json", b"text/plain; version=0.0.4; charset=utf-8", b"text/html; charset=utf-8"
 _ACT_IN_SESSION = frozenset(("observation", "agent_id", "deterministic", "ranked", "step"))
-_ACT = frozenset(("observation", "observations", "agent_id", "deterministic", "ranked", "seed", "policy"))
+_ACT = frozenset(
+    ("observation", "observations", "agent_id", "deterministic", "ranked", "seed", "policy", "state", "states",
+     "episode_start", "episode_starts")
+)  # fmt: skip
 _MOST_RANKED = 100
 
 
@@ -289,15 +292,20 @@ class Application:
         self._check_room()
         _check_names(asked, _ACT)
         options = _options(asked, step_key)
-        policy = self.policies.chosen(_optional(asked, "policy", str, "a text"))
+        name = _optional(asked, "policy", str, "a text")
         seed = _optional(asked, "seed", int, "a whole number")
         if "observation" in asked:
-            return as_json(await self.policies.decide(policy, asked["observation"], options, seed))
+            begins = _optional(asked, "episode_start", bool, "true or false")
+            carried = Carried(_optional(asked, "state", dict, "an object"), bool(begins))
+            policy = self.policies.chosen(name, carried.bundle)
+            return as_json(await self.policies.decide(policy, asked["observation"], options, seed, carried))
         observations = asked.get("observations")
         if type(observations) is not list or not 0 < len(observations) <= self.limits.n_observations:
             most = self.limits.n_observations
             raise _invalid(f"Send an `observation`, or `observations`: a list of 1 to {most} of them.")
-        decisions = await self.policies.decide_many(policy, observations, options, seed)
+        of_each = _carried(asked, len(observations))
+        policy = self.policies.chosen(name, next((each.bundle for each in of_each if each.bundle), None))
+        decisions = await self.policies.decide_many(policy, observations, options, seed, of_each)
         return as_json({"decisions": decisions, "policy": policy.name, "bundle": policy.bundle.sha256})
 
     def _check_room(self) -> None:
@@ -323,6 +331,7 @@ class Application:
         if path[1] == "reset" and len(path) == 2:
             asked = await self._asked(scope, receive, may_be_empty=True)
             _check_names(asked, frozenset(("seed",)))
+            await session.settled()
             session.reset(checked_seed(_optional(asked, "seed", int, "a whole number")))
             return 200, _JSON, as_json(session.described())
         if path[1] == "act" and len(path) <= 3:
@@ -451,6 +460,17 @@ def _options(asked: Mapping[str, Any], step_key: str | None) -> Options:
     if ranked is not None and not 0 <= ranked <= _MOST_RANKED:
         raise _invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
     return Options(step_key, agent_id or 0, deterministic is not False, ranked or 0)
+
+
+def _carried(asked: Mapping[str, Any], n_rows: int) -> list[Carried]:
+    """What a request brings along for each of several observations."""
+    states, starts = asked.get("states"), asked.get("episode_starts")
+    for name, rows in (("states", states), ("episode_starts", starts)):
+        if rows is not None and (type(rows) is not list or len(rows) != n_rows):
+            raise _invalid(f"`{name}` must be a list with one entry for each of the {n_rows} `observations`.")
+    if any(type(start) is not bool for start in starts or ()):
+        raise _invalid("`episode_starts` must hold true or false for each observation.")
+    return [Carried(*row) for row in zip(states or [None] * n_rows, starts or [False] * n_rows, strict=True)]
 
 
 def _invalid(message: str) -> RefusedError:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +25,13 @@ class Row(NamedTuple):
     :param inputs: Network inputs, without the batch dimension.
     :param rng: Draws the action; None: the most probable one.
     :param note: Whatever is to be known about it when the batch was decided.
+    :param states: Hidden states by state key, without the batch dimension; empty where none are carried.
     """
 
     inputs: Mapping[str, Array]
     rng: np.random.Generator | None
     note: Any
+    states: Mapping[str, Array] = MappingProxyType({})
 
 
 Decide = Callable[[Hashable, Sequence[Row]], Sequence[Any]]

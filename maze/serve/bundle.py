@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, unknown_key_error
 from maze.core.utils.files import atomic_write
 from maze.distributions.samplers import (
     Sampler,
@@ -88,6 +88,61 @@ class StepSpec:
                 raise unknown_key_error(f"Sub-step {self.step_key!r}: agent", agent_id, self.networks)
         return network
 
+    def states_before(
+        self, states: Mapping[str, Any] | None, episode_start: Any, n_rows: int, agent_id: int = 0
+    ) -> dict[str, Array]:
+        """The hidden states that an agent's network goes on with, `[n_rows, size]` by state key; empty where it
+        carries none.
+
+        :param states: See :meth:`PolicyBundle.act_batch`.
+        :param episode_start: See :meth:`PolicyBundle.act_batch`.
+        :param n_rows: How many rows there are.
+        :param agent_id: The agent.
+        :raises ConfigError: They are missing, or have other names or shapes.
+        :raises NonFiniteError: They are not finite.
+        """
+        sizes = self.network(agent_id).state_sizes
+        if unknown := [key for key in states or {} if key not in sizes]:
+            raise ConfigError(
+                f"{self.where}: `states` has {unknown}; the network carries {list(sizes) or 'no hidden states'}."
+            )
+        if not sizes:
+            return {}
+        begins = np.zeros(n_rows, np.bool_)
+        if episode_start is not None:
+            start = np.asarray(episode_start)
+            if start.dtype != np.bool_ or start.shape not in {(), (n_rows,)}:
+                raise ConfigError(
+                    f"{self.where}: `episode_start` is true or false for each of {n_rows} rows, got {episode_start!r}."
+                )
+            begins[:] = start
+        if not states:
+            if not begins.all():
+                raise ConfigError(
+                    f"{self.where}: the policy carries hidden states from step to step, and there are none. Pass as "
+                    "`states` those of the answer before, and `episode_start=True` where an episode begins."
+                )
+            return {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
+        before = {}
+        for key, size in sizes.items():
+            try:
+                with np.errstate(over="ignore"):
+                    array = np.array(states[key], np.float32)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"{self.where}: `states[{key!r}]` is missing or has no numbers ({type(error).__name__}); expected "
+                    f"the shape {[n_rows, size]}."
+                ) from error
+            if array.shape != (n_rows, size):
+                raise ConfigError(
+                    f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
+                )
+            array[begins] = 0.0
+            if not np.isfinite(array).all():
+                raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
+            before[key] = array
+        return before
+
     def network_inputs_of(self, entries: Mapping[str, Any]) -> dict[str, Array]:
         """The entries that the networks take, as arrays of float32.
 
@@ -120,10 +175,16 @@ class BatchActions(NamedTuple):
     ranked: list[list[tuple[dict[str, Any], float]]]
     """For each row the most probable joint actions with their probabilities, best first; empty if none were
     asked for."""
+    states: dict[str, Array]
+    """The hidden states that follow, `[batch, size]` by state key; empty where none are carried."""
 
     def row(self, index: int) -> dict[str, Any]:
         """One row's action, as :meth:`~maze.serve.session.PolicySession.finish` takes it."""
         return {head: array[index] for head, array in self.actions.items()}
+
+    def states_of(self, index: int) -> dict[str, Array]:
+        """One row's hidden states `[size]`, as :attr:`~maze.serve.session.PolicySession.states` takes them."""
+        return {key: array[index] for key, array in self.states.items()}
 
 
 class PolicyBundle:
@@ -163,6 +224,8 @@ class PolicyBundle:
                 for index, step in enumerate(description["steps"])
             }
             """The sub-steps by their keys."""
+            self.is_recurrent = any(network.state_sizes for network in networks)
+            """Whether hidden states are carried from step to step of an episode."""
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
             """Who acts, one after the other, where their order is fixed; else empty."""
             self.drift: Mapping[StepKey, Mapping[str, Any]] = {
@@ -249,8 +312,17 @@ class PolicyBundle:
         rngs: Sequence[np.random.Generator] | np.random.Generator | None = None,
         ranked: int = 0,
         temperature: float = 1.0,
+        states: Mapping[str, Any] | None = None,
+        episode_start: Any = None,
     ) -> BatchActions:
         """Acts on what networks take, for any number of observations at once; nothing is remembered.
+
+        The caller of a recurrent policy carries its hidden states: each row is a step of another episode, and goes on
+        with the states that came with the answer to the step before.
+
+        >>> states = None  # doctest: +SKIP
+        >>> answer = bundle.act_batch(0, observations, states=states, episode_start=begins)  # doctest: +SKIP
+        >>> states = answer.states  # doctest: +SKIP
 
         :param step_key: The sub-step.
         :param observations: Arrays `[batch, *shape]` by name, see `StepSpec.inputs`.
@@ -259,14 +331,21 @@ class PolicyBundle:
         :param rngs: What sampled actions are drawn from: a generator for each row, or one for all.
         :param ranked: So many of the most probable joint actions are given with their probabilities, for each row.
         :param temperature: Below 1 sharpens the distributions that are drawn from and ranked by, above 1 flattens them.
+        :param states: Hidden states `[batch, size]` by state key: those of the answer before. None where no row has any
+            yet.
+        :param episode_start: Where episodes begin, bool `[batch]` or one for all: there hidden states are zero,
+            whatever `states` says.
         :raises EnvironmentContractError: An observation has another shape than in training, or all actions are masked.
-        :raises NonFiniteError: A logit is not finite.
-        :raises ConfigError: Ranked actions of a continuous head are asked for, generators are missing, or there is no
-            such sub-step or agent.
+        :raises NonFiniteError: A logit or a hidden state is not finite.
+        :raises ConfigError: Ranked actions of a continuous head are asked for, generators are missing, hidden states
+            are missing or have another shape, or there is no such sub-step or agent.
         """
         step = self.step(step_key)
         batch = _batch(step, observations)
-        logits = self._logits(step, agent_id, batch)
+        network = step.network(agent_id)
+        if states or network.state_sizes:
+            batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
+        logits, following = _outputs(step, network, batch)
         generators = None if deterministic else (rngs if rngs is not None else np.random.default_rng())
         n_rows = len(next(iter(logits.values())))
         if generators is None or isinstance(generators, np.random.Generator):
@@ -285,7 +364,7 @@ class PolicyBundle:
             ]
             actions = {head: np.concatenate([row[index] for row in rows]) for index, head in enumerate(logits)}
         best = [_ranked(step, logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
-        return BatchActions(actions, logits, best)
+        return BatchActions(actions, logits, best, following)
 
     def _act_one(
         self,
@@ -294,18 +373,25 @@ class PolicyBundle:
         inputs: Mapping[str, Array],
         rng: np.random.Generator | None,
         temperature: float,
-    ) -> dict[str, Any]:
-        """The same for one observation of a session, `[*shape]` by name, with as little around it as can be."""
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        """The same for one observation of a session, `[*shape]` by name, with as little around it as can be; hidden
+        states `[size]` are among the inputs. The action, and the states that follow, `[1, size]`."""
         step = self.steps[step_key]
-        logits = self._logits(step, agent_id, {name: array[np.newaxis] for name, array in inputs.items()})
-        return {head: step.heads[head].sampler(values, rng, temperature)[0] for head, values in logits.items()}
+        batch = {name: array[np.newaxis] for name, array in inputs.items()}
+        logits, following = _outputs(step, step.network(agent_id), batch)
+        action = {head: step.heads[head].sampler(values, rng, temperature)[0] for head, values in logits.items()}
+        return action, following
 
-    @staticmethod
-    def _logits(step: StepSpec, agent_id: int, batch: Mapping[str, Array]) -> dict[str, Array]:
-        logits = step.network(agent_id)(batch)
-        for head, values in logits.items():
-            check_logits(values, step.heads[head].sizes, head, step.where)
-        return logits
+
+def _outputs(
+    step: StepSpec, network: BundledNetwork, batch: Mapping[str, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Logits by head, and the hidden states that follow by state key."""
+    logits = network(batch)
+    following = {key: logits.pop(key) for key in network.state_sizes}
+    for head, values in logits.items():
+        check_logits(values, step.heads[head].sizes, head, step.where)
+    return logits, following
 
 
 def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
@@ -316,7 +402,16 @@ def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
     :raises BundleError: It does something else.
     """
     for case in bundle.reference:
-        answer = bundle.act_batch(case["step_key"], case["inputs"], agent_id=case["agent_id"])
+        answer = bundle.act_batch(
+            case["step_key"], case["inputs"], agent_id=case["agent_id"], states=case.get("states")
+        )
+        for key, expected in case.get("next_states", {}).items():
+            error = float(np.abs(answer.states[key] - expected).max(initial=0.0))
+            if not error <= tolerance * max(1.0, float(np.abs(expected).max(initial=0.0))):
+                raise BundleError(
+                    f"The bundle does not remember as the trained policy: sub-step {case['step_key']!r}, hidden state "
+                    f"`{key}` differs by {error:.3g}. Export the policy again."
+                )
         for head, expected in case["logits"].items():
             found, masked = answer.logits[head], expected <= np.finfo(np.float32).min / 2
             limit = tolerance * max(1.0, float(np.abs(expected[~masked]).max(initial=0.0)))

@@ -34,6 +34,7 @@ class Answer(NamedTuple):
     :param bundle: SHA-256 sum of its bundle.
     :param decision: Number under which the decision log has it.
     :param ranked: The most probable actions with their probabilities, best first, if they were asked for.
+    :param state: What the next request has to bring along, of recurrent policies outside of sessions.
     """
 
     action: Any
@@ -41,6 +42,7 @@ class Answer(NamedTuple):
     bundle: str
     decision: str
     ranked: list[dict[str, Any]]
+    state: dict[str, Any] | None = None
 
 
 class PolicyClient:
@@ -71,7 +73,8 @@ class PolicyClient:
 
         :param observation: As the environment gives it; arrays are welcome.
         :param step_key: The sub-step, where there are several.
-        :param options: `agent_id`, `deterministic` (true by default), `seed`, `ranked`, `policy`.
+        :param options: `agent_id`, `deterministic` (true by default), `seed`, `ranked`, `policy`; of recurrent policies
+            `state`, that of the answer before, and `episode_start`, true where an episode begins.
         :raises ServerError: The server says no.
         """
         return _answer(self.post(_path("/act", step_key), {"observation": observation, **options}))
@@ -83,7 +86,7 @@ class PolicyClient:
 
         :param observations: One for each decision.
         :param step_key: The sub-step, where there are several.
-        :param options: As in :meth:`act`.
+        :param options: As in :meth:`act`; `states` and `episode_starts` are lists with one entry for each observation.
         """
         reply = self.post(_path("/act", step_key), {"observations": list(observations), **options})
         return [_answer({**reply, **each}) for each in reply["decisions"]]
@@ -229,7 +232,8 @@ def _path(path: str, step_key: str | int | None) -> str:
 
 
 def _answer(reply: Mapping[str, Any]) -> Answer:
-    return Answer(reply["action"], reply["policy"], reply["bundle"], reply["decision"], reply.get("ranked", []))
+    found = (reply["action"], reply["policy"], reply["bundle"], reply["decision"])
+    return Answer(*found, ranked=reply.get("ranked", []), state=reply.get("state"))
 
 
 def _as_json(value: Any) -> Any:

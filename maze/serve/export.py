@@ -20,7 +20,9 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.serve.archive import ARRAYS, DESCRIPTION, packed
+from maze.serve.networks import NEXT_STATE, STATE
 from maze.serve.pipeline import StepKey
 from maze.serve.recording import Recording, record
 from maze.serve.run_card import run_card
@@ -80,12 +82,6 @@ def export_policy(
     :param seed: See :func:`export_run`.
     :raises ExportError: A part of the policy cannot be exported.
     """
-    if policy.is_recurrent:
-        raise ExportError(
-            "This policy carries hidden states from step to step, which a bundle cannot hold. Put it to work with "
-            "AgentDeployment.from_run, or export one without `RecurrentCellBlock` (`model.recurrence=true` looks at "
-            "stacked observations)."
-        )
     policy.eval()
     policy.to("cpu")
     operations = operations_of(env)
@@ -133,14 +129,16 @@ def exported_network(
     :param policy: Knows the action heads.
     :param env: Knows the observations.
     :param step_key: The sub-step.
-    :return: The graph, and the names in it: `inputs` by entry of the observation, `outputs` by head.
+    :return: The graph, and the names in it: `inputs` by entry of the observation, `outputs` by head; of a recurrent
+        network the sizes of its hidden `states`.
     :raises ExportError: It cannot be exported.
     """
     observation_space = env.observation_spaces_dict[step_key]
     names = list(observation_space.spaces)
     batch = [_example(space) for space in observation_space.spaces.values()]
+    states = {key: cell.state_size for key, cell in recurrent_cells(network).items()}
     try:
-        content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads)
+        content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads, states)
     except ImportError as error:
         raise ConfigImportError(
             f'Exporting needs onnx, onnxscript and onnxruntime: pip install "maze-rl[onnx]" ({error}).'
@@ -156,42 +154,58 @@ def exported_network(
     return content, {
         "inputs": {name: f"observation/{name}" for name in names if f"observation/{name}" in used},
         "outputs": {head: f"logits/{head}" for head in heads},
+        **({"states": states} if states else {}),
     }
 
 
 def as_graph(
-    network: nn.Module, batch: Sequence[torch.Tensor], names: Sequence[str], heads: Sequence[str]
+    network: nn.Module,
+    batch: Sequence[torch.Tensor],
+    names: Sequence[str],
+    heads: Sequence[str],
+    state_sizes: Mapping[str, int] | None = None,
 ) -> tuple[bytes, list[str]]:
     """A network as an ONNX graph for batches of any size, whose inputs are `observation/<name>`, its outputs
-    `logits/<head>`.
+    `logits/<head>`; hidden states are the inputs `state/<key>` and the outputs `next_state/<key>`.
 
     :param network: From observations by name to outputs by key.
     :param batch: Observations to trace it with, `[n_rows, *shape]`.
     :param names: Their names.
     :param heads: Which outputs are wanted, if they are there.
+    :param state_sizes: Sizes of the hidden states that it carries.
     :return: The graph, and the outputs that are there.
     """
-    graph = _LogitsOnly(network, names, heads)
+    sizes = state_sizes or {}
+    graph = _LogitsOnly(network, names, heads, list(sizes))
+    batch = [*batch, *(torch.zeros((len(batch[0]), size)) for size in sizes.values())]
     with torch.inference_mode():
         graph(*batch)
     if not graph.heads:
         return b"", []
-    inputs = [f"observation/{name}" for name in names]
-    return _onnx(graph, batch, inputs, [f"logits/{head}" for head in graph.heads]), graph.heads
+    inputs = [f"observation/{name}" for name in names] + [STATE + key for key in sizes]
+    outputs = [f"logits/{head}" for head in graph.heads] + [NEXT_STATE + key for key in sizes]
+    return _onnx(graph, batch, inputs, outputs), graph.heads
 
 
 class _LogitsOnly(nn.Module):
     """A network as a function of tensors."""
 
-    def __init__(self, network: nn.Module, names: Sequence[str], heads: Sequence[str]) -> None:
+    def __init__(
+        self, network: nn.Module, names: Sequence[str], heads: Sequence[str], state_keys: Sequence[str]
+    ) -> None:
         super().__init__()
         self.network, self.names, self.known_heads = network, list(names), list(heads)
+        self.state_keys = list(state_keys)
         self.heads: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = self.network(dict(zip(self.names, tensors, strict=True)))
+        n_names = len(self.names)
+        run = StepRun(dict(zip(self.state_keys, tensors[n_names:], strict=True))) if self.state_keys else None
+        with running(recurrent_cells(self.network).values(), run):
+            outputs = self.network(dict(zip(self.names, tensors[:n_names], strict=True)))
         self.heads = [head for head in self.known_heads if head in outputs]
-        return tuple(outputs[head] for head in self.heads)
+        following = () if run is None else (run.final[key] for key in self.state_keys)
+        return (*(outputs[head] for head in self.heads), *following)
 
 
 def _example(space: spaces.Space[Any], n_rows: int = 3) -> torch.Tensor:
@@ -304,6 +318,9 @@ def _step(
         "inputs": {name: list(entries[name].shape or ()) for name in entries if name in used},
         "masks": _masks(policy.network_for(ActorID(step_key, 0)), entries, heads),
         "heads": descriptions,
+        "states": {
+            key: size for number in numbers.values() for key, size in networks[number].get("states", {}).items()
+        },
         "networks": [[agent, number] for agent, number in numbers.items()],
     }
 
@@ -354,6 +371,7 @@ def _card(
                     for head in step["heads"]
                 },
                 "masks": step["masks"],
+                "hidden_states": step["states"],
             }
             for step in steps
         ],

@@ -15,11 +15,18 @@ SMALL_NETWORK = 2**22
 """Bytes of a graph below which one thread is as fast as several."""
 
 
+STATE, NEXT_STATE = "state/", "next_state/"
+"""What the names of hidden states in a graph begin with, those before a step and those after it."""
+
+
 class BundledNetwork:
     """A graph whose inputs are entries of observations and whose outputs are logits.
 
+    The hidden states of a recurrent network are further inputs, and those that follow further outputs.
+
     :param content: The graph, all of it: it refers to no other file.
-    :param description: `inputs` (names in the graph by entry) and `outputs` (names in the graph by head).
+    :param description: `inputs` (names in the graph by entry), `outputs` (names in the graph by head), and of recurrent
+        networks `states` (sizes by state key).
     :param n_threads: See :class:`~maze.serve.bundle.PolicyBundle`.
     :raises BundleError: onnxruntime is missing, or cannot read the graph.
     """
@@ -39,21 +46,25 @@ class BundledNetwork:
         except Exception as error:  # onnxruntime has a type of exception for each kind of fault
             raise BundleError(f"onnxruntime cannot read a network of the bundle: {error}") from error
         self._run = session.run
-        self._inputs = list(description["inputs"].items())
-        self._heads = list(description["outputs"])
-        self._outputs = list(description["outputs"].values())
-        missing = {name for _, name in self._inputs} ^ {each.name for each in session.get_inputs()}
+        self.state_sizes: Mapping[str, int] = {key: int(size) for key, size in description.get("states", {}).items()}
+        """Sizes of the hidden states by state key; empty where none are carried."""
+        self._inputs = [*description["inputs"].items(), *((key, STATE + key) for key in self.state_sizes)]
+        outputs = {**description["outputs"], **{key: NEXT_STATE + key for key in self.state_sizes}}
+        self._keys, self._outputs = list(outputs), list(outputs.values())
+        shapes = {each.name: each.shape for each in session.get_inputs()}
+        missing = {name for _, name in self._inputs} ^ shapes.keys()
+        missing |= {STATE + key for key, size in self.state_sizes.items() if shapes.get(STATE + key, ())[1:] != [size]}
         missing |= set(self._outputs) - {each.name for each in session.get_outputs()}
         if missing:
             raise BundleError(f"A network of the bundle and its description do not agree on {sorted(missing)}.")
 
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Logits `[batch, ...]` by head.
+        """Logits `[batch, ...]` by head, and the hidden states that follow, `[batch, size]` by state key.
 
-        :param batch: Arrays of float32 `[batch, ...]` by entry.
+        :param batch: Arrays of float32 `[batch, ...]` by entry, hidden states by state key among them.
         """
         outputs = self._run(self._outputs, {name: batch[entry] for entry, name in self._inputs})
-        return dict(zip(self._heads, outputs, strict=True))
+        return dict(zip(self._keys, outputs, strict=True))
 
 
 # Numbers of fields in onnx.proto: what a message may hold that leads to a tensor.

@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_STATE = {
+    "type": "object",
+    "description": "Hidden state of a recurrent policy outside of sessions: that of the answer before.",
+    "required": ["bundle", "values"],
+    "properties": {
+        "bundle": {"type": "string"},
+        "values": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "number"}}},
+    },
+}
 _DECISION = {
     "type": "object",
     "required": ["action", "policy", "bundle", "decision"],
@@ -13,6 +22,7 @@ _DECISION = {
         "policy": {"type": "string", "description": "What decided: a policy, or `fallback`."},
         "bundle": {"type": "string", "description": "SHA-256 sum of its bundle."},
         "decision": {"type": "string", "description": "Number under which the decision log has it."},
+        "state": _STATE,
         "reason": {"type": "string", "description": "Why the fallback decided."},
         "ranked": {
             "type": "array",
@@ -53,6 +63,11 @@ def open_api(policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         end = f"/{name}" if name else ""
         alone = {**_OPTIONS, "observation": schema, "seed": _SEED, "policy": {"type": "string"}}
         alone["observations"] = {"type": "array", "items": schema, "description": "Instead of one: several decisions."}
+        start = {"type": "boolean", "description": "An episode begins: hidden states are zero, whatever is sent."}
+        alone |= {"state": _STATE, "episode_start": start}
+        each = {"type": "array", "description": "With `observations`: one for each."}
+        alone |= {"states": {**each, "items": {"anyOf": [_STATE, {"type": "null"}]}}}
+        alone |= {"episode_starts": {**each, "items": start}}
         paths[f"/act{end}"] = {"post": _operation("Decide about an observation by itself.", _object(alone), _DECISION)}
         step_number = {
             "type": "integer",

@@ -42,6 +42,8 @@ class Memory:
     """Steps since the last decision."""
     is_repeating: bool = False
     last_actions: dict[Actor, Entries] = field(default_factory=dict)
+    states: dict[Actor, dict[str, Array]] = field(default_factory=dict)
+    """Hidden states `[size]` of the actors' networks by state key."""
 
     def clear(self) -> None:
         """Another episode begins."""

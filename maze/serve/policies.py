@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,19 @@ from maze.serve.bundle import PolicyBundle
 from maze.serve.decision_log import DecisionLog, written_rng
 from maze.serve.metrics import Exposition, Histogram, Labels
 from maze.serve.pipeline import Actor
-from maze.serve.served import Note, Options, Pending, RefusedError, Served, Settings, as_json, repeats_actions
+from maze.serve.served import (
+    Array,
+    Carried,
+    Note,
+    Options,
+    Pending,
+    RefusedError,
+    Served,
+    Settings,
+    as_json,
+    other_bundle,
+    repeats_actions,
+)
 from maze.serve.session import PolicySession, seeded_generator
 
 _LOGGER = logging.getLogger(__name__)
@@ -47,6 +59,8 @@ class ServedSession:
         self.is_busy = False
         self.failure = ""
         self.latest: dict[str, Any] | None = None
+        self.shadowing: list[asyncio.Task[None]] = []
+        """Decisions of shadows whose hidden states have to follow before they are asked again."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
@@ -54,6 +68,12 @@ class ServedSession:
     def episode(self) -> str:
         """Name in the decision log, from which nobody can tell the session's identifier."""
         return f"{self._log_key}/{self._n_episodes}"
+
+    async def settled(self) -> None:
+        """Waits for recurrent shadows, which may not have decided about the observation before."""
+        if self.shadowing:
+            await asyncio.wait(self.shadowing)
+            self.shadowing = []
 
     def reset(self, seed: int | None) -> None:
         """Begins another episode."""
@@ -132,10 +152,20 @@ class Policies:
             )
         return policy
 
-    def chosen(self, name: str | None) -> Served:
-        """The policy that a request asks for, or one by the weights."""
+    def chosen(self, name: str | None, bundle: str | None = None) -> Served:
+        """The policy that a request asks for, or one by the weights.
+
+        :param name: Its name, if the request says one.
+        :param bundle: SHA-256 sum of the bundle that has decided in the episode before, if the request says so.
+        :raises RefusedError: There is no such policy.
+        """
         if name is not None:
             return self.named(name)
+        if bundle is not None:
+            policy = next((each for each in self._served.values() if each.bundle.sha256 == bundle), None)
+            if policy is None:
+                raise other_bundle(bundle)
+            return policy
         candidates = [policy for policy in self._served.values() if policy.weight > 0 and not policy.is_shadow]
         if len(candidates) == 1:
             return candidates[0]
@@ -254,29 +284,38 @@ class Policies:
         """Decisions that have not been taken yet."""
         return sum(policy.batcher.n_waiting for policy in self._served.values())
 
-    async def decide(self, policy: Served, observation: Any, options: Options, seed: int | None) -> dict[str, Any]:
+    async def decide(
+        self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
+    ) -> dict[str, Any]:
         """Decides about one observation by itself.
 
         :param policy: What decides.
         :param observation: As the raw environment gives it.
         :param options: How.
         :param seed: Of a sampled action.
+        :param carried: What is brought along of the episode.
         """
-        begun = self._begin_alone(policy, observation, options, seed)
+        begun = self._begin_alone(policy, observation, options, seed, carried)
         return begun if isinstance(begun, dict) else await begun.answer()
 
     async def decide_many(
-        self, policy: Served, observations: Sequence[Any], options: Options, seed: int | None
+        self,
+        policy: Served,
+        observations: Sequence[Any],
+        options: Options,
+        seed: int | None,
+        carried: Sequence[Carried],
     ) -> list[dict[str, Any]]:
         """Decides about observations that have nothing to do with each other.
 
-        The arguments are those of :meth:`decide`; the action for `observations[i]` is sampled with the seed `seed + i`.
+        The arguments are those of :meth:`decide`, `carried` one for each observation; the action for `observations[i]`
+        is sampled with the seed `seed + i`.
         """
         begun: list[Pending | dict[str, Any]] = []
         for index, observation in enumerate(observations):
             row_seed = None if seed is None else seed + index
             try:
-                begun.append(self._begin_alone(policy, observation, options, row_seed))
+                begun.append(self._begin_alone(policy, observation, options, row_seed, carried[index]))
             except MazeError as error:
                 error.remark(f"This is observations[{index}].")
                 raise
@@ -292,6 +331,7 @@ class Policies:
         :param options: How.
         :param step: Number of the decision, from 0. The latest one may be asked for again, after a broken connection.
         """
+        await session.settled()
         while session.is_busy and step == session.n_steps:
             await asyncio.sleep(0.001)  # asked again before the answer to the first time, which nobody received
         if session.is_busy:
@@ -313,8 +353,8 @@ class Policies:
         try:
             rng = None if options.deterministic else acting.rng
             note = self._note(observation, actor, rng, session)
-            begun = self._begin(session.policy, acting, actor, inputs, options.ranked, rng, note)
-            self._ask_shadows(session.shadows, actor, options, note, begun, None)
+            begun = self._begin(session.policy, acting, actor, inputs, options.ranked, rng, note, acting.states)
+            session.shadowing = self._ask_shadows(session.shadows, actor, options, note, begun, None)
             session.latest = begun if isinstance(begun, dict) else await begun.answer()
             session.failure = ""
         except RefusedError:
@@ -332,19 +372,20 @@ class Policies:
         return session.latest
 
     def _begin_alone(
-        self, policy: Served, observation: Any, options: Options, seed: int | None
+        self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
     ) -> Pending | dict[str, Any]:
         actor = policy.actor(options)
         acting = policy.converter(actor[0])
         inputs = acting.prepare(observation, actor)
+        states = policy.states_before(actor, carried)
         rng = None
         if not options.deterministic:
             seed = secrets.randbits(62) if seed is None else checked_seed(seed)
             rng = seeded_generator(seed)
         note = self._note(observation, actor, rng, None)
-        begun = self._begin(policy, acting, actor, inputs, options.ranked, rng, note)
+        begun = self._begin(policy, acting, actor, inputs, options.ranked, rng, note, states)
         if len(self._served) > 1:
-            shadows = [shadow for shadow in self._shadows_of(policy) if not shadow.has_memory]
+            shadows = [each for each in self._shadows_of(policy) if not (each.has_memory or each.bundle.is_recurrent)]
             converters = [(shadow, shadow.converter(actor[0])) for shadow in shadows]
             self._ask_shadows(converters, actor, options, note, begun, seed)
         return begun
@@ -358,8 +399,12 @@ class Policies:
         ranked: int,
         rng: np.random.Generator | None,
         note: Note,
+        states: Mapping[str, Array],
     ) -> Pending | dict[str, Any]:
-        """Has a decision taken, or gives the answer at once where the network is not asked."""
+        """Has a decision taken, or gives the answer at once where the network is not asked.
+
+        What the network was not asked about leaves no trace in its hidden states.
+        """
         self._decided[policy.name] += 1
         if inputs is None:
             policy.record("repeated", actor, note)
@@ -374,8 +419,9 @@ class Policies:
             self._events["fallback"] += 1
             action = policy.packed(settings.fallback(acting.converted, actor), actor[0])
             policy.record("fallback", actor, note, reason=why, action=action)
-            return {**policy.answer(action, note), "policy": "fallback", "reason": why}
-        return policy.submit(acting, actor, inputs, rng, ranked, note)
+            kept = {} if note.episode else policy.carried_on(states)
+            return {**policy.answer(action, note), "policy": "fallback", "reason": why, **kept}
+        return policy.submit(acting, actor, inputs, rng, ranked, note, states)
 
     def _note(
         self, observation: Any, actor: Actor, rng: np.random.Generator | None, session: ServedSession | None
@@ -405,8 +451,12 @@ class Policies:
         note: Note,
         begun: Pending | dict[str, Any],
         seed: int | None,
-    ) -> None:
-        """Has others decide as well; nothing that happens to them is seen by whoever asked."""
+    ) -> list[asyncio.Task[None]]:
+        """Has others decide as well; nothing that happens to them is seen by whoever asked.
+
+        :return: What has to be done before recurrent ones of them are asked again.
+        """
+        awaited = []
         for shadow, acting in shadows:
             try:
                 inputs = acting.prepare(note.observation, actor)
@@ -418,7 +468,7 @@ class Policies:
                     rng = acting.rng if seed is None else seeded_generator(seed)
                 state = None if rng is None or self._log is None else written_rng(rng)
                 shadowed = note._replace(is_shadow=True, rng=state)
-                pending = shadow.submit(acting, actor, inputs, rng, 0, shadowed)
+                pending = shadow.submit(acting, actor, inputs, rng, 0, shadowed, acting.states)
             except MazeError as error:
                 self._compared[shadow.name, "failed"] += 1
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
@@ -426,14 +476,17 @@ class Policies:
             task = asyncio.ensure_future(self._compare(pending, begun))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
+            if shadow.bundle.is_recurrent:
+                awaited.append(task)
+        return awaited
 
     async def _compare(self, pending: Pending, begun: Pending | dict[str, Any]) -> None:
         name = pending.served.name
         try:
             said = (await pending.answer())["action"]
             if isinstance(begun, Pending):
-                chosen, _ = await asyncio.shield(begun.future)
-                shadowed, _ = pending.future.result()
+                chosen = (await asyncio.shield(begun.future))[0]
+                shadowed = pending.future.result()[0]
                 is_equal = as_json(chosen) == as_json(shadowed)
             else:
                 is_equal = as_json(begun["action"]) == as_json(said)

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle import BatchActions, PolicyBundle
 from maze.serve.drift_guard import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor
 from maze.serve.session import seeded_generator
@@ -19,6 +21,8 @@ from maze.serve.session import seeded_generator
 
 class BundlePolicy(Policy):
     """Acts by the networks of a bundle on what an environment with the wrappers of the training shows.
+
+    Hidden states of recurrent networks begin at zero with each episode of the environment.
 
     >>> policy = BundlePolicy("policy.maze")  # doctest: +SKIP
     >>> policy.compute_action(env.reset(), None, None, env.actor_id())  # doctest: +SKIP
@@ -30,11 +34,17 @@ class BundlePolicy(Policy):
     def __init__(self, bundle: str | Path | PolicyBundle, drift: DriftLimits | None = None) -> None:
         self.bundle = bundle if isinstance(bundle, PolicyBundle) else PolicyBundle.load(bundle)
         self.drift_guard = DriftGuard(str(self.bundle.card["name"]), self.bundle.drift, drift)
+        self.is_recurrent = self.bundle.is_recurrent
         self._rng = seeded_generator(None)
+        self._memories = EpisodeMemories()
 
     @override(Policy)
     def seed(self, seed: int) -> None:
         self._rng = seeded_generator(seed)
+
+    @override(Policy)
+    def needs_env(self) -> bool:
+        return self.is_recurrent
 
     @override(Policy)
     def compute_action(
@@ -42,15 +52,33 @@ class BundlePolicy(Policy):
         observation: Mapping[str, Any],
         maze_state: Any,
         env: Any,
-        actor_id: Actor | None = None,
+        actor_id: ActorID | None = None,
         deterministic: bool = False,
     ) -> dict[str, Any]:
-        step_key, agent_id = _actor_of(self.bundle, actor_id)
-        batch = _batch_of_one(observation)
-        answer = self.bundle.act_batch(
-            step_key, batch, agent_id=agent_id, deterministic=deterministic, rngs=None if deterministic else self._rng
-        )
+        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        answer = self._answer(_batch_of_one(observation), actor_id, states, deterministic=deterministic)
         return answer.row(0)
+
+    def compute_actions(
+        self,
+        observation: Mapping[str, np.ndarray[Any, Any]],
+        actor_id: ActorID | None = None,
+        deterministic: bool = False,
+        out: dict[str, np.ndarray[Any, Any]] | None = None,
+        logits_out: dict[str, np.ndarray[Any, Any]] | None = None,
+        states: StatesOfActor | None = None,
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Acts for a batch of environments, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        answer = self._answer(observation, actor_id, states, deterministic=deterministic)
+        for target, source in ((out, answer.actions), (logits_out, answer.logits)):
+            for head, array in ({} if target is None else source).items():
+                np.copyto(target[head], array, casting="unsafe")  # type: ignore[index]  # there is a target
+        return answer.actions if out is None else out
+
+    def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
+        """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""
+        step_key, agent_id = _actor_of(self.bundle, actor_id)
+        return dict(self.bundle.step(step_key).network(agent_id).state_sizes)
 
     @override(Policy)
     def compute_top_action_candidates(
@@ -59,13 +87,32 @@ class BundlePolicy(Policy):
         num_candidates: int | None,
         maze_state: Any,
         env: Any,
-        actor_id: Actor | None = None,
+        actor_id: ActorID | None = None,
     ) -> tuple[Sequence[dict[str, Any]], Sequence[float]]:
-        step_key, agent_id = _actor_of(self.bundle, actor_id)
         n_ranked = 2**31 if num_candidates is None else num_candidates
-        answer = self.bundle.act_batch(step_key, _batch_of_one(observation), agent_id=agent_id, ranked=n_ranked)
+        states = self._memories.now(self, env, actor_id) if self.is_recurrent else None
+        answer = self._answer(_batch_of_one(observation), actor_id, states, deterministic=True, ranked=n_ranked)
         actions, probabilities = zip(*answer.ranked[0], strict=True)
         return list(actions), list(probabilities)
+
+    def _answer(
+        self,
+        batch: Mapping[str, np.ndarray[Any, Any]],
+        actor_id: ActorID | None,
+        states: StatesOfActor | None,
+        deterministic: bool,
+        ranked: int = 0,
+    ) -> BatchActions:
+        """What the bundle answers; hidden states `[n_rows, size]` are overwritten by those that follow."""
+        step_key, agent_id = _actor_of(self.bundle, actor_id)
+        rng = None if deterministic else self._rng
+        answer = self.bundle.act_batch(
+            step_key, batch, agent_id=agent_id, deterministic=deterministic, rngs=rng, ranked=ranked, states=states
+        )
+        for key, array in answer.states.items():
+            assert states is not None, "a recurrent bundle has asked for them"
+            states[key][...] = array
+        return answer
 
 
 def _actor_of(bundle: PolicyBundle, actor_id: Actor | None) -> Actor:
@@ -115,9 +162,15 @@ class WholeBundlePolicy(Policy):
         chosen = None
         if inputs is not None:
             rng = None if deterministic else session.rng
-            chosen = self.bundle.act_batch(
-                actor[0], _batch_of_one(inputs), agent_id=actor[1], deterministic=deterministic, rngs=rng
-            ).row(0)
+            answer = self.bundle.act_batch(
+                actor[0],
+                _batch_of_one(inputs),
+                agent_id=actor[1],
+                deterministic=deterministic,
+                rngs=rng,
+                states=_batch_of_one(session.states),
+            )
+            chosen, session.states = answer.row(0), answer.states_of(0)
         action: dict[str, Any] = session.finish(chosen, is_packed=False)
         return action
 

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze.core.agent.hidden_states import HiddenStates, StatesOfActor
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, Wrapper
+from maze.perception.blocks.recurrent.recurrent_cell import StepRun
 from maze.serve.drift import components, entry_summaries
 from maze.serve.pipeline import StepKey
 from maze.serve.wrappers_as_data import Operations
@@ -36,6 +38,8 @@ class Recording:
         """Who acted, by episode."""
         self.inputs: dict[ActorID, list[dict[str, Array]]] = {}
         """What the policy observed, by actor."""
+        self.states: dict[ActorID, list[dict[str, Array]]] = {}
+        """The hidden states `[size]` that it had then, by state key; empty where it carries none."""
         self.converted: dict[StepKey, dict[str, list[Array]]] = {}
         """Components of what the environment showed, by sub-step and entry."""
         self.sizes: dict[StepKey, dict[str, int]] = {}
@@ -72,18 +76,24 @@ class Recording:
             seen.add((actor.step_key, network))
             size = sum(np.asarray(inputs[0][name]).size * 4 for name in used[actor.step_key])
             n_cases = max(2, min(MOST_CASES, len(inputs), MOST_CASE_BYTES // max(size, 1)))
-            chosen = [inputs[int(index)] for index in np.linspace(0, len(inputs) - 1, min(n_cases, len(inputs)))]
-            batch = {name: np.stack([np.asarray(each[name]) for each in chosen]) for name in chosen[0]}
-            with torch.inference_mode():
+            chosen = [int(index) for index in np.linspace(0, len(inputs) - 1, min(n_cases, len(inputs)))]
+            batch = _stacked([inputs[index] for index in chosen])
+            states = _stacked([self.states[actor][index] for index in chosen])
+            run = StepRun({key: torch.from_numpy(array) for key, array in states.items()})
+            with torch.inference_mode(), policy.running_for(actor, run):
                 output = policy.compute_substep_policy_output(dict(batch), actor)
             logits = {head: values.numpy() for head, values in output.action_logits.items()}
+            following = {key: values.numpy() for key, values in run.final.items()}
+            copies = {key: array.copy() for key, array in states.items()}
+            actions = policy.compute_actions(batch, actor, deterministic=True, states=copies)
             cases.append(
                 {
                     "step_key": actor.step_key,
                     "agent_id": actor.agent_id,
                     "inputs": {name: batch[name].astype(np.float32) for name in used[actor.step_key]},
                     "logits": {head: values.astype(np.float32) for head, values in logits.items()},
-                    "actions": policy.compute_actions(batch, actor, deterministic=True),
+                    "actions": actions,
+                    **({"states": states, "next_states": following} if states else {}),
                 }
             )
         return cases
@@ -146,24 +156,41 @@ def _recorded(policy: TorchPolicy, env: Any, tap: Tap, operations: Operations, n
     env.seed(seed)
     policy.seed(seed)
     is_done, observation, n_bytes = True, {}, 0
+    memory = HiddenStates(1, policy.state_sizes)
     for step in range(max(n_steps, 1)):
         if is_done:
             observation = env.reset()
+            memory.reset(np.ones(1, np.bool_))
             recording.actors.append([])
         actor = env.actor_id()
         recording.actors[-1].append(actor)
-        kept = recording.inputs.setdefault(actor, [])
+        kept, states = recording.inputs.setdefault(actor, []), memory.of(actor)
         if n_acted[actor] % every == 0 or len(kept) < 2:
             kept.append({name: np.array(value) for name, value in observation.items()})
+            before = {key: array[0].copy() for key, array in states.items()}
+            recording.states.setdefault(actor, []).append(before)
         n_acted[actor] += 1
         _note(recording, actor.step_key, tap.shown)
         if is_replayable and len(recording.actors) == 1 and step < MOST_EPISODE_STEPS and n_bytes < MOST_CASE_BYTES:
-            case = _episode_case(policy, operations, actor, tap.shown, observation)
+            copies = {key: array.copy() for key, array in states.items()}
+            case = _episode_case(policy, operations, actor, tap.shown, observation, copies)
             n_bytes += sum(array.nbytes for part in ("observation", "inputs") for array in case[part].values())
             recording.episode.append(case)
-        action = policy.compute_action(observation, actor_id=actor)
-        observation, _, is_done, _ = env.step(action)
+        observation, _, is_done, _ = env.step(_chosen(policy, observation, actor, states))
     return recording
+
+
+def _chosen(
+    policy: TorchPolicy, observation: Any, actor: ActorID, states: StatesOfActor, deterministic: bool = False
+) -> dict[str, Array]:
+    """The policy's action; the hidden states `[1, size]` are overwritten by those that follow."""
+    batch = {name: np.asarray(value)[np.newaxis] for name, value in observation.items()}
+    actions = policy.compute_actions(batch, actor, deterministic, states=states)
+    return {head: action[0] for head, action in actions.items()}
+
+
+def _stacked(rows: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
 
 
 def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
@@ -194,6 +221,7 @@ def _episode_case(
     actor: ActorID,
     entries: Mapping[str, Any],
     observation: Mapping[str, Any],
+    states: StatesOfActor,
 ) -> dict[str, Any]:
     """An observation on its way to the network, and the most probable action on its way back, by the real wrappers."""
     kind = operations.observations[actor.step_key][0]["kind"]
@@ -203,7 +231,7 @@ def _episode_case(
         shown = dict.fromkeys(entries, state)
     elif kind in ("dict", "tuple"):
         shown = state if kind == "dict" else dict(zip(entries, state, strict=True))
-    action = raw_action(policy.compute_action(dict(observation), actor_id=actor, deterministic=True), operations, actor)
+    action = raw_action(_chosen(policy, observation, actor, states, deterministic=True), operations, actor)
     parts: Mapping[str, Any] = action if isinstance(action, dict) else {"action": action}
     if isinstance(action, tuple):
         parts = {f"action_{index}": part for index, part in enumerate(action)}

@@ -92,6 +92,7 @@ def _decide_again(
     episodes: _Episodes,
 ) -> None:
     inputs = {name: decoded(entry) for name, entry in line["inputs"].items()}
+    states = {key: decoded(entry) for key, entry in line.get("states", {}).items()}
     generators = [read_rng(row["rng"]) for row in line["rows"] if row["rng"] is not None]
     answer = bundle.act_batch(
         step_key,
@@ -99,6 +100,7 @@ def _decide_again(
         agent_id=line["network_of"],
         deterministic=not generators,
         rngs=generators or None,
+        states=states,
     )
     recorded = {head: decoded(entry) for head, entry in line["actions"].items()}
     for index, row in enumerate(line["rows"]):
@@ -114,8 +116,13 @@ def _decide_again(
         if prepared is None:
             continue
         result.n_prepared += 1
-        for name, array in inputs.items():
-            if not _same_bits(array[index], prepared[name]):
+        made, session = prepared
+        recorded_inputs = dict(inputs)
+        if row["episode"]:  # otherwise whoever asked has brought the hidden states along
+            made, recorded_inputs = {**made, **session.states}, {**inputs, **states}
+            session.states = answer.states_of(index)
+        for name, array in recorded_inputs.items():
+            if not _same_bits(array[index], made[name]):
                 result.differs(where, f"decision {row['decision']}: the network's input `{name}` is another one now.")
                 break
 
@@ -132,8 +139,10 @@ class _Episodes:
         self._provided = provided
         self._sessions: dict[Any, tuple[PolicySession, int]] = {}
 
-    def inputs(self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the network gets for a row's observation; None where it cannot be told."""
+    def inputs(
+        self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], PolicySession] | None:
+        """What the network gets for a row's observation, and the session that says so; None where it cannot be told."""
         key = (bundle.sha256, row["episode"], row["is_shadow"])
         n = int(row["n"])
         if row["episode"] == "":
@@ -149,6 +158,7 @@ class _Episodes:
         if session is None:
             return None
         try:
-            return session.prepare(row["observation"], (step_key, int(row["agent_id"])))
+            inputs = session.prepare(row["observation"], (step_key, int(row["agent_id"])))
         except MazeError:
             return None
+        return None if inputs is None else (inputs, session)

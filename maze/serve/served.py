@@ -21,6 +21,7 @@ from maze.serve.metrics import SIZES, Histogram
 from maze.serve.pipeline import Actor
 from maze.serve.session import PolicySession
 
+Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
 """From the entries of an observation and who acts to an action: decides where the policy is not to. A mapping is
 taken for the entries of the action, anything else for what the raw environment takes."""
@@ -54,6 +55,23 @@ class Options(NamedTuple):
     agent_id: int = 0
     deterministic: bool = True
     ranked: int = 0
+
+
+class Carried(NamedTuple):
+    """What a request brings along of an episode that the server does not remember.
+
+    :param state: The state that came with the answer before; None: there is none.
+    :param episode_start: Whether the episode begins with this observation; what was before is forgotten.
+    """
+
+    state: Any = None
+    episode_start: bool = False
+
+    @property
+    def bundle(self) -> str | None:
+        """SHA-256 sum of the bundle that the state belongs to; None where that does not matter."""
+        found = None if self.episode_start or not isinstance(self.state, Mapping) else self.state.get("bundle")
+        return found if isinstance(found, str) else None
 
 
 @dataclass(frozen=True)
@@ -107,12 +125,16 @@ class Pending(NamedTuple):
 
     async def answer(self) -> dict[str, Any]:
         """What is answered."""
-        chosen, ranked = await self.future
+        chosen, ranked, states = await self.future
         finish = self.acting.finish
         candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
         answer = self.served.answer(finish(chosen), self.note)
         if candidates:
             answer["ranked"] = candidates
+        if states and self.note.episode:
+            self.acting.states = states
+        elif states:
+            answer |= self.served.carried_on(states)
         return answer
 
 
@@ -160,6 +182,50 @@ class Served:
             )
         return self._converters[step_key]
 
+    def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
+        """The hidden states `[size]` that a request brings along, by state key; empty where the policy carries none.
+
+        :param actor: Who acts.
+        :param carried: What the request says of them.
+        :raises RefusedError: They are missing, are none, or are those of another bundle.
+        """
+        step, agent_id = self.bundle.step(actor[0]), actor[1]
+        state = None if carried.episode_start else carried.state
+        if state is None and not step.network(agent_id).state_sizes:
+            return {}
+        if state is None and not carried.episode_start:
+            raise RefusedError(
+                422,
+                "missing_state",
+                f"Policy {self.name!r} carries a hidden state from step to step: send with each observation the "
+                "`state` that came with the answer before, and `episode_start`: true where an episode begins; or begin "
+                "a session (POST /sessions).",
+            )
+        values: Any = {}
+        if state is not None:
+            values = state.get("values") if isinstance(state, Mapping) else None
+            if not isinstance(values, Mapping) or state.keys() != {"bundle", "values"}:
+                raise RefusedError(
+                    422, "wrong_state", "`state` is what came with the answer before: an object, `bundle` and `values`."
+                )
+            if state["bundle"] != self.bundle.sha256:
+                raise other_bundle(state["bundle"])
+        try:
+            rows = {key: [value] for key, value in values.items()}
+            before = step.states_before(rows, carried.episode_start, 1, agent_id)
+        except MazeError as error:
+            raise RefusedError(422, "wrong_state", str(error)) from error
+        return {key: array[0] for key, array in before.items()}
+
+    def carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
+        """What an answer says of the hidden states that the next request brings along.
+
+        :param states: `[size]` by state key.
+        """
+        # as double precision, whose text gives back exactly these bits
+        values = {key: array.astype(np.float64) for key, array in states.items()}
+        return {"state": {"bundle": self.bundle.sha256, "values": values}} if values else {}
+
     def actor(self, options: Options, n_before: int | None = None) -> Actor:
         """Who acts.
 
@@ -189,13 +255,20 @@ class Served:
         return self._step_keys[options.step_key], options.agent_id
 
     def submit(
-        self, acting: PolicySession, actor: Actor, inputs: Any, rng: np.random.Generator | None, ranked: int, note: Note
+        self,
+        acting: PolicySession,
+        actor: Actor,
+        inputs: Any,
+        rng: np.random.Generator | None,
+        ranked: int,
+        note: Note,
+        states: Mapping[str, Array],
     ) -> Pending:
         """Has a decision taken, together with others."""
         step_key, agent_id = actor
         agent = agent_id if step_key in self._own_networks else 0
         key = (step_key, agent, rng is None, ranked)
-        return Pending(self, acting, self.batcher.submit(key, Row(inputs, rng, note)), note)
+        return Pending(self, acting, self.batcher.submit(key, Row(inputs, rng, note, states)), note)
 
     def answer(self, action: Any, note: Note) -> dict[str, Any]:
         """What whoever asked is told."""
@@ -222,6 +295,7 @@ class Served:
             "weight": self.weight,
             "shadow": self.is_shadow,
             "needs_session": self.has_memory,
+            "recurrent": bundle.is_recurrent,
             "actor_sequence": [[str(key), agent] for key, agent in bundle.actor_sequence],
             "steps": [
                 {
@@ -231,6 +305,7 @@ class Served:
                     "action": step.action_space,
                     "action_kind": step.action_kind,
                     "masks": step.masks,
+                    "hidden_states": next(iter(step.networks.values())).state_sizes,
                 }
                 for key, step in bundle.steps.items()
             ],
@@ -239,12 +314,13 @@ class Served:
         }
 
     def _decide(self, key: Any, rows: Sequence[Row]) -> Sequence[Any]:
-        """Decides a batch; answers with each row's action and ranked actions, by head."""
+        """Decides a batch; answers with each row's action and ranked actions by head, and hidden states that follow."""
         step_key, agent_id, deterministic, ranked = key
         inputs = {name: np.stack([row.inputs[name] for row in rows]) for name in rows[0].inputs}
+        states = {name: np.stack([row.states[name] for row in rows]) for name in rows[0].states}
         rngs = None if deterministic else [row.rng for row in rows if row.rng is not None]
         answer: BatchActions = self.bundle.act_batch(
-            step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked
+            step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
         )
         self.batch_sizes.observe(len(rows))
         if self._log is not None:
@@ -254,12 +330,27 @@ class Served:
                 "actions": {head: encoded(array) for head, array in answer.actions.items()},
                 "rows": [row.note._asdict() for row in rows],
             }
+            if states:
+                more["states"] = {name: encoded(array) for name, array in states.items()}
             self._log.write(self._line("decided", step_key, **more))
-        return [(answer.row(index), answer.ranked[index] if ranked else ()) for index in range(len(rows))]
+        return [
+            (answer.row(index), answer.ranked[index] if ranked else (), answer.states_of(index))
+            for index in range(len(rows))
+        ]
 
     def _line(self, kind: str, step_key: str | int, **more: Any) -> bytes:
         line = {"kind": kind, "time": round(time.time(), 6), "policy": self.name, "bundle": self.bundle.sha256}
         return as_json({**line, "step": str(step_key), **more})
+
+
+def other_bundle(found: Any) -> RefusedError:
+    """The refusal of a state of a bundle that is not at work."""
+    return RefusedError(
+        409,
+        "state_of_other_bundle",
+        f"The `state` belongs to the bundle {found!r:.80}, which does not decide here (any more): begin another "
+        "episode (`episode_start`: true). Sessions go on with the bundle that they began with.",
+    )
 
 
 def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,8 @@ class PolicySession:
     """One episode after the other in the raw environment: stacked observations, order of actors, random numbers.
 
     :meth:`act` is all that is needed. Whoever acts for several sessions at once calls :meth:`prepare` of each,
-    :meth:`~maze.serve.bundle.PolicyBundle.act_batch` once with what they gave, stacked, and :meth:`finish` of each.
+    :meth:`~maze.serve.bundle.PolicyBundle.act_batch` once with what they gave, stacked, and :meth:`finish` of each; of
+    recurrent policies, with :attr:`states` of each, stacked, to which the answer's are assigned then.
     A session belongs to one thread at a time.
 
     :param bundle: The policy.
@@ -81,7 +82,28 @@ class PolicySession:
             return self.finish(None)
         step_key, agent_id = self._actor
         rng = None if deterministic else self.rng
-        return self.finish(self.bundle._act_one(step_key, agent_id, inputs, rng, temperature))
+        if not self.bundle.is_recurrent:
+            return self.finish(self.bundle._act_one(step_key, agent_id, inputs, rng, temperature)[0])
+        action, following = self.bundle._act_one(step_key, agent_id, {**inputs, **self.states}, rng, temperature)
+        self.states = {key: array[0] for key, array in following.items()}
+        return self.finish(action)
+
+    @property
+    def states(self) -> dict[str, Array]:
+        """Hidden states `[size]` by state key that the latest actor's network decides with; zero where an episode
+        begins, empty where it carries none. Those that follow a decision are assigned."""
+        if not self.bundle.is_recurrent:
+            return {}
+        states = self._memory.states.get(self._actor)
+        if states is None:
+            step_key, agent_id = self._actor
+            sizes = self.bundle.steps[step_key].network(agent_id).state_sizes
+            states = {key: np.zeros(size, np.float32) for key, size in sizes.items()}
+        return states
+
+    @states.setter
+    def states(self, states: dict[str, Array]) -> None:
+        self._memory.states[self._actor] = states
 
     def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
         """What the network of the acting actor takes, float32 `[*shape]` by name, without a batch dimension.

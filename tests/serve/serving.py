@@ -32,6 +32,7 @@ from maze.serve.export import export_policy
 from maze.serve.http_server import server_config
 from maze.serve.policies import Policies
 from maze.serve.served import Settings
+from tests.train.trainers.common.recurrent_models import recurrent_model
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
 from tutorial_maze_env.part06_struct_env.models.actor import CuttingPolicyNet, PieceSelectionPolicyNet
 
@@ -84,6 +85,16 @@ def stacked() -> bytes:
         ],
     )
     return exported(env, name="stacked")
+
+
+@cache
+def remembering(index: int = 0) -> bytes:
+    """An untrained policy for CartPole with carried hidden states; each index has weights of its own."""
+    env = GymMazeEnv("CartPole-v1")
+    policy = recurrent_model(env).policy
+    for parameter in policy.parameters():
+        parameter.data += 0.7 * torch.randn_like(parameter) + 0.01 * index
+    return export_policy(policy, env, {"name": "remembering"}, n_steps=300)
 
 
 @cache

@@ -25,7 +25,15 @@ from maze.serve.bundle import PolicyBundle
 from maze.serve.drift_guard import DriftLimits
 from maze.serve.policy import BundlePolicy, WholeBundlePolicy
 from maze.serve.wrappers_as_data import wrappers_of_environment
-from tests.serve.serving import always, cartpole, cartpole_observations, cutting, cutting_env, pendulum
+from tests.serve.serving import (
+    always,
+    cartpole,
+    cartpole_observations,
+    cutting,
+    cutting_env,
+    pendulum,
+    remembering,
+)
 
 
 @pytest.fixture
@@ -80,7 +88,14 @@ def test_a_deployment_of_a_bundle_acts_as_the_bundle_and_warns_of_drift(
     assert caplog.text.count("the latest") == 1
 
 
-@pytest.mark.parametrize(("content", "env"), [(pendulum, partial(GymMazeEnv, "Pendulum-v1")), (cutting, cutting_env)])
+@pytest.mark.parametrize(
+    ("content", "env"),
+    [
+        (pendulum, partial(GymMazeEnv, "Pendulum-v1")),
+        (cutting, cutting_env),
+        (remembering, partial(GymMazeEnv, "CartPole-v1")),
+    ],
+)
 def test_a_whole_bundle_acts_as_its_networks_do_where_there_are_no_wrappers(
     content: Callable[[], bytes], env: Callable[[], MazeEnv[Any]]
 ) -> None:

@@ -14,15 +14,12 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.torch_dist import TorchProbabilityDistribution
-from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
 from maze.serve.bundle import PolicyBundle
 from maze.serve.export import ExportError, as_graph, export_policy
 from maze.serve.networks import BundledNetwork
-from tests.perception.blocks.block_cases import CASES as ALL_CASES
-from tests.perception.blocks.block_cases import random_input
+from tests.perception.blocks.block_cases import CASES, random_input
 from tests.serve.conftest import policy_for
 
-CASES = {name: case for name, case in ALL_CASES.items() if name != "recurrent_cell"}  # refused, see below
 ONE_OF_A_KIND = ("action_masking", "graph_attention", "lstm_last_step", "vgg")
 
 
@@ -95,16 +92,6 @@ def test_networks_that_are_no_graph_are_refused_in_one_sentence():
     env = GymMazeEnv("CartPole-v1")
     policy = TorchPolicy({0: Looping()}, DistributionMapper(env.action_space, {}), "cpu")
     with pytest.raises(ExportError, match=r"The network of sub-step 0 \(Looping\) cannot be exported as an ONNX graph"):
-        export_policy(policy, env, n_steps=5)
-
-
-def test_networks_that_carry_states_are_refused_in_one_sentence():
-    env = GymMazeEnv("CartPole-v1")
-    memory = RecurrentCellBlock("observation", "hidden", (4,), 3, "gru")
-    head = DenseBlock("hidden", "action", (3,), [2], nn.Identity)
-    network = InferenceBlock("observation", "action", (4,), {"hidden": memory, "action": head})
-    policy = TorchPolicy({0: network}, DistributionMapper(env.action_space, {}), "cpu")
-    with pytest.raises(ExportError, match=r"carries hidden states from step to step, which a bundle cannot hold"):
         export_policy(policy, env, n_steps=5)
 
 

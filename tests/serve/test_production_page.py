@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -20,37 +20,36 @@ if TYPE_CHECKING:
 
 from maze.maze_cli import main
 from maze.serve.app import Tokens
+from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient
 from maze.serve.server import _parser
 from tests.report.browser import NARROW, WIDE, accessibility_faults, cut_off, opened, running_browser
-from tests.serve.serving import cartpole, cutting, pendulum, served, stacked
+from tests.serve.serving import cartpole, cutting, pendulum, remembering, served, stacked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "production.md").read_text(encoding="utf-8")
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 
 
+def said_by_curl(number: int, url: str) -> tuple[list[dict[str, Any]], str]:
+    """What the commands of a block print: the answers, and all of it."""
+    block = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[number]
+    finished = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", block.replace("curl ", "curl --silent --show-error --write-out '\\n' ")],
+        env={**os.environ, "URL": url, "no_proxy": "*"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")], finished.stdout
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
 def test_the_commands_with_curl_run_as_written() -> None:
-    (block,) = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     with served({"policy": cartpole()}) as (url, _):
-        finished = subprocess.run(
-            [
-                "bash",
-                "-e",
-                "-o",
-                "pipefail",
-                "-c",
-                block.replace("curl ", "curl --silent --show-error --write-out '\\n' "),
-            ],
-            env={**os.environ, "URL": url, "no_proxy": "*"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert finished.returncode == 0, finished.stderr
-    answers = [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
+        answers, printed = said_by_curl(0, url)
     assert [sorted(answer) for answer in answers] == [
         ["action", "bundle", "decision", "policy"],
         ["action", "bundle", "decision", "policy", "ranked"],
@@ -58,7 +57,17 @@ def test_the_commands_with_curl_run_as_written() -> None:
         ["action", "bundle", "decision", "policy"],
         ["ended"],
     ]
-    assert "maze_decisions_total" in finished.stdout
+    assert "maze_decisions_total" in printed
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl on this machine")
+def test_episodes_of_policies_with_a_memory_go_on_as_written() -> None:
+    with served({"policy": remembering()}) as (url, _):
+        (second, both), _ = said_by_curl(1, url)
+    together = both["decisions"]
+    assert second["state"]["bundle"] == PolicyBundle(remembering()).sha256
+    assert [sorted(each) for each in together] == [["action", "bundle", "decision", "policy", "state"]] * 2
+    assert together[0]["state"] != together[1]["state"]
 
 
 def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_run: Path) -> None:
@@ -94,10 +103,8 @@ def test_options_and_paths_that_the_page_names_are_there() -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served({"cartpole": cartpole(), "stacked": stacked(), "pendulum": pendulum(), HOSTILE: cartpole()}) as (
-        address,
-        _,
-    ):
+    bundles = {"cartpole": cartpole(), "stacked": stacked(), "remembering": remembering(), "pendulum": pendulum()}
+    with served({**bundles, HOSTILE: cartpole()}) as (address, _):
         yield address
 
 
@@ -141,7 +148,7 @@ def test_a_person_reads_the_card_and_tries_the_policy(
     page.context.close()
 
 
-@pytest.mark.parametrize("name", ["stacked", "pendulum"])
+@pytest.mark.parametrize("name", ["stacked", "remembering", "pendulum"])
 def test_policies_that_look_back_or_act_continuously_can_be_tried(url: str, browser: Browser, name: str) -> None:
     errors: list[str] = []
     page = opened(browser, url, errors, refused=("422",))  # continuous actions cannot be ranked, as the page finds out

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from maze.core.env.environment_context import EnvironmentContext
@@ -128,3 +130,30 @@ class EpisodeMemory:
             copies = {key: array.copy() for key, array in states.items()}
             self._before[actor] = context.n_substeps, copies
         return states
+
+
+class EpisodeMemories:
+    """What a policy remembers in each environment that it acts in by itself."""
+
+    def __init__(self) -> None:
+        self.by_context: WeakKeyDictionary[EnvironmentContext, EpisodeMemory] = WeakKeyDictionary()
+        """The memories, by what environments have one of."""
+
+    def now(self, policy: Any, env: Any, actor: ActorID | None) -> StatesOfActor:
+        """The states to act with in an environment, see :meth:`EpisodeMemory.now`.
+
+        :param policy: The policy: the same at each call.
+        :param env: The environment.
+        :param actor: Who acts.
+        :raises ConfigError: There is no environment.
+        """
+        context = getattr(env, "context", None)
+        if context is None:
+            raise ConfigError(
+                f"{type(policy).__name__} is recurrent: it carries hidden states from step to step, and has to know in "
+                "which episode. Pass the environment as `env`, which has been reset."
+            )
+        memory = self.by_context.get(context)
+        if memory is None:
+            memory = self.by_context[context] = EpisodeMemory(policy.state_sizes)
+        return memory.now(context, actor)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
-from maze.core.agent.hidden_states import EpisodeMemory, StatesOfActor
+from maze.core.agent.hidden_states import EpisodeMemories, StatesOfActor
 from maze.core.agent.networks import (
     as_float_tensors,
 )
@@ -28,7 +27,6 @@ from maze.perception.blocks.recurrent.recurrent_cell import Run, StepRun
 
 if TYPE_CHECKING:
     from maze.core.env.base_env import BaseEnv
-    from maze.core.env.environment_context import EnvironmentContext
     from maze.core.env.maze_env import ActionType
     from maze.core.env.maze_state import MazeStateType
     from maze.core.env.observation_conversion import ObservationType
@@ -68,7 +66,7 @@ class TorchPolicy(NetworksModel, Policy):
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
-        self._memories: WeakKeyDictionary[EnvironmentContext, EpisodeMemory] = WeakKeyDictionary()
+        self._memories = EpisodeMemories()
 
     # -- randomness ---------------------------------------------------------------------------------------------------
 
@@ -122,7 +120,8 @@ class TorchPolicy(NetworksModel, Policy):
     ) -> ActionType:
         batch = {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
         if self.is_recurrent:
-            actions = self.compute_actions(batch, actor_id, deterministic, states=self._states_in(env, actor_id))
+            states = self._memories.now(self, env, actor_id)
+            actions = self.compute_actions(batch, actor_id, deterministic, states=states)
         else:
             actions = self.compute_actions(batch, actor_id, deterministic)
         return {head: action[0] for head, action in actions.items()}
@@ -180,25 +179,12 @@ class TorchPolicy(NetworksModel, Policy):
         if not self.is_recurrent:
             yield
             return
-        states = self._states_in(env, actor_id)
+        states = self._memories.now(self, env, actor_id)
         run = StepRun(as_float_tensors({key: array.copy() for key, array in states.items()}, self._device))
         with self.running_for(actor_id, run):
             yield
         for key, array in states.items():
             array[...] = run.final[key].cpu().numpy()
-
-    def _states_in(self, env: Any, actor_id: ActorID | None) -> StatesOfActor:
-        """The hidden states of an actor in an environment, to be overwritten with the next ones."""
-        context = getattr(env, "context", None)
-        if context is None:
-            raise ConfigError(
-                f"{type(self).__name__} is recurrent: it carries hidden states from step to step, and has to know in "
-                "which episode. Pass the environment as `env`, which has been reset."
-            )
-        memory = self._memories.get(context)
-        if memory is None:
-            memory = self._memories[context] = EpisodeMemory(self.state_sizes)
-        return memory.now(context, actor_id)
 
     @override(Policy)
     def compute_top_action_candidates(
@@ -336,7 +322,7 @@ class TorchPolicy(NetworksModel, Policy):
         rng_state = state.pop("rng_state")
         self.__dict__.update(state)
         self._actors = {}
-        self._memories = WeakKeyDictionary()
+        self._memories = EpisodeMemories()
         self._rng = np.random.default_rng(0)
         self._torch_generator = torch.Generator()
         self.set_rng_state(rng_state)

@@ -13,7 +13,6 @@ from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.interop.sb3_predictor import SB3Predictor
 from maze.report.inspection import inspected_episode
-from maze.serve.export import ExportError, export_policy
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 from tests.train.trainers.common.recurrent_models import recurrent_model
@@ -182,8 +181,6 @@ def test_without_hidden_states_nothing_is_answered():
         model.policy.compute_substep_policy_output(observation, ONLY)
     with pytest.raises(ConfigError, match="carries hidden states"):
         model.critic.predict_value(observation, 0)
-    with pytest.raises(ExportError, match="carries hidden states"):
-        export_policy(model.policy, env)
 
 
 def test_each_sub_step_has_a_memory_of_its_own():
@@ -193,7 +190,7 @@ def test_each_sub_step_has_a_memory_of_its_own():
     for step_key in ("choose", "cut", "choose"):
         action = policy.compute_action(observation, env=env, actor_id=ActorID(step_key, 0))
         observation = env.step(action)[0]
-    (memory,) = policy._memories.values()
+    (memory,) = policy._memories.by_context.values()
     states = memory._states.copied()
     assert set(states) == {ActorID("choose", 0), ActorID("cut", 0)}
     assert all(array.any() for of_actor in states.values() for array in of_actor.values())
