@@ -388,7 +388,7 @@ def _outputs(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Logits by head, and the hidden states that follow by state key."""
     logits = network(batch)
-    following = {key: logits.pop(key) for key in network.state_sizes}
+    following = {key: logits.pop(key) for key in network.state_sizes} if network.state_sizes else {}
     for head, values in logits.items():
         check_logits(values, step.heads[head].sizes, head, step.where)
     return logits, following

@@ -20,7 +20,7 @@ from maze.serve.networks import BundledNetwork
 from tests.perception.blocks.block_cases import CASES, random_input
 from tests.serve.conftest import policy_for
 
-ONE_OF_A_KIND = ("action_masking", "graph_attention", "lstm_last_step", "vgg")
+ONE_OF_A_KIND = ("action_masking", "graph_attention", "lstm_last_step", "recurrent_cell", "vgg")
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class RecurrentCellBlock(ShapeNormalizationBlock):
         inputs = block_input[self.in_keys[0]]
         run = self.run
         if run is None:
-            run = StepRun({self.state_key: inputs.new_zeros(len(inputs), self.state_size)})
+            run = StepRun({self.state_key: inputs.new_zeros(inputs.shape[0], self.state_size)})
         return {self.out_keys[0]: run.advance(self, inputs)}
 
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
