@@ -24,8 +24,13 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parents[1]
 CARTPOLE = ("env.name=CartPole-v1", "model=flatten_concat", "seeding.env_base_seed=1", "seeding.agent_base_seed=1")
-TRAIN = ("-cn", "conf_train", *CARTPOLE, "algorithm.rollout_evaluator.n_episodes=1")
-ACTOR_CRITIC = (*TRAIN, "critic=flatten_concat_shared", "algorithm.n_epochs=1")
+TRAIN = ("-cn", "conf_train", *CARTPOLE)
+ACTOR_CRITIC = (
+    *TRAIN,
+    "critic=flatten_concat_shared",
+    "algorithm.n_epochs=1",
+    "algorithm.rollout_evaluator.n_episodes=1",
+)
 ROLLOUT = (
     *("policy=random_policy", "runner=sequential", "runner.record_trajectory=false", "runner.record_event_logs=false"),
     *("seeding.env_base_seed=1", "seeding.agent_base_seed=1"),
