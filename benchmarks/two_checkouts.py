@@ -60,9 +60,9 @@ WORK = {
         4,
         400,
     ),
-    "es": Work((*TRAIN, "algorithm=es", "critic=null"), "algorithm.n_epochs", 1, 8),
-    "steps": Work((*ROLLOUT, "env.name=CartPole-v1"), "runner.n_episodes", 20, 2000),
-    "sub-steps": Work((*ROLLOUT, "env=cutting_2d"), "runner.n_episodes", 2, 60),
+    "es": Work((*TRAIN, "algorithm=es", "critic=null"), "algorithm.n_epochs", 1, 60),
+    "steps": Work((*ROLLOUT, "env.name=CartPole-v1"), "runner.n_episodes", 20, 10_000),
+    "sub-steps": Work((*ROLLOUT, "env=cutting_2d"), "runner.n_episodes", 2, 400),
 }
 
 
