@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.errors import ConfigError
@@ -49,6 +50,15 @@ class ObservationStatistics:
         """Whether there are blocks that have not seen anything yet."""
         return any(not bool(block.count) for blocks in self._blocks.values() for block in blocks)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the observations that are normalized."""
+        return list(self._blocks)
+
+    def acting_buffers(self) -> list[torch.Tensor]:
+        """What networks normalize by: of each block what is subtracted and what is divided by, `[*shape]` each."""
+        return [buffer for blocks in self._blocks.values() for each in blocks for buffer in (each.offset, each.scale)]
+
     def learn(self, columns: RolloutColumns) -> None:
         """Takes the observations of a rollout into account.
 
@@ -82,6 +92,21 @@ class ObservationStatistics:
             for block in blocks:
                 block.learn(found)
 
+    def learn_merged(self, found: Mapping[str, CumulativeMovingMeanStd]) -> None:
+        """Takes observations into account of which only the statistics are known.
+
+        :param found: The statistics by name.
+        :raises ConfigError: There are none.
+        """
+        if self._blocks and not found:
+            raise ConfigError(
+                f"model.normalize_observations: expected statistics of the observations {self.names}, and whoever "
+                "played the episodes has told none."
+            )
+        for key, blocks in self._blocks.items():
+            for block in blocks if key in found else []:
+                block.learn(found[key])
+
     def require_learned(self, learner: str) -> None:
         """For algorithms that learn no statistics.
 
@@ -91,8 +116,8 @@ class ObservationStatistics:
         if self.is_missing:
             raise ConfigError(
                 f"model.normalize_observations: {learner} learns no statistics of observations, and the networks have "
-                "none yet. Train with A2C, PPO, IMPALA, SAC, DQN or BC, start from such a model (input_dir=...), or "
-                "use wrappers=vector_obs, whose statistics are estimated before the training."
+                "none yet. Train with A2C, PPO, IMPALA, SAC, DQN, ES or BC, start from such a model (input_dir=...), "
+                "or use wrappers=vector_obs, whose statistics are estimated before the training."
             )
 
 

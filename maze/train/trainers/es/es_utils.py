@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
+
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -81,6 +83,29 @@ def get_flat_parameters(policy: TorchModel) -> torch.Tensor:
     """
     parameters = trained_parameters(policy)
     return torch.cat([parameter.detach().reshape(-1).to("cpu", torch.float32) for parameter in parameters])
+
+
+def get_flat_weights(policy: TorchModel) -> torch.Tensor:
+    """What a policy acts by, for those who play its episodes: the trained parameters, and what running normalization
+    subtracts and divides by.
+
+    :return: float32 `[n_parameters + n_statistics]`.
+    """
+    statistics = ObservationStatistics(policy).acting_buffers()
+    return torch.cat([get_flat_parameters(policy), *(buffer.reshape(-1).cpu() for buffer in statistics)])
+
+
+def set_flat_statistics(policy: TorchModel, flat: np.ndarray) -> None:
+    """Writes what running normalization subtracts and divides by into a policy, in place.
+
+    :param policy: The policy.
+    :param flat: What follows the parameters in :func:`get_flat_weights`, float32 `[n_statistics]`.
+    """
+    offset = 0
+    for buffer in ObservationStatistics(policy).acting_buffers():
+        part = flat[offset : offset + buffer.numel()]
+        buffer.copy_(torch.from_numpy(part.copy()).view(buffer.shape))
+        offset += buffer.numel()
 
 
 def set_flat_parameters(policy: TorchModel, flat_params: torch.Tensor) -> None:

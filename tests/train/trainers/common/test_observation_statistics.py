@@ -21,6 +21,7 @@ from maze.report.progress import read_progress
 from maze.serve.bundle import PolicyBundle
 from maze.serve.export import export_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
+from maze.train.trainers.es.es_trainer import ESTrainer
 
 POLICY = {"_target_": "maze.perception.models.policies.ProbabilisticPolicyComposer"}
 CRITIC = {"_target_": "maze.perception.models.critics.StateCriticComposer"}
@@ -209,16 +210,35 @@ def test_algorithms_learn_statistics(tmp_path, overrides, n_observations):
     assert count == n_observations
 
 
-def test_an_algorithm_that_learns_none_says_so(tmp_path, capsys):
-    command = [
-        *TINY[3:],
-        "algorithm=es",
-        "algorithm.n_epochs=1",
-        f"hydra.run.dir={tmp_path}",
-        "runner.shared_noise_table_size=100000",
-    ]
-    assert main(["-cn", "conf_train", *command]) == 1
+ES = (
+    *("algorithm=es", "algorithm.n_epochs=2", "algorithm.n_rollouts_per_update=4", "algorithm.max_steps=5"),
+    *("algorithm.n_timesteps_per_update=0", "runner.shared_noise_table_size=100000", *TINY[3:]),
+)
+
+
+@pytest.mark.parametrize("runner", ["dev", pytest.param("local", marks=pytest.mark.slow)])
+def test_evolution_strategies_learn_from_the_episodes_of_perturbed_policies(tmp_path, runner):
+    seeds = ("seeding.env_base_seed=1", "seeding.agent_base_seed=2")
+    states = []
+    for name, where in (("one", "runner=dev"), ("other", f"runner={runner}")):
+        path = tmp_path / name
+        assert main(["-cn", "conf_train", *ES, *seeds, where, f"hydra.run.dir={path}"]) == 0
+        latest = torch.load(path / "latest.pt", weights_only=True)["model"]
+        states.append(next(iter(latest["policies"].values())))
+    (count,) = [value.item() for name, value in states[0].items() if name.endswith("count")]
+    assert count == 2 * 4 * 5  # two updates, and no evaluation
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def test_an_algorithm_that_learns_none_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ESTrainer, "learns_observation_statistics", False)
+    assert main(["-cn", "conf_train", *ES, f"hydra.run.dir={tmp_path}"]) == 1
     assert "ESTrainer learns no statistics of observations" in capsys.readouterr().err
+
+
+def test_episodes_that_tell_nothing_are_no_ground_for_statistics():
+    with pytest.raises(ConfigError, match=r"expected statistics of the observations .*'vector'.* has told none"):
+        ObservationStatistics(model_of(composed())).learn_merged({})
 
 
 def test_statistics_of_the_environment_keep_its_rewards(tmp_path):

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from maze.perception.blocks import RunningNormalizationBlock
 from maze.perception.models.custom_model_composer import CustomModelComposer
 
 NET = "maze.perception.models.built_in.flatten_concat.FlattenConcatPolicyNet"
@@ -20,6 +21,17 @@ class TorchOnlyNet(nn.Module):
     def forward(self, x):
         features = torch.cat([x[key] for key in self.keys], dim=-1)
         return {head: torch.sin(layer(features)) for head, layer in self.heads.items()}
+
+
+class NormalizingNet(TorchOnlyNet):
+    """The same behind running normalization."""
+
+    def __init__(self, obs_shapes, action_logits_shapes):
+        super().__init__(obs_shapes, action_logits_shapes)
+        self.blocks = nn.ModuleList(RunningNormalizationBlock(key, key, [shape]) for key, shape in obs_shapes.items())
+
+    def forward(self, x):
+        return super().forward({block.in_keys[0]: block(x)[block.out_keys[0]] for block in self.blocks})
 
 
 def build_policy(env, network=None, separate_agents=()):

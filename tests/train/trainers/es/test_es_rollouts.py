@@ -8,16 +8,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
+from maze.train.trainers.es.distributed.observed_rows import ObservedRows
 from maze.train.trainers.es.distributed.population import Population, obstacle_to_batching
 from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, Outcome, RolloutSchedule
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -29,7 +33,8 @@ from tests.train.parallelization.toy_envs import (
     random_walk_env,
     two_step_env,
 )
-from tests.train.trainers.es.populations import TorchOnlyNet, build_policy
+from tests.train.trainers.common.recurrent_models import recurrent_model
+from tests.train.trainers.es.populations import NormalizingNet, TorchOnlyNet, build_policy
 
 NOISE = SharedNoiseTable(100_000)
 cartpole = partial(GymMazeEnv, "CartPole-v1")
@@ -220,6 +225,99 @@ def test_workers_give_the_results_of_a_single_process(workers):
         assert summary(results) == summary(expected)
         assert [result.episode_stats for result in results] == [result.episode_stats for result in expected]
         set_flat_parameters(policy, get_flat_parameters(policy) * 1.5)  # workers get the new ones
+
+
+# -- running normalization --------------------------------------------------------------------------------------------
+
+
+def normalizing(env, in_numpy=True):
+    """A policy that has seen something already."""
+    if in_numpy:
+        policy = recurrent_model(env, recurrence=False, normalize_observations=True).policy
+    else:
+        policy = build_policy(env, {"_target_": f"{NormalizingNet.__module__}.NormalizingNet"})
+    learned(policy, env, 0)
+    return policy
+
+
+def learned(policy, env, seed):
+    rng = np.random.default_rng(seed)
+    seen = [
+        {key: rng.normal(0.5, 2.0, (20, *space[key].shape)) for key in space}
+        for space in env.observation_spaces_dict.values()
+    ]
+    ObservationStatistics(policy).learn_from(seen)
+
+
+def told(results):
+    """What results say was observed, bit for bit."""
+    return [
+        {name: (count, mean.tobytes(), variance.tobytes()) for name, (count, mean, variance) in each.items()}
+        for result in results
+        for each in result.observed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "in_numpy"), [(cartpole, True), (cartpole, False), (random_walk_env, True), (hierarchical_env, False)]
+)
+def test_what_perturbed_policies_have_seen_is_the_same_in_any_company(make_env, in_numpy):
+    policy = normalizing(make_env(), in_numpy)
+    together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
+    one_by_one._players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    results = played(together, policy, 5)
+    assert isinstance(together._players.current, EpisodeBatch)
+    assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
+    assert told(played(few, policy, 5)) == told(results)
+    for one, other in zip(played(one_by_one, policy, 5), results, strict=True):
+        for mine, its in zip(one.observed, other.observed, strict=True):
+            assert mine.keys() == its.keys()
+            for name, (count, mean, variance) in mine.items():
+                assert count == its[name][0]
+                np.testing.assert_allclose(mean, its[name][1], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(variance, its[name][2], rtol=1e-4, atol=1e-6)
+
+
+def test_workers_normalize_by_what_was_learned_last(workers):
+    policy = normalizing(cartpole())
+    here = dummy(cartpole)
+    summaries = []
+    for update in range(2):
+        expected = played(here, policy, 5, update=update)
+        results = played(workers, policy, 5, update=update)
+        assert (summary(results), told(results)) == (summary(expected), told(expected))
+        summaries.append(summary(played(here, policy, 5, update=0)))
+        learned(policy, cartpole(), update + 1)
+    assert summaries[0] != summaries[1], "otherwise the test says little"
+
+
+def test_policies_without_statistics_tell_nothing():
+    policy = build_policy(cartpole())
+    assert told(played(dummy(cartpole), policy, 4)) == []
+
+
+def test_sums_of_rows_are_the_statistics_of_their_episodes():
+    space = {"walk": spaces.Dict({"far": spaces.Box(-1e9, 1e9, (2,), np.float32), "mask": spaces.MultiBinary(3)})}
+    rows, actor = ObservedRows(["far"], space, 3), ActorID("walk", 0)
+    rng = np.random.default_rng(0)
+    seen = rng.normal(1e6, 1.0, (200, 3, 2)).astype(np.float32)
+    seen[:, :, 1] = 0.1  # does not vary
+    assert rows.of(0) is None
+    for step, values in enumerate(seen):
+        if step == 50:
+            rows.begin(1)
+        if step == 150:
+            rows.move(2, 0)
+        rows.add(actor, {"far": values[[2, 0]]}, np.array([2, 0]))
+        rows.add(actor, {"far": values[1:2]}, slice(1, 2))
+    for row, expected in ((1, seen[50:, 1]), (2, seen[:, 2])):
+        count, mean, variance = rows.of(row)["far"]
+        assert count == len(expected)
+        np.testing.assert_allclose(mean, expected.mean(0, dtype=float), rtol=1e-12)
+        np.testing.assert_allclose(variance, expected.var(0, dtype=float), rtol=1e-6)
+        assert variance[1] == 0.0
+    moved = np.concatenate([seen[:150, 2], seen[150:, 0]])
+    np.testing.assert_allclose(rows.of(0)["far"][1], moved.mean(0, dtype=float), rtol=1e-12)
 
 
 def test_episodes_that_nobody_waits_for_do_not_disturb_the_next_update(workers):

@@ -18,9 +18,11 @@ from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
+from maze.train.trainers.es.distributed.observed_rows import ObservedRows
 from maze.train.trainers.es.distributed.population import Population
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome
-from maze.train.trainers.es.es_utils import set_flat_parameters
+from maze.train.trainers.es.es_utils import n_trained_parameters, set_flat_parameters, set_flat_statistics
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -44,6 +46,7 @@ class EpisodePlayer:
     def __init__(self, policy: Any, shared_noise: SharedNoiseTable) -> None:
         self.policy = policy
         self.shared_noise = shared_noise
+        self._normalized = ObservationStatistics(policy).names
         self.current_env = 0
         """The environment at work when an exception left this object."""
         self._noise_stddev = 0.0
@@ -52,11 +55,15 @@ class EpisodePlayer:
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         """Prepares for an update; episodes that are still being played are forgotten.
 
-        :param parameters: Parameters of the policy, `[n_parameters]`.
+        :param parameters: Parameters of the policy, `[n_parameters]`, and what follows them in
+            :func:`~maze.train.trainers.es.es_utils.get_flat_weights`.
         :param noise_stddev: Standard deviation of the perturbations.
         :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
         """
         self._parameters = parameters
+        if self._normalized:
+            self._parameters, statistics = np.split(parameters, [n_trained_parameters(self.policy)])
+            set_flat_statistics(self.policy, statistics)
         self._noise_stddev = noise_stddev
         self._max_steps = max_steps
 
@@ -139,7 +146,7 @@ class SingleEpisodePlayer(EpisodePlayer):
             if episode.env_seed is not None:
                 self._env.seed(episode.env_seed)
                 self.policy.seed(episode.env_seed)
-            return play_episode(self._env, self.policy, self._max_steps, episode)
+            return play_episode(self._env, self.policy, self._max_steps, episode, self._normalized)
         except NonFiniteError:
             raise
         except USER_CODE_ERRORS as error:
@@ -148,18 +155,23 @@ class SingleEpisodePlayer(EpisodePlayer):
             set_flat_parameters(self.policy, torch.from_numpy(self._parameters))
 
 
-def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode) -> Outcome:
+def play_episode(
+    env: Any, policy: Any, max_steps: int | None, episode: Episode, normalized: Sequence[str] = ()
+) -> Outcome:
     """Plays one episode with the policy as it is.
 
     :param env: An environment with statistics.
     :param policy: The policy.
     :param max_steps: Cut off after this number of environment steps; `None`: never.
     :param episode: Which episode it is, for messages.
+    :param normalized: Names of the observations that are normalized; what was seen of them is told where the policy is
+        perturbed.
     :raises NonFiniteError: A reward or observation is NaN or infinite.
     """
     float_keys = _float_keys(env.observation_spaces_dict)
     act = acting_in(env, policy, deterministic=True)
     step, acting_now, context = env.step, env.actor_id, env.context  # looked up through all wrappers once
+    observed = ObservedRows(normalized if episode.sign else (), env.observation_spaces_dict, 1)
     observation, done = env.reset(), False
     episode_return, n_steps = 0.0, 0
     while not done and n_steps != max_steps:
@@ -167,6 +179,8 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
         for key in float_keys[actor_id.step_key]:
             if not np.isfinite(observation[key]).all():
                 raise _non_finite(episode, n_steps, _observation_name(key, actor_id), observation[key])
+        if observed:
+            observed.add(actor_id, {key: np.asarray(value)[None] for key, value in observation.items()}, slice(0, 1))
         observation, reward, done, _ = step(act(observation, actor_id))
         if not abs(reward) < math.inf:
             raise _non_finite(episode, n_steps, f"the reward of sub-step {actor_id.step_key!r}", reward)
@@ -174,7 +188,7 @@ def play_episode(env: Any, policy: Any, max_steps: int | None, episode: Episode)
         n_steps += bool(done or context.is_step_complete)
         if n_steps % LONG_EPISODE == 0:
             check_episode_ends(n_steps, str(episode))
-    return Outcome(_published_stats(env), episode_return, n_steps)
+    return Outcome(_published_stats(env), episode_return, n_steps, observed.of(0))
 
 
 class _Slot:
@@ -223,6 +237,7 @@ class EpisodeBatch(EpisodePlayer):
         self._observations = zeros(first.env.observation_spaces_dict, (n_slots,), "observation")
         self._action_specs = array_specs(first.env.action_spaces_dict, "action")
         self._float_keys = _float_keys(first.env.observation_spaces_dict)
+        self._observed = ObservedRows(self._normalized, first.env.observation_spaces_dict, n_slots)
 
     @property
     def n_free(self) -> int:  # type: ignore[override]
@@ -256,6 +271,7 @@ class EpisodeBatch(EpisodePlayer):
         except USER_CODE_ERRORS as error:
             fail(error, Place.of(slot.env, str(episode)), "reset")
         slot.episode, slot.episode_return, slot.n_steps = episode, 0.0, 0
+        self._observed.begin(row)
         self._n_active += 1
 
     @timed(COLLECTING)
@@ -327,6 +343,7 @@ class EpisodeBatch(EpisodePlayer):
         rows = range(self._n_active) if env_indices is None else env_indices
         self._check_finite(observation, actor, rows)
         which = slice(0, self._n_active) if env_indices is None else np.array(env_indices)
+        self._observed.add(actor, observation, which)
         for key, column in self._population.act(actor, observation, which).items():
             out[key][...] = column
 
@@ -341,13 +358,15 @@ class EpisodeBatch(EpisodePlayer):
     def _finish(self, row: int) -> tuple[Episode, Outcome]:
         """Takes the outcome of an episode, and moves the last active one to its place."""
         slot = self._slots[row]
-        outcome = Outcome(_published_stats(slot.env), float(slot.episode_return), slot.n_steps)
+        observed = self._observed.of(row) if slot.episode.sign else None
+        outcome = Outcome(_published_stats(slot.env), float(slot.episode_return), slot.n_steps, observed)
         self._n_active -= 1
         last = self._n_active
         if row != last:
             moved = self._slots[last]
             self._slots[row], self._slots[last] = moved, slot
             self._population.parameters[row] = self._population.parameters[last]
+            self._observed.move(last, row)
             for column in self._observations[moved.actor[0]].values():
                 column[row] = column[last]
         return slot.episode, outcome

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
     from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
+    from maze.train.trainers.es.distributed.observed_rows import Moments
 
 
 class ESRolloutResult:
@@ -28,17 +29,24 @@ class ESRolloutResult:
         """Sums of rewards, in the same order."""
         self.lengths: list[int] = []
         """Numbers of environment steps, in the same order."""
+        self.observed: list[Moments] = []
+        """Statistics of what was observed, of those episodes that running normalization learns from."""
 
-    def add_episode(self, stats: LogStats, episode_return: float, n_steps: int) -> None:
+    def add_episode(
+        self, stats: LogStats, episode_return: float, n_steps: int, observed: Moments | None = None
+    ) -> None:
         """Adds an episode.
 
         :param stats: Its statistics.
         :param episode_return: Sum of its rewards.
         :param n_steps: Number of its environment steps.
+        :param observed: Statistics of what was observed in it; `None`: nobody learns from that.
         """
         self.episode_stats.append(stats)
         self.returns.append(episode_return)
         self.lengths.append(n_steps)
+        if observed:
+            self.observed.append(observed)
 
 
 class ESDistributedRollouts(ABC):

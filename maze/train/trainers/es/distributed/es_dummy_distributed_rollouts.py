@@ -18,7 +18,7 @@ from maze.train.trainers.es.distributed.episode_batch import (
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.population import obstacle_to_batching, population_size
 from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, ScheduledRollouts
-from maze.train.trainers.es.es_utils import get_flat_parameters
+from maze.train.trainers.es.es_utils import get_flat_weights
 
 if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -67,7 +67,7 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
         if player is None or player.policy is not policy:
             n_wanted = min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS))
             player = self._players.make(policy, normalization_stats, self._concurrency or n_wanted)
-        player.configure(get_flat_parameters(policy).numpy(), noise_stddev, max_steps)
+        player.configure(get_flat_weights(policy).numpy(), noise_stddev, max_steps)
         while True:
             while player.n_free and (episode := schedule.next_episode()) is not None:
                 player.start(episode)

@@ -19,7 +19,7 @@ from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
 from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds, Outcome, ScheduledRollouts
-from maze.train.trainers.es.es_utils import get_flat_parameters
+from maze.train.trainers.es.es_utils import get_flat_weights
 
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsAggregator
@@ -45,15 +45,15 @@ class RemotePlayer:
 
     def play(
         self, episodes: list[Episode], token: int, policy: np.ndarray, parameters: np.ndarray, *limits: Any
-    ) -> list[tuple[Any, float, int]]:
+    ) -> list[tuple[Any, ...]]:
         """Plays episodes.
 
         :param episodes: Which episodes.
         :param token: Tells policies apart.
         :param policy: The pickled policy and the statistics for observation normalization, uint8 `[n_bytes]`.
-        :param parameters: float32 `[n_parameters]`.
+        :param parameters: As :func:`~maze.train.trainers.es.es_utils.get_flat_weights` gives them.
         :param limits: The further arguments of :meth:`EpisodePlayer.configure`.
-        :return: Encoded statistics, return and number of steps of each.
+        :return: Of each what came of it, its statistics encoded.
         """
         player = self._players.current
         if player is None or token != self._token:
@@ -101,7 +101,7 @@ class ESRayDistributedRollouts(ScheduledRollouts):
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
         sent = self._policy.of(policy, lambda: self._crew.publish((policy, normalization_stats)))
-        parameters = self._crew.put(get_flat_parameters(policy).numpy())
+        parameters = self._crew.put(get_flat_weights(policy).numpy())
         common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
         share = -(-(self._n_rollouts + self.n_eval_rollouts) // (N_AHEAD * self._crew.n_actors))
         size = min(self._concurrency, max(SMALLEST_SLICE, share))

@@ -23,7 +23,7 @@ from maze.train.trainers.es.distributed.rollout_schedule import (
     RolloutSchedule,
     ScheduledRollouts,
 )
-from maze.train.trainers.es.es_utils import get_flat_parameters
+from maze.train.trainers.es.es_utils import get_flat_weights
 
 if TYPE_CHECKING:
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -85,7 +85,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         )
         self._n_calls += 1
         self._n_playing = [0] * len(self._pool.workers)
-        shared.write(self._n_calls, {"parameters": get_flat_parameters(policy)})
+        shared.write(self._n_calls, {"parameters": get_flat_weights(policy)})
         self._pool.tell_all("update", (self._n_calls, noise_stddev, max_steps))
         try:
             while True:
@@ -164,7 +164,7 @@ class ESWorkerPool(WorkerPool):
         :param concurrency: Number of episodes side by side in each worker.
         :return: The memory for its parameters.
         """
-        weights = SharedPolicyWeights({"parameters": get_flat_parameters(policy)}, N_PARAMETER_SLOTS)
+        weights = SharedPolicyWeights({"parameters": get_flat_weights(policy)}, N_PARAMETER_SLOTS)
         pickled = cloudpickle.dumps(policy)
         for worker in self.workers:
             self.tell(worker, "policy", (pickled, normalization_stats, concurrency))

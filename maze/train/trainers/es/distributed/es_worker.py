@@ -20,7 +20,7 @@ from maze.train.trainers.es.distributed.episode_batch import EpisodePlayer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players
 from maze.train.trainers.es.distributed.rollout_schedule import Episode
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
-from maze.train.trainers.es.es_utils import get_flat_parameters
+from maze.train.trainers.es.es_utils import get_flat_weights
 
 N_PARAMETER_SLOTS = 2
 """Versions of the parameters that are kept: workers may still be reading those of the update before."""
@@ -115,7 +115,7 @@ class _ESWorker:
     def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
         """Takes another policy, and the memory with its parameters."""
         policy = cloudpickle.loads(pickled)
-        self._parameters = get_flat_parameters(policy)
+        self._parameters = get_flat_weights(policy)
         self._shared = SharedPolicyWeights.receive(
             self._channel.connection, {"parameters": self._parameters}, N_PARAMETER_SLOTS
         )

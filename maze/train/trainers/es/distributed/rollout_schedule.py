@@ -14,6 +14,7 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistrib
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStats
     from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+    from maze.train.trainers.es.distributed.observed_rows import Moments
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 _TRAINING, _EVALUATION = 0, 1
@@ -51,10 +52,12 @@ class Outcome(NamedTuple):
     stats: LogStats
     episode_return: float
     n_steps: int
+    observed: Moments | None = None
+    """Statistics of what was observed; `None`: nobody learns from that."""
 
-    def encoded(self, encoder: StatsEncoder) -> tuple[EncodedStats, float, int]:
+    def encoded(self, encoder: StatsEncoder) -> tuple[EncodedStats, float, int, Moments | None]:
         """The same for another process."""
-        return encoder.encode(self.stats), self.episode_return, self.n_steps
+        return encoder.encode(self.stats), *self[1:]
 
 
 class EpisodeSeeds:
