@@ -21,6 +21,9 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 _BLOCK = 512
 """So many numbers of a stream are made at a time."""
 
+_ONE = np.array(1)
+"""An array: a number would be converted each time."""
+
 
 class RowStreams:
     """Uniform random numbers for simulations that are stepped together.
@@ -220,7 +223,7 @@ class BatchedCoreEnv(ABC):
                     f"in a batch episodes end with the last sub-step of a step, {self.step_keys[-1]!r}."
                 )
             return rewards, terminated, terminated
-        self.elapsed += 1
+        self.elapsed += _ONE
         if self.pausing is not None:
             self.elapsed[self.pausing] = 0
             self.pausing = None

@@ -13,18 +13,19 @@ _NUMBERS = (int, float, bool)
 def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
     """Keeps all values, so that writers can show their distribution.
 
-    Nested lists, as they arrive from the levels below, are flattened. Where values come with the number of categories
-    (an event's attributes `value` and `action_dim`, say), the result is the pair of all values and that number.
+    Nested lists and arrays, as they arrive from the levels below, are flattened. Where values come with the number of
+    categories (an event's attributes `value` and `action_dim`, say), the result is the pair of all values and that
+    number.
 
     :param values: Numbers, lists of numbers, or attributes of events with one or two values each.
     """
     first = values[0]
     if type(first) in _NUMBERS:  # asking abstract classes takes longer than all the rest
         return list(values)
-    if isinstance(first, list):
+    if isinstance(first, list) or (isinstance(first, np.ndarray) and first.ndim):
         joined: list[Any] = []
         for part in values:
-            joined += part
+            joined += _listed(part) if isinstance(part, np.ndarray) else part
         return joined
     if not isinstance(first, (tuple, np.ndarray, ValuesView, Mapping)):
         return list(values)
@@ -32,6 +33,10 @@ def histogram(values: Sequence[Any]) -> list[Any] | tuple[list[Any], int]:
     flat = [value for part, _ in parts for value in part]
     sizes = [size for _, size in parts if size is not None]
     return flat if not sizes else (flat, max(sizes))
+
+
+def _listed(array: np.ndarray) -> Iterable[Any]:
+    return array.tobytes() if array.dtype == np.uint8 and array.ndim == 1 else array.tolist()  # a third of the time
 
 
 def _parts(value: Any) -> tuple[Iterable[Any], int | None]:

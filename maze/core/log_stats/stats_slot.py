@@ -24,6 +24,10 @@ _FOLDS: dict[Any, _Fold] = {
 }
 
 
+_MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
+"""They make an array of a list first, which takes longer than all the rest."""
+
+
 class StatsSlot:
     """Inputs by name and the statistics to calculate from them.
 
@@ -87,8 +91,14 @@ class StatsSlot:
         :param n_periods: How many periods of the level below there were.
         :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
         """
+        arrays: dict[str | None, np.ndarray] = {}
         for stat, key in zip(self.variant.stats, self.keys, strict=True):
             values = self.inputs[stat.input_name]
+            if stat.reduce_function in _MAKE_ARRAYS and not stat.counts_absence and not stat.cumulative and values:
+                if stat.input_name not in arrays:
+                    arrays[stat.input_name] = np.asanyarray(values)
+                stats[key] = reduce_values(stat, arrays[stat.input_name])
+                continue
             if stat.counts_absence:
                 n_absent = n_periods - (len(self.periods) or len(values))
                 if n_absent > 0:
@@ -142,7 +152,7 @@ class StatsSlot:
         return value
 
 
-def reduce_values(stat: CompiledStat, values: list[Any]) -> Any:
+def reduce_values(stat: CompiledStat, values: Any) -> Any:
     """Applies a statistic's reduce function; without one a single value passes as it is."""
     if stat.reduce_function is None:
         return values[0] if len(values) == 1 else PassedThrough(values)

@@ -69,6 +69,10 @@ class GymBatch(BatchedCoreEnv):
         self._mask = action_mask
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
+        self._only = None
+        """Key and type of the only observation, which comes by itself."""
+        if self._kind is None and action_mask is None:
+            self._only = next((key, dtype) for key, (_, dtype) in self._specs.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
         self._is_own = True
         """Whether nobody else has the arrays of `_shown`."""
@@ -91,12 +95,13 @@ class GymBatch(BatchedCoreEnv):
             )
         if self.pausing is not None and self._n_checks_left:
             self._check_pauses(self.pausing, rewards, terminated | truncated)
-        if self.mode is AutoresetMode.SAME_STEP:
+        if self.mode is not AutoresetMode.SAME_STEP:
+            self._shown = self._read(seen, info, terminated | truncated if self._mask else None)
+            self._is_own = False
+        else:
             self._show(seen, info)
             if len(rows := (terminated | truncated).nonzero()[0]):
                 self._show_final(rows, info)
-        else:
-            self._show(seen, info, terminated | truncated if self._mask else None)
         return rewards, terminated, truncated
 
     def _given(self, actions: Mapping[str, np.ndarray]) -> Any:
@@ -208,14 +213,17 @@ class GymBatch(BatchedCoreEnv):
             self._first = {key: np.array(array, order="C") for key, array in self._shown.items()}
             self._first_pieces = {key: as_pieces(array) for key, array in self._first.items()}
 
-    def _show(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None = None) -> None:
-        self._shown, self._is_own = self._read(seen, info, is_maskless), False
+    def _show(self, seen: Any, info: Mapping[str, Any]) -> None:
+        self._shown, self._is_own = self._read(seen, info, None), False
 
     def _read(self, seen: Any, info: Mapping[str, Any], is_maskless: np.ndarray | None) -> dict[str, np.ndarray]:
         """The observations of all members.
 
         :param is_maskless: Members whose mask matters to nobody; `None`: none.
         """
+        if self._only is not None:
+            key, dtype = self._only
+            return {key: np.asarray(seen, dtype)}
         arrays = unpacked(self._kind, self._leaves, seen)
         if self._mask is not None:
             arrays[ACTION_MASK] = self._read_mask(info, is_maskless)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maze.core.env.base_env_events import BaseEnvEvents, latest
+from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import (
     LogStats,
     LogStatsAggregator,
@@ -26,17 +28,14 @@ _PASS_ONE_ON = (None, sum, max, min, latest, np.sum, np.mean, np.median, np.max,
 
 _FIRST_CAPACITY = 1024
 
-_TABLES_AT_ONCE = 128
-"""So many are reduced together: where there are short episodes, their values fit into the processor's cache."""
+_VALUES_AT_ONCE = 16384
+"""Episodes with so many values are reduced together, which fit into the processor's cache."""
 
 _ADDS_IN_ORDER = sys.version_info < (3, 12)
 """Whether Python's `sum` of floats adds one to the other, as arrays are added; later it compensates for rounding."""
 
 _Key = tuple[Callable[..., Any], LogStatsGroup | None, str | None]
 """Event, group, and name of the step statistic."""
-
-
-_NO_KPIS: Mapping[LogStatsKey, np.ndarray] = {}
 
 
 @functools.cache
@@ -165,53 +164,58 @@ class BatchedEpisodeStats:
         if self.n_steps == self._capacity:
             self._make_room()
 
-    def skip_step(self, rows: np.ndarray) -> None:
-        """Episodes begin with the next step; the one just completed was perhaps none of their environments.
+    def begin(self, rows: np.ndarray, in_step_after: bool = False) -> None:
+        """Episodes begin with the step under way; what was kept of earlier ones in their environments is forgotten.
 
         :param rows: Their indices.
+        :param in_step_after: They begin with the step after that.
         """
-        self._starts[rows] = self.n_steps
+        self._starts[rows] = self.n_steps + in_step_after
+
+    def begun(self) -> np.ndarray:
+        """Indices of the environments whose running episode has a step."""
+        return (self._starts < self.n_steps).nonzero()[0]
 
     def publish(
-        self, rows: np.ndarray, kpis: Callable[[np.ndarray], Mapping[str, np.ndarray]] | None = None
+        self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None = None, pauses: bool = False
     ) -> Mapping[int, LogStats]:
-        """The statistics of episodes that are over; those that follow begin with the next step.
+        """The statistics of episodes that are over; others follow.
 
-        :param rows: Indices of their environments.
-        :param kpis: Gives the key performance indicators of environments, `[n_rows]` by name.
-        :return: Statistics by index, as a table where all have the same; environments without a step have none.
+        :param rows: Indices of their environments, which have taken a step each.
+        :param kpis: Their key performance indicators, `[n_rows]` by name.
+        :param pauses: Whether the episodes that follow begin with the step after the next one.
+        :return: Statistics by index, as a table where all have the same.
         """
-        starts, end = self._starts[rows], self.n_steps
-        if np.count_nonzero(starts == end):
-            rows, starts = rows[starts < end], starts[starts < end]
-        if not len(rows):
-            return {}
-        known = _NO_KPIS
-        if kpis is not None:
-            known = {_kpi_key(name): np.asarray(of_rows, np.float64) for name, of_rows in kpis(rows).items()}
-        table = EpisodeTable(self, rows, starts, end, known)
-        self._starts[rows] = end
-        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense(end)]
-        if not sparse:
-            return table
+        end = self.n_steps
+        known = {} if kpis is None else {_kpi_key(name): np.asarray(of, np.float64) for name, of in kpis.items()}
+        table = EpisodeTable(self, rows, self._starts[rows], end, known)
+        self._starts[rows] = end + pauses
+        for column in self._columns.values():
+            if column.present is not None or column.last + 1 < end:
+                return self._singly(table)
+        return table
+
+    def _singly(self, table: EpisodeTable) -> dict[int, LogStats]:
+        """The statistics of episodes where events did not occur in each step."""
+        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense(table.end)]
         finished = {}
-        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+        for row, start in zip(table.rows.tolist(), table.starts.tolist(), strict=True):
             for key, column in sparse:
-                self._feed(*key, column.values(row, start, end))
-            finished[row] = {**table[row], **self._aggregator.reduce(n_periods=end - start)}
+                self._feed(*key, column.values(row, start, table.end))
+            finished[row] = {**table[row], **self._aggregator.reduce(n_periods=table.end - start)}
         return finished
 
     def columns_of(self, tables: Sequence[EpisodeTable], joins: bool = False) -> dict[LogStatsKey, list[Any]]:
         """The statistics of several tables, one after the other.
 
         :param tables: As :meth:`publish` gave them since values were given up last.
-        :param joins: Whether lists of which an epoch makes one list are joined already, into a single value.
+        :param joins: Whether lists of which an epoch makes one list are joined already, into arrays.
         :return: The values of all episodes by statistic.
+        :raises EnvironmentContractError: An episode has ended before its first step.
         """
         columns = {key: np.concatenate([table.known[key] for table in tables]).tolist() for key in tables[0].known}
         dense = [column for column in self._columns.values() if column.is_dense(tables[-1].end)]
-        for first in range(0, len(tables), _TABLES_AT_ONCE):
-            places = _Places(tables[first : first + _TABLES_AT_ONCE], self.n_envs)
+        for places in _places_of(tables, self.n_envs):
             for column in dense:
                 column.reduce_into(columns, places, joins)
         return columns
@@ -219,14 +223,14 @@ class BatchedEpisodeStats:
     def clear(self) -> None:
         """Forgets the running episodes."""
         self._before_moving()
-        self.skip_step(np.arange(self.n_envs))
+        self.begin(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
         """What is kept of the running episode of an environment, of the step under way at last.
 
         As bytes: a checkpoint of hundreds of environments has thousands of these, and each tensor in it takes its time.
         """
-        start, end = int(self._starts[row]), self.n_steps + 1
+        start, end = min(int(self._starts[row]), self.n_steps), self.n_steps + 1
         return [
             {
                 "event": [event.__module__, event.__qualname__],
@@ -342,23 +346,40 @@ def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
     return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
 
 
+def _places_of(tables: Sequence[EpisodeTable], n_envs: int) -> Iterator[_Places]:
+    """Where the values of episodes stand, of some at a time."""
+    rows = np.concatenate([table.rows for table in tables])
+    starts = np.concatenate([table.starts for table in tables])
+    lengths = np.repeat([table.end for table in tables], [len(table.rows) for table in tables]) - starts
+    if np.count_nonzero(lengths <= 0):
+        raise EnvironmentContractError(
+            f"environment {rows[lengths.argmin()]}: its episode was over before it had a step; an episode that is to "
+            "begin with the coming step cannot end before."
+        )
+    ends = lengths.cumsum()
+    parts = np.searchsorted(ends, np.arange(_VALUES_AT_ONCE, ends[-1], _VALUES_AT_ONCE))
+    edges = np.unique([0, *parts, len(rows)]).tolist()
+    for first, last in itertools.pairwise(edges):
+        yield _Places(rows[first:last], starts[first:last], lengths[first:last], n_envs)
+
+
 class _Places:
     """Where the values of episodes stand in arrays `[capacity, n_envs]`.
 
-    :param tables: The episodes.
+    :param rows: The environments of the episodes, `[n_episodes]`.
+    :param starts: Their first steps.
+    :param lengths: How many steps they have.
     :param n_envs: Number of environments.
     """
 
-    def __init__(self, tables: Sequence[EpisodeTable], n_envs: int) -> None:
-        rows = np.concatenate([table.rows for table in tables])
-        starts = np.concatenate([table.starts for table in tables])
-        self.lengths = np.repeat([table.end for table in tables], [len(table) for table in tables]) - starts
-        ends = self.lengths.cumsum()
-        self.offsets = ends - self.lengths
+    def __init__(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, n_envs: int) -> None:
+        self.lengths = lengths
+        ends = lengths.cumsum()
+        self.offsets = ends - lengths
         """Where the values of each episode begin among those of all, `[n_episodes]`."""
-        self.index = np.repeat((starts - self.offsets) * n_envs + rows, self.lengths)
+        self.index = np.repeat((starts - self.offsets) * n_envs + rows, lengths)
         """Where each value stands in a flat array, episode by episode, `[n_values]`."""
-        self.index += np.arange(len(self.index)) * n_envs
+        self.index += np.arange(0, len(self.index) * n_envs, n_envs)
 
     def split(self, values: list[Any]) -> list[list[Any]]:
         """The values of each episode."""
@@ -396,35 +417,36 @@ class StatColumn:
         self.array = np.zeros((capacity, n_envs), dtype)
         self.present: np.ndarray | None = None
         """`None`: there is a value in every step up to the last, and statistics ask for nothing else."""
+        self.last = last
+        """The last step that may hold a value."""
         self._reducers = reducers
-        self._last = last
         self._adds_as_python = np.dtype(dtype).kind in "biu" or _ADDS_IN_ORDER
 
     def is_dense(self, n_steps: int) -> bool:
         """Whether so many steps have a value each."""
-        return self.present is None and self._last + 1 >= n_steps
+        return self.present is None and self.last + 1 >= n_steps
 
     def become_sparse(self) -> None:
         """From now on steps may lack a value."""
         if self.present is None:
             self._before_moving()
             self.present = np.zeros(self.array.shape, np.bool_)
-            self.present[: self._last + 1] = True
+            self.present[: self.last + 1] = True
 
     def set(self, step: int, values: Any, where: np.ndarray | None = None) -> None:
         self.array[step] = values
-        if where is not None or self.present is not None or step > self._last + 1:
+        if where is not None or self.present is not None or step > self.last + 1:
             self.become_sparse()
             assert self.present is not None
             self.present[step] = True if where is None else where
-        self._last = step
+        self.last = step
 
     def reduce_into(self, columns: dict[LogStatsKey, list[Any]], places: _Places, joins: bool) -> None:
         """Calculates the statistics of episodes that have a value in each step.
 
         :param columns: Takes the values of the episodes by statistic.
         :param places: The episodes.
-        :param joins: Whether lists of which an epoch makes one list are joined, into a single value.
+        :param joins: Whether lists of which an epoch makes one list are joined, into an array.
         """
         values: np.ndarray | None = None
         listed: list[Any] | None = None
@@ -438,11 +460,12 @@ class StatColumn:
             if function is sum and self._adds_as_python:
                 column += places.sums(values).tolist()
                 continue
+            if joins and is_joined:
+                column.append(values)
+                continue
             if listed is None:
                 listed = values.tolist()
-            if joins and is_joined:
-                column.append(listed)
-            elif function is histogram:
+            if function is histogram:
                 column += places.split(listed)
             else:
                 column += [function(part) for part in places.split(listed)]
@@ -453,7 +476,7 @@ class StatColumn:
         self.array[start : start + len(values), row] = values
         if self.present is not None:
             self.present[start : start + len(values), row] = present
-        self._last = max(self._last, start + len(values) - (1 if present[-1] else 2))
+        self.last = max(self.last, start + len(values) - (1 if present[-1] else 2))
 
     def forget(self, row: int, start: int) -> None:
         """There are no values of an environment from a step on."""
@@ -464,7 +487,7 @@ class StatColumn:
     def presence(self, row: int, start: int, end: int) -> np.ndarray:
         """Where an environment has values, bool `[end - start]`."""
         present: np.ndarray
-        present = np.arange(start, end) <= self._last if self.present is None else self.present[start:end, row].copy()
+        present = np.arange(start, end) <= self.last if self.present is None else self.present[start:end, row].copy()
         return present
 
     def values(self, row: int, start: int, end: int) -> list[Any]:
@@ -474,7 +497,7 @@ class StatColumn:
 
     def move(self, start: int, by: int) -> None:
         """Moves what stands from `start` on; what it leaves holds nothing."""
-        self._last += by
+        self.last += by
         self.array = _moved(self.array, start, by)
         if self.present is not None:
             self.present = _moved(self.present, start, by)

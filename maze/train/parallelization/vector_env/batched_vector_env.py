@@ -85,21 +85,22 @@ class BatchedVectorEnv(StructuredVectorEnv):
         simulation = self.simulation
         step_key = simulation.step_keys[simulation.substep]
         of_step = actions.get(step_key)
-        given = of_step if isinstance(of_step, Mapping) else actions
-        taken = {head.name: head.column(given) for head in self._heads[step_key]}
+        given = of_step if of_step is not None and isinstance(of_step, Mapping) else actions
+        taken = {}
+        for head in self._heads[step_key]:
+            taken[head.name] = head.column(given)
         pausing = simulation.pausing
         rewards, terminated, truncated = simulation.advance(taken)
         is_complete = simulation.substep == 0
-        self.rewards[:] = rewards
-        self.terminated[:] = terminated
-        self.truncated[:] = truncated
+        self.rewards[...] = rewards
+        self.terminated[...] = terminated
+        self.truncated[...] = truncated
         self.step_complete.fill(is_complete)
         if simulation.seeds_rows:
             self._since_seeding += 1
         self._note(step_key, taken, rewards, is_complete)
         if pausing is not None:
             self.step_complete[pausing] = False
-            self._stats.skip_step(pausing)
         if self.final_observations:
             self.final_observations = {}
         done = terminated | truncated
@@ -128,10 +129,12 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._step_rewards[:] = 0.0
             self.simulation.substep = 0
             everyone = np.arange(self.n_envs)
-            finished = self._stats.publish(everyone, self._kpis)
+            if len(begun := self._stats.begun()):
+                finished = self._stats.publish(begun, self._kpis(begun) if self._kpis else None)
             for index in range(self.n_envs):
                 self._seed_next(index)
             self.simulation.begin(everyone)
+            self._stats.begin(everyone)
         self.pausing = self.simulation.pausing
         self._is_reset, self._is_restored = True, False
         self._count_episodes(finished)
@@ -221,6 +224,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._since_seeding[index] = running["since_seeding"]
             self._step_rewards[index] = running["step_reward"]
             self._stats.load_row_state(index, running["statistics"])
+        if self.simulation.pausing is not None:
+            self._stats.begin(self.simulation.pausing, in_step_after=True)
         self._is_restored = is_any_running
         return problems
 
@@ -229,18 +234,20 @@ class BatchedVectorEnv(StructuredVectorEnv):
     ) -> None:
         """Keeps what statistics are made of."""
         stats = self._stats
+        step = stats.n_steps
         for head in self._heads[step_key]:
-            if head.group is not None:
-                if head.stats is None:
-                    head.stats = stats.column(DiscreteActionEvents.action, head.group, None, head.stats_dtype)
-                head.stats.set(stats.n_steps, taken[head.name])
+            if head.stats is not None:
+                head.stats.set(step, taken[head.name])
+            elif head.group is not None:
+                head.stats = stats.column(DiscreteActionEvents.action, head.group, None, head.stats_dtype)
+                head.stats.set(step, taken[head.name])
         if is_complete:
             if not self.is_flat:
                 rewards = self._step_rewards + rewards
                 self._step_rewards[:] = 0.0
             if self._reward_stats is None:
                 self._reward_stats = stats.column(BaseEnvEvents.reward, None, None, rewards.dtype)
-            self._reward_stats.set(stats.n_steps, rewards)
+            self._reward_stats.set(step, rewards)
         else:
             self._step_rewards += rewards
         for event, where, attributes in self.simulation.fired:
@@ -259,13 +266,13 @@ class BatchedVectorEnv(StructuredVectorEnv):
             kept = split_rows({key: array[cut_off] for key, array in seen.items()})
             finals = (FinalObservation(actor, observation) for observation in kept)
             self.final_observations = dict(zip(cut_off.tolist(), finals, strict=True))
-        finished = self._stats.publish(rows, self._kpis)
+        kpis = self._kpis(rows) if self._kpis else None
         if simulation.seeds_rows:
             for row in rows[self._since_seeding[rows] >= RESEED_AFTER].tolist():
                 if self._seeds[row] is not None:
                     self._seed_next(row)
         simulation.begin(rows)
-        return finished
+        return self._stats.publish(rows, kpis, simulation.pausing is not None)
 
     @override(StructuredVectorEnv)
     def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
@@ -277,8 +284,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
         if self.episode_quota is not None:
             finished = finished.only(self.episode_quota[finished.rows] > 0)
             self.episode_quota[finished.rows] -= 1
-        if not len(finished):
-            return
+            if not len(finished):
+                return
         if self._receiver is not self.epoch_stats:
             self._deliver()
         self._waiting.append(finished)
@@ -343,25 +350,25 @@ class _Head:
         self._dtype = dtype
         self._space = space
         self._lowest, self._n = (int(space.start), int(space.n)) if isinstance(space, spaces.Discrete) else (0, 0)
-        self._unsigned = np.dtype(f"u{dtype.itemsize}")
         self.stats: StatColumn | None = None
         self.stats_dtype = np.min_scalar_type(self._lowest + self._n - 1) if self._lowest >= 0 else dtype
-        self._checked: Callable[[np.ndarray], np.ndarray] = lambda column: column
-        if isinstance(space, spaces.Discrete):
-            self._checked = self._in_range
-        elif isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
-            self._checked = lambda column: np.clip(column, space.low, space.high)
+        # An array: a number would be converted in each comparison. Negative numbers are large ones without a sign.
+        self._limit = np.array(self._n, f"u{dtype.itemsize}") if isinstance(space, spaces.Discrete) else None
+        self._bounds = None
+        if isinstance(space, spaces.Box) and (space.bounded_below.any() or space.bounded_above.any()):
+            self._bounds = space.low, space.high
 
     def column(self, actions: Mapping[str, Any]) -> np.ndarray:
         """The actions of all environments, `[n_envs, ...]`; those of bounded boxes are clipped."""
-        return self._checked(action_column(actions, self._step_key, self.name, self._shape, self._dtype))
-
-    def _in_range(self, column: np.ndarray) -> np.ndarray:
-        # negative numbers are large ones without a sign
-        if np.count_nonzero((column - self._lowest if self._lowest else column).view(self._unsigned) >= self._n):
-            row = int(np.flatnonzero((column < self._lowest) | (column >= self._lowest + self._n))[0])
-            raise EnvironmentContractError(
-                f"environment {row}: action `{self.name}` of sub-step {self._step_key!r}: expected an element of "
-                f"{self._space}, found {column[row]}."
-            )
+        column = action_column(actions, self._step_key, self.name, self._shape, self._dtype)
+        if (limit := self._limit) is not None:
+            from_zero = column - self._lowest if self._lowest else column
+            if np.count_nonzero(from_zero.view(limit.dtype) >= limit):
+                row = int(np.flatnonzero((from_zero < 0) | (from_zero >= self._n))[0])
+                raise EnvironmentContractError(
+                    f"environment {row}: action `{self.name}` of sub-step {self._step_key!r}: expected an element of "
+                    f"{self._space}, found {column[row]}."
+                )
+        elif self._bounds is not None:
+            np.clip(column, *self._bounds, out=column)
         return column
