@@ -117,15 +117,16 @@ class LogStatsAggregator(LogStatsConsumer):
             return
         self.receive_columns({key: [stats[key] for stats in many] for key in first}, len(many))
 
-    def receive_columns(self, columns: Mapping[LogStatsKey, list[Any]], n_periods: int) -> None:
+    def receive_columns(self, columns: Mapping[LogStatsKey, np.ndarray | list[Any]], n_periods: int) -> None:
         """Takes the statistics of several periods that all have the same ones.
 
-        :param columns: The values of the periods by statistic.
+        :param columns: The values of the periods by statistic; numbers may be an array.
         :param n_periods: How many there are.
         """
         self._take_deferred()
         periods = range(len(self._lengths), len(self._lengths) + n_periods)
-        self._lengths.extend(columns.get(_STEP_COUNT, [1] * n_periods))
+        lengths = columns.get(_STEP_COUNT, [1] * n_periods)
+        self._lengths.extend(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
         for key, values in columns.items():
             plan = level_plan(key.event, self._level_name)
             for index, component in plan.routes.get(key.output_name, ()):
@@ -177,7 +178,7 @@ class LogStatsAggregator(LogStatsConsumer):
         """
         plan = level_plan(event, self._level_name)
         index, _ = plan.routes[name][0]
-        return self._slot(event, plan, index, group).inputs[name]
+        return self._slot(event, plan, index, group).values(name)
 
     def pending(self, event: Callable[..., Any], name: str | None = None) -> dict[LogStatsGroup | None, list[Any]]:
         """The values of one input that wait to be reduced, by group.
@@ -187,7 +188,7 @@ class LogStatsAggregator(LogStatsConsumer):
         """
         self._take_deferred()
         return {
-            group: list(slot.inputs[name])
+            group: list(slot.values(name))
             for (known, _, group), slot in list(self._slots.items())
             if known is event and name in slot.inputs
         }

@@ -36,38 +36,50 @@ class StatsSlot:
     :param keys: The key of each of the variant's statistics.
     """
 
-    __slots__ = ("_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+    __slots__ = ("_arrays", "_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
 
     def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
         self.variant = variant
         self.keys = keys
         self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
+        self._arrays: dict[str | None, list[np.ndarray]] = {}
+        """Numbers that came as arrays, after those in `inputs`."""
         self.periods: list[int] = []
         """Which periods of the level below delivered values."""
         self.is_touched = False
         self._cumulative: dict[int, Any] = {}
 
+    def values(self, name: str | None) -> list[Any]:
+        """All values of an input, in the list that collects them."""
+        values = self.inputs[name]
+        for array in self._arrays.pop(name, ()):
+            values += array.tolist()
+        return values
+
     def add(self, name: str | None, value: Any) -> None:
-        values = self.inputs.get(name)
-        if values is None:
+        if name not in self.inputs:
             return
+        values = self.values(name) if self._arrays else self.inputs[name]
         if type(value) is PassedThrough:
             values.extend(value)
         else:
             values.append(value)
 
-    def add_all(self, name: str | None, values: list[Any], periods: Sequence[int]) -> None:
+    def add_all(self, name: str | None, values: np.ndarray | list[Any], periods: Sequence[int]) -> None:
         """Adds one value of each of several periods.
 
         :param name: Which input they are.
-        :param values: The values.
+        :param values: The values; an array of numbers stays one until somebody asks for a list.
         :param periods: The numbers of the periods, rising.
         """
-        if PassedThrough in map(type, values):
+        if isinstance(values, np.ndarray):
+            if name in self.inputs:
+                self._arrays.setdefault(name, []).append(values)
+        elif PassedThrough in map(type, values):
             for value in values:
                 self.add(name, value)
         elif name in self.inputs:
-            self.inputs[name].extend(values)
+            self.values(name).extend(values)
         is_counted = self.periods and self.periods[-1] >= periods[0]
         if not is_counted:
             self.periods.extend(periods)
@@ -81,6 +93,8 @@ class StatsSlot:
         """Drops the inputs; what cumulative statistics have already counted stays."""
         for values in self.inputs.values():
             values.clear()
+        if self._arrays:
+            self._arrays.clear()
         if self.periods:
             self.periods.clear()
         self.is_touched = False
@@ -91,33 +105,33 @@ class StatsSlot:
         :param n_periods: How many periods of the level below there were.
         :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
         """
-        arrays: dict[str | None, np.ndarray] = {}
+        arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items() if not self.inputs[name]}
         for stat, key in zip(self.variant.stats, self.keys, strict=True):
-            values = self.inputs[stat.input_name]
-            if stat.reduce_function in _MAKE_ARRAYS and not stat.counts_absence and not stat.cumulative and values:
-                if stat.input_name not in arrays:
-                    arrays[stat.input_name] = np.asanyarray(values)
-                stats[key] = reduce_values(stat, arrays[stat.input_name])
-                continue
+            values: Any = self.values(stat.input_name)
             if stat.counts_absence:
                 n_absent = n_periods - (len(self.periods) or len(values))
                 if n_absent > 0:
                     values = values + self._of_absence(stat, n_absent, lengths)
-            if values:
-                stats[key] = self._accumulate(stat, values) if stat.cumulative else reduce_values(stat, values)
+            if not values:
+                continue
+            if stat.reduce_function in _MAKE_ARRAYS and not (stat.cumulative or stat.counts_absence):
+                if stat.input_name not in arrays:
+                    arrays[stat.input_name] = np.asanyarray(values)
+                values = arrays[stat.input_name]
+            stats[key] = self._accumulate(stat, values) if stat.cumulative else reduce_values(stat, values)
         self.clear()
 
     def copy_from(self, other: StatsSlot) -> None:
         self.clear()
-        for name, values in other.inputs.items():
-            self.inputs[name].extend(values)
+        for name in other.inputs:
+            self.inputs[name].extend(other.values(name))
         self.periods.extend(other.periods)
         self.is_touched = other.is_touched
         self._cumulative = dict(other._cumulative)
 
     def state(self) -> dict[str, Any]:
         """What waits to be reduced, and what cumulative statistics have counted so far."""
-        inputs = {name: list(values) for name, values in self.inputs.items()}
+        inputs = {name: list(self.values(name)) for name in self.inputs}
         return {"inputs": inputs, "periods": list(self.periods), "cumulative": dict(self._cumulative)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -138,7 +152,7 @@ class StatsSlot:
         absent += [1] * (n_absent - len(absent))
         return [stat.of_absence([0] * length) for length in absent]
 
-    def _accumulate(self, stat: CompiledStat, values: list[Any]) -> Any:
+    def _accumulate(self, stat: CompiledStat, values: Any) -> Any:
         fold = _FOLDS.get(stat.reduce_function) if stat.reduce_function is not None else None
         if fold is None:
             history = self._cumulative.setdefault(stat.position, [])

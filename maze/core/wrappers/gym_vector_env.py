@@ -84,13 +84,36 @@ class GymBatch(BatchedCoreEnv):
         self._next_seed: int | None = None
         self._n_checks_left = _N_CHECKED_PAUSES
 
+    @property
+    def elapsed(self) -> np.ndarray:  # type: ignore[override]
+        """Steps of the running episodes; counted when somebody asks."""
+        return np.maximum(self._n_steps - self._begun, 0)
+
+    @elapsed.setter
+    def elapsed(self, elapsed: np.ndarray) -> None:
+        self._n_steps = 0
+        self._begun = -elapsed
+        """By member, the step before the first of its episode, which comes after the present one while it pauses."""
+
+    @override(BatchedCoreEnv)
+    def begin(self, rows: np.ndarray) -> None:
+        self.reset_rows(rows)
+        self._begun[rows] = self._n_steps + (self.pausing is not None)
+
+    @override(BatchedCoreEnv)
+    def advance(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rewards, terminated, truncated = self.step(actions)
+        self.pausing = None
+        self._n_steps += 1
+        return rewards, terminated, np.greater(truncated, terminated)  # never both
+
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seen, rewards, terminated, truncated, info = self.env.step(self._given(actions))
         rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
-        if not rewards.shape == terminated.shape == truncated.shape == self.elapsed.shape:
+        if not rewards.shape == terminated.shape == truncated.shape == self._begun.shape:
             raise EnvironmentContractError(
-                f"{self.env}: expected rewards, terminations and truncations of the shape {self.elapsed.shape}, one "
+                f"{self.env}: expected rewards, terminations and truncations of the shape {self._begun.shape}, one "
                 f"for each member, found {rewards.shape}, {terminated.shape} and {truncated.shape}."
             )
         if self.pausing is not None and self._n_checks_left:
@@ -190,9 +213,10 @@ class GymBatch(BatchedCoreEnv):
         self._show_rows(np.array([row]), {name: value[None] for name, value in state["arrays"].items()})
         for name, value in state["first"].items():
             self._first[name][row] = value
-        self.elapsed[row] = state["elapsed"]
+        self._begun[row] = self._n_steps - state["elapsed"]
         if state["pausing"]:
             self.pausing = np.append(np.zeros(0, np.int64) if self.pausing is None else self.pausing, row)
+            self._begun[row] = self._n_steps + 1
 
     def _load_attributes(self, layers: list[dict[str, Any]]) -> None:
         for layer, attributes in zip(_layers(self.env), layers, strict=True):

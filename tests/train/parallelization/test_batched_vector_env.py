@@ -22,7 +22,7 @@ from maze.core.log_stats.event_decorators import (
     define_stats_grouping,
     define_step_stats,
 )
-from maze.core.log_stats.log_stats import LogStatsKey
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsKey, LogStatsLevel
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
@@ -160,7 +160,7 @@ def test_sums_of_episodes_are_added_in_order():
     """Numbers whose sum depends on the order in which they are added."""
     n_envs, n_ticks = 3, 400
     rewards = np.random.default_rng(0).standard_normal((n_ticks, n_envs)) * 10.0 ** np.arange(-4, 5, 3)
-    published = []
+    finished = []
     stats = BatchedEpisodeStats(n_envs)
     begun, expected = [0] * n_envs, []
     for tick in range(n_ticks):
@@ -168,15 +168,15 @@ def test_sums_of_episodes_are_added_in_order():
         stats.complete_step()
         rows = np.flatnonzero((tick + np.arange(n_envs)) % 7 == 6)
         if len(rows):
-            published.append(stats.publish(rows))
+            stats.end(rows)
+            finished.append(stats.finished())
             for row in rows.tolist():
                 expected.append(sum(rewards[begun[row] : tick + 1, row].tolist()))
                 begun[row] = tick + 1
-    columns = stats.columns_of(published)
-    assert columns[LogStatsKey(BaseEnvEvents.reward, "sum", None)] == expected
-    assert [row[LogStatsKey(BaseEnvEvents.reward, "sum", None)] for table in published for row in table.values()] == (
-        expected
-    )
+    stats.deliver(receiver := LogStatsAggregator(LogStatsLevel.EPOCH))
+    assert receiver.pending(BaseEnvEvents.reward, "sum")[None] == expected
+    key = LogStatsKey(BaseEnvEvents.reward, "sum", None)
+    assert [row[key] for episodes in finished for row in episodes.values()] == expected
 
 
 def test_rows_do_not_depend_on_how_many_there_are():

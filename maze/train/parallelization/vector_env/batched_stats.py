@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,69 +43,54 @@ def _kpi_key(name: str) -> LogStatsKey:
     return LogStatsKey(BaseEnvEvents.kpi, None, (name,))
 
 
-class EpisodeTable(Mapping[int, LogStats]):
-    """Statistics of episodes that ended together, by environment; calculated when somebody looks.
+class _Episodes(NamedTuple):
+    """Episodes that are over, in the order in which they ended.
 
-    :param stats: Keeps their values; asked before it makes room for others.
-    :param rows: Their environments.
+    :param rows: Their environments, `[n_episodes]`.
     :param starts: Their first steps.
-    :param end: The step after their last.
+    :param lengths: How many steps they have.
     :param known: Statistics that are known already, `[n_episodes]` each.
     """
 
-    def __init__(
-        self,
-        stats: BatchedEpisodeStats,
-        rows: np.ndarray,
-        starts: np.ndarray,
-        end: int,
-        known: Mapping[LogStatsKey, np.ndarray],
-    ) -> None:
-        self.rows, self.starts, self.end, self.known = rows, starts, end, known
-        self._stats = stats
+    rows: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    known: Mapping[LogStatsKey, np.ndarray]
 
-    @functools.cached_property
-    def columns(self) -> dict[LogStatsKey, list[Any]]:
-        """The values of the episodes by statistic."""
-        return self._stats.columns_of([self])
-
-    def __getitem__(self, row: int) -> LogStats:
-        (positions,) = np.nonzero(self.rows == row)
-        if not len(positions):
-            raise KeyError(row)
-        return {key: values[positions[0]] for key, values in self.columns.items()}
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.rows.tolist())
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def only(self, which: np.ndarray) -> EpisodeTable:
-        """Some of them.
-
-        :param which: bool `[n_episodes]`.
-        """
+    def some(self, which: slice | np.ndarray) -> _Episodes:
+        """Some of them, in their order."""
         known = {key: values[which] for key, values in self.known.items()}
-        return EpisodeTable(self._stats, self.rows[which], self.starts[which], self.end, known)
+        return _Episodes(self.rows[which], self.starts[which], self.lengths[which], known)
 
 
 class BatchedEpisodeStats:
     """Keeps the values of the running episodes in arrays, and makes the statistics of those that end.
 
     An event occurs at most once a step in each environment and group; its statistics are those that single
-    environments would have.
+    environments would have. What ends is noted; its statistics are made when somebody asks, of many episodes at once.
 
     :param n_envs: Number of environments.
-    :param before_moving: Called before values of episodes that are over are given up.
+    :param before_moving: Called before values of episodes that are over are given up; to :meth:`deliver` them.
     """
 
     def __init__(self, n_envs: int, before_moving: Callable[[], None] = lambda: None) -> None:
         self.n_envs = n_envs
+        self._row_type = np.min_scalar_type(n_envs)
+        """Small numbers are sorted in a fraction of the time."""
         self._before_moving = before_moving
         self._columns: dict[_Key, StatColumn] = {}
         self._starts = np.zeros(n_envs, np.int64)
-        """Where in the columns the running episode of each environment begins."""
+        """Where in the columns the running episode of each environment begins, but for those in `_ended`."""
+        self._ended: list[np.ndarray] = []
+        """Indices of environments whose episodes ended, one array for each call of :meth:`end`."""
+        self._ended_at: list[int] = []
+        self._followed_at: list[int] = []
+        """With which step their next episodes begin."""
+        self._counted: list[np.ndarray | None] = []
+        self._kpis: list[Mapping[str, np.ndarray]] = []
+        self._undelivered: list[_Episodes] = []
+        self._latest: _Episodes | None = None
+        """The episodes that ended last."""
         self.n_steps = 0
         """Steps that were kept; the number of the one under way."""
         self._capacity = _FIRST_CAPACITY
@@ -164,65 +149,139 @@ class BatchedEpisodeStats:
         if self.n_steps == self._capacity:
             self._make_room()
 
-    def begin(self, rows: np.ndarray, in_step_after: bool = False) -> None:
+    def begin(self, rows: np.ndarray, pauses: bool = False) -> None:
         """Episodes begin with the step under way; what was kept of earlier ones in their environments is forgotten.
 
         :param rows: Their indices.
-        :param in_step_after: They begin with the step after that.
+        :param pauses: They begin with the step after that.
         """
-        self._starts[rows] = self.n_steps + in_step_after
+        self._settle()
+        self._starts[rows] = self.n_steps + pauses
 
     def begun(self) -> np.ndarray:
         """Indices of the environments whose running episode has a step."""
+        self._settle()
         return (self._starts < self.n_steps).nonzero()[0]
 
-    def publish(
-        self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None = None, pauses: bool = False
-    ) -> Mapping[int, LogStats]:
-        """The statistics of episodes that are over; others follow.
+    def end(
+        self,
+        rows: np.ndarray,
+        kpis: Mapping[str, np.ndarray] | None = None,
+        pauses: bool = False,
+        counted: np.ndarray | None = None,
+    ) -> None:
+        """Episodes are over, others follow.
 
         :param rows: Indices of their environments, which have taken a step each.
-        :param kpis: Their key performance indicators, `[n_rows]` by name.
+        :param kpis: Their key performance indicators, `[n_rows]` by name, the same names each time.
         :param pauses: Whether the episodes that follow begin with the step after the next one.
-        :return: Statistics by index, as a table where all have the same.
+        :param counted: bool `[n_rows]`: which are to be delivered; `None`: all.
         """
-        end = self.n_steps
-        known = {} if kpis is None else {_kpi_key(name): np.asarray(of, np.float64) for name, of in kpis.items()}
-        table = EpisodeTable(self, rows, self._starts[rows], end, known)
-        self._starts[rows] = end + pauses
-        for column in self._columns.values():
-            if column.present is not None or column.last + 1 < end:
-                return self._singly(table)
-        return table
+        self._ended.append(rows)
+        self._ended_at.append(self.n_steps)
+        self._followed_at.append(self.n_steps + pauses)
+        self._counted.append(counted)
+        if kpis is not None:
+            self._kpis.append(kpis)
 
-    def _singly(self, table: EpisodeTable) -> dict[int, LogStats]:
-        """The statistics of episodes where events did not occur in each step."""
-        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense(table.end)]
-        finished = {}
-        for row, start in zip(table.rows.tolist(), table.starts.tolist(), strict=True):
-            for key, column in sparse:
-                self._feed(*key, column.values(row, start, table.end))
-            finished[row] = {**table[row], **self._aggregator.reduce(n_periods=table.end - start)}
-        return finished
+    def finished(self) -> dict[int, LogStats]:
+        """Statistics of the episodes that ended last, by environment; as long as no further step is completed."""
+        self._settle()
+        if self._latest is None:
+            return {}
+        return dict(zip(self._latest.rows.tolist(), self._singly(self._latest), strict=True))
 
-    def columns_of(self, tables: Sequence[EpisodeTable], joins: bool = False) -> dict[LogStatsKey, list[Any]]:
-        """The statistics of several tables, one after the other.
+    def deliver(self, receiver: LogStatsAggregator) -> None:
+        """Hands on the statistics of the episodes that have ended since the last time.
 
-        :param tables: As :meth:`publish` gave them since values were given up last.
+        :param receiver: Takes them.
+        """
+        self._settle()
+        waiting, self._undelivered = self._undelivered, []
+        for episodes in waiting:
+            if not len(episodes.rows):
+                continue
+            if all(column.is_dense(self.n_steps) for column in self._columns.values()):
+                receiver.receive_columns(self._columns_of(episodes, joins=True), len(episodes.rows))
+            else:
+                receiver.receive_all(self._singly(episodes))
+
+    def _settle(self) -> None:
+        """Finds out where the episodes began that were said to be over."""
+        if not self._ended:
+            return
+        sizes = [len(rows) for rows in self._ended]
+        rows, ends = np.concatenate(self._ended), np.repeat(self._ended_at, sizes)
+        following = np.repeat(self._followed_at, sizes)
+        known = {}
+        if self._kpis:
+            names = self._kpis[0]
+            known = {_kpi_key(name): np.concatenate([kpis[name] for kpis in self._kpis], dtype=float) for name in names}
+        # An episode begins where the one before in its environment was followed.
+        order = rows.astype(self._row_type).argsort(kind="stable")
+        of_row = rows[order]
+        is_first = np.append(True, of_row[1:] != of_row[:-1])
+        starts = np.empty_like(ends)
+        starts[order[1:]] = following[order[:-1]]
+        starts[order[is_first]] = self._starts[of_row[is_first]]
+        is_last = np.append(is_first[1:], True)
+        self._starts[of_row[is_last]] = following[order[is_last]]
+        episodes = _Episodes(rows, starts, ends - starts, known)
+        if np.count_nonzero(episodes.lengths <= 0):
+            raise EnvironmentContractError(
+                f"environment {rows[episodes.lengths.argmin()]}: its episode was over before it had a step; one that "
+                "is to begin with the coming step cannot end before."
+            )
+        self._latest = episodes.some(slice(len(rows) - sizes[-1], None))
+        if any(counted is not None for counted in self._counted):
+            all_of = zip(self._counted, sizes, strict=True)
+            which = [np.ones(size, np.bool_) if counted is None else counted for counted, size in all_of]
+            episodes = episodes.some(np.concatenate(which))
+        self._undelivered.append(episodes)
+        for noted in (self._ended, self._ended_at, self._followed_at, self._counted, self._kpis):
+            noted.clear()
+
+    def _singly(self, episodes: _Episodes) -> list[LogStats]:
+        """The statistics of each episode; events may be missing in some of its steps."""
+        columns = {
+            key: values.tolist() if isinstance(values, np.ndarray) else values
+            for key, values in self._columns_of(episodes).items()
+        }
+        sparse = [(key, column) for key, column in self._columns.items() if not column.is_dense(self.n_steps)]
+        each = []
+        places = zip(episodes.rows.tolist(), episodes.starts.tolist(), episodes.lengths.tolist(), strict=True)
+        for index, (row, start, length) in enumerate(places):
+            stats = {key: values[index] for key, values in columns.items()}
+            if sparse:
+                for key, column in sparse:
+                    self._feed(*key, column.values(row, start, start + length))
+                stats.update(self._aggregator.reduce(n_periods=length))
+            each.append(stats)
+        return each
+
+    def _columns_of(self, episodes: _Episodes, joins: bool = False) -> dict[LogStatsKey, np.ndarray | list[Any]]:
+        """The statistics of events that occur in each step, and those that are known.
+
+        :param episodes: The episodes.
         :param joins: Whether lists of which an epoch makes one list are joined already, into arrays.
-        :return: The values of all episodes by statistic.
-        :raises EnvironmentContractError: An episode has ended before its first step.
+        :return: The values of all episodes by statistic, numbers as arrays.
         """
-        columns = {key: np.concatenate([table.known[key] for table in tables]).tolist() for key in tables[0].known}
-        dense = [column for column in self._columns.values() if column.is_dense(tables[-1].end)]
-        for places in _places_of(tables, self.n_envs):
+        parts: dict[LogStatsKey, list[Any]] = {}
+        dense = [column for column in self._columns.values() if column.is_dense(self.n_steps)]
+        ends = episodes.lengths.cumsum()
+        at_once = np.arange(_VALUES_AT_ONCE, ends[-1], _VALUES_AT_ONCE)
+        edges = np.unique([0, *ends.searchsorted(at_once), len(ends)]).tolist()
+        for first, last in itertools.pairwise(edges):
+            places = _Places(episodes.some(slice(first, last)), self.n_envs)
             for column in dense:
-                column.reduce_into(columns, places, joins)
-        return columns
+                column.reduce_into(parts, places, joins)
+        numbers = {key for column in dense for key in column.numbers}
+        columns = {key: np.concatenate(values) if key in numbers else values for key, values in parts.items()}
+        return {**episodes.known, **columns}
 
     def clear(self) -> None:
         """Forgets the running episodes."""
-        self._before_moving()
+        self._give_up()
         self.begin(np.arange(self.n_envs))
 
     def row_state(self, row: int) -> list[dict[str, Any]]:
@@ -230,6 +289,7 @@ class BatchedEpisodeStats:
 
         As bytes: a checkpoint of hundreds of environments has thousands of these, and each tensor in it takes its time.
         """
+        self._settle()
         start, end = min(int(self._starts[row]), self.n_steps), self.n_steps + 1
         return [
             {
@@ -249,7 +309,7 @@ class BatchedEpisodeStats:
         :param row: The environment.
         :param state: As :meth:`row_state` gave it.
         """
-        self._before_moving()
+        self._give_up()
         n_steps = max((len(entry["present"]) - 1 for entry in state), default=0)
         while self.n_steps + n_steps + 1 >= self._capacity:
             self._resize(2 * self._capacity)
@@ -307,8 +367,15 @@ class BatchedEpisodeStats:
         for value in values:
             self._aggregator.add_value(event, value, name, group)
 
-    def _make_room(self) -> None:
+    def _give_up(self) -> None:
+        """Takes leave of the episodes that are over, whose values may then be moved."""
         self._before_moving()
+        self._settle()
+        self._undelivered.clear()
+        self._latest = None
+
+    def _make_room(self) -> None:
+        self._give_up()
         oldest = int(self._starts.min())
         if oldest < self._capacity // 2:
             self._resize(2 * self._capacity)
@@ -346,38 +413,19 @@ def _is_joined(event: Callable[..., Any], name: str | None) -> bool:
     return all(stat.reduce_function is histogram for stat in stats if stat.input_name == name)
 
 
-def _places_of(tables: Sequence[EpisodeTable], n_envs: int) -> Iterator[_Places]:
-    """Where the values of episodes stand, of some at a time."""
-    rows = np.concatenate([table.rows for table in tables])
-    starts = np.concatenate([table.starts for table in tables])
-    lengths = np.repeat([table.end for table in tables], [len(table.rows) for table in tables]) - starts
-    if np.count_nonzero(lengths <= 0):
-        raise EnvironmentContractError(
-            f"environment {rows[lengths.argmin()]}: its episode was over before it had a step; an episode that is to "
-            "begin with the coming step cannot end before."
-        )
-    ends = lengths.cumsum()
-    parts = np.searchsorted(ends, np.arange(_VALUES_AT_ONCE, ends[-1], _VALUES_AT_ONCE))
-    edges = np.unique([0, *parts, len(rows)]).tolist()
-    for first, last in itertools.pairwise(edges):
-        yield _Places(rows[first:last], starts[first:last], lengths[first:last], n_envs)
-
-
 class _Places:
     """Where the values of episodes stand in arrays `[capacity, n_envs]`.
 
-    :param rows: The environments of the episodes, `[n_episodes]`.
-    :param starts: Their first steps.
-    :param lengths: How many steps they have.
+    :param episodes: The episodes.
     :param n_envs: Number of environments.
     """
 
-    def __init__(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, n_envs: int) -> None:
-        self.lengths = lengths
-        ends = lengths.cumsum()
-        self.offsets = ends - lengths
+    def __init__(self, episodes: _Episodes, n_envs: int) -> None:
+        self.lengths = episodes.lengths
+        ends = self.lengths.cumsum()
+        self.offsets = ends - self.lengths
         """Where the values of each episode begin among those of all, `[n_episodes]`."""
-        self.index = np.repeat((starts - self.offsets) * n_envs + rows, lengths)
+        self.index = np.repeat((episodes.starts - self.offsets) * n_envs + episodes.rows, self.lengths)
         """Where each value stands in a flat array, episode by episode, `[n_values]`."""
         self.index += np.arange(0, len(self.index) * n_envs, n_envs)
 
@@ -420,7 +468,9 @@ class StatColumn:
         self.last = last
         """The last step that may hold a value."""
         self._reducers = reducers
-        self._adds_as_python = np.dtype(dtype).kind in "biu" or _ADDS_IN_ORDER
+        made_at_once = (len, sum) if np.dtype(dtype).kind in "biu" or _ADDS_IN_ORDER else (len,)
+        self.numbers = {reducer.key for reducer in reducers if reducer.function in made_at_once}
+        """The episode statistics that are made of many episodes at once."""
 
     def is_dense(self, n_steps: int) -> bool:
         """Whether so many steps have a value each."""
@@ -441,24 +491,24 @@ class StatColumn:
             self.present[step] = True if where is None else where
         self.last = step
 
-    def reduce_into(self, columns: dict[LogStatsKey, list[Any]], places: _Places, joins: bool) -> None:
+    def reduce_into(self, parts: dict[LogStatsKey, list[Any]], places: _Places, joins: bool) -> None:
         """Calculates the statistics of episodes that have a value in each step.
 
-        :param columns: Takes the values of the episodes by statistic.
+        :param parts: Takes the values of the episodes by statistic; of those in :attr:`numbers` an array of them.
         :param places: The episodes.
         :param joins: Whether lists of which an epoch makes one list are joined, into an array.
         """
         values: np.ndarray | None = None
         listed: list[Any] | None = None
         for key, function, is_joined in self._reducers:
-            column = columns.setdefault(key, [])
+            column = parts.setdefault(key, [])
             if function is len:
-                column += places.lengths.tolist()
+                column.append(places.lengths)
                 continue
             if values is None:
                 values = self.array.ravel().take(places.index)
-            if function is sum and self._adds_as_python:
-                column += places.sums(values).tolist()
+            if key in self.numbers:
+                column.append(places.sums(values))
                 continue
             if joins and is_joined:
                 column.append(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,7 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_events.monitoring_events import DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
-from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, EpisodeTable, StatColumn
+from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats, StatColumn
 from maze.train.parallelization.vector_env.replay_log import RESEED_AFTER, derived_seed, states_for
 from maze.train.parallelization.vector_env.structured_vector_env import (
     FinalObservation,
@@ -27,6 +27,8 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
 )
 
 _NONE_FINISHED: Mapping[int, LogStats] = MappingProxyType({})
+_IN_STATS: Mapping[int, LogStats] = MappingProxyType({})
+"""Stands for statistics that are made when somebody looks."""
 
 
 class BatchedVectorEnv(StructuredVectorEnv):
@@ -65,7 +67,6 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._stats = BatchedEpisodeStats(n_envs, self._deliver)
         self._kpis = None if type(simulation).kpis is BatchedCoreEnv.kpis else simulation.kpis
         self._reward_stats: StatColumn | None = None
-        self._waiting: list[EpisodeTable] = []
         self._receiver: LogStatsAggregator | None = None
         self._seeds: list[int | None] = [None] * n_envs
         self._n_seedings = [0] * n_envs
@@ -89,24 +90,21 @@ class BatchedVectorEnv(StructuredVectorEnv):
         taken = {}
         for head in self._heads[step_key]:
             taken[head.name] = head.column(given)
-        pausing = simulation.pausing
+        self._paused = simulation.pausing
         rewards, terminated, truncated = simulation.advance(taken)
-        is_complete = simulation.substep == 0
+        self._is_complete = is_complete = simulation.substep == 0
         self.rewards[...] = rewards
         self.terminated[...] = terminated
-        self.truncated[...] = truncated
-        self.step_complete.fill(is_complete)
+        self.truncated = truncated
         if simulation.seeds_rows:
             self._since_seeding += 1
         self._note(step_key, taken, rewards, is_complete)
-        if pausing is not None:
-            self.step_complete[pausing] = False
         if self.final_observations:
             self.final_observations = {}
         done = terminated | truncated
         rows = done.nonzero()[0]
         if len(rows):
-            self._count_episodes(self._finish_episodes(rows))
+            self._finish_episodes(rows)
         else:
             self._finished = _NONE_FINISHED
         self.pausing = simulation.pausing
@@ -121,23 +119,23 @@ class BatchedVectorEnv(StructuredVectorEnv):
     @override(StructuredVectorEnv)
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
         self.rewards[:] = 0.0
-        self.terminated[:] = self.truncated[:] = False
-        self.step_complete[:] = True
+        self.terminated[:] = False
+        self.truncated = np.zeros(self.n_envs, np.bool_)
+        self._is_complete, self._paused = True, None
         self.final_observations = {}
-        finished: Mapping[int, LogStats] = {}
+        self._finished = _NONE_FINISHED
         if not self._is_restored:
             self._step_rewards[:] = 0.0
             self.simulation.substep = 0
             everyone = np.arange(self.n_envs)
             if len(begun := self._stats.begun()):
-                finished = self._stats.publish(begun, self._kpis(begun) if self._kpis else None)
+                self._count_episodes_of(begun, self._kpis(begun) if self._kpis else None)
             for index in range(self.n_envs):
                 self._seed_next(index)
             self.simulation.begin(everyone)
             self._stats.begin(everyone)
         self.pausing = self.simulation.pausing
         self._is_reset, self._is_restored = True, False
-        self._count_episodes(finished)
         observations: Any = (
             out if out is not None else zeros(self._observation_spaces_dict, (self.n_envs,), "observation")
         )
@@ -225,7 +223,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._step_rewards[index] = running["step_reward"]
             self._stats.load_row_state(index, running["statistics"])
         if self.simulation.pausing is not None:
-            self._stats.begin(self.simulation.pausing, in_step_after=True)
+            self._stats.begin(self.simulation.pausing, pauses=True)
         self._is_restored = is_any_running
         return problems
 
@@ -255,7 +253,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         if is_complete:
             stats.complete_step()
 
-    def _finish_episodes(self, rows: np.ndarray) -> Mapping[int, LogStats]:
+    def _finish_episodes(self, rows: np.ndarray) -> None:
         simulation = self.simulation
         cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
         if len(cut_off):
@@ -272,39 +270,45 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 if self._seeds[row] is not None:
                     self._seed_next(row)
         simulation.begin(rows)
-        return self._stats.publish(rows, kpis, simulation.pausing is not None)
+        self._count_episodes_of(rows, kpis, simulation.pausing is not None)
 
-    @override(StructuredVectorEnv)
-    def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
-        self._finished = finished
-        if not isinstance(finished, EpisodeTable):
-            if finished:
-                super()._count_episodes(finished)
-            return
-        if self.episode_quota is not None:
-            finished = finished.only(self.episode_quota[finished.rows] > 0)
-            self.episode_quota[finished.rows] -= 1
-            if not len(finished):
-                return
+    def _count_episodes_of(self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None, pauses: bool = False) -> None:
+        """Reports finished episodes and, as far as they count, has the epoch statistics ask for them."""
+        self._finished = _IN_STATS
+        counted = None
+        if (quota := self.episode_quota) is not None:
+            counted = quota[rows] > 0
+            quota[rows] -= counted
         if self._receiver is not self.epoch_stats:
             self._deliver()
-        self._waiting.append(finished)
-        if self._receiver is None:
             self._receiver = self.epoch_stats
+            self._stats.end(rows, kpis, pauses, counted)
             self._receiver.receive_later(self._deliver)
+        else:
+            self._stats.end(rows, kpis, pauses, counted)
 
     def _deliver(self) -> None:
         """Hands on episodes to the epoch statistics: many at once take a fraction of the time."""
-        waiting, receiver = self._waiting, self._receiver
-        self._waiting, self._receiver = [], None
-        if waiting and receiver is not None:
-            n_episodes = sum(len(table) for table in waiting)
-            receiver.receive_columns(self._stats.columns_of(waiting, joins=True), n_episodes)
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            self._stats.deliver(receiver)
+
+    @property
+    def step_complete(self) -> np.ndarray:  # type: ignore[override]
+        step_complete = np.full(self.n_envs, self._is_complete)
+        if self._paused is not None:
+            step_complete[self._paused] = False
+        return step_complete
+
+    @step_complete.setter
+    def step_complete(self, step_complete: np.ndarray) -> None:
+        self._is_complete, self._paused = True, np.flatnonzero(~step_complete)
 
     @property
     def finished_episodes(self) -> Mapping[int, LogStats]:
-        finished = self._finished
-        return dict(finished) if isinstance(finished, EpisodeTable) else finished
+        if self._finished is _IN_STATS:
+            self._finished = self._stats.finished()
+        return self._finished
 
     @finished_episodes.setter
     def finished_episodes(self, finished: Mapping[int, LogStats]) -> None:
