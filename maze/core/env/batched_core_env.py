@@ -151,6 +151,9 @@ class BatchedCoreEnv(ABC):
         self.random = RowStreams(n_envs)
         self.fired: list[FiredEvent] = []
         """The events of the sub-step just taken."""
+        self.nobody = np.zeros(n_envs, np.bool_)
+        """bool `[n_envs]`, none of them; who finds that it is this array need not look into it."""
+        self.nobody.flags.writeable = False
         self.pausing: np.ndarray | None = None
         """Indices of simulations whose next episode begins with the coming step, in which they take no action; `None`:
         there are none. See :class:`~maze.core.wrappers.gym_vector_env.GymBatch`."""
@@ -211,7 +214,8 @@ class BatchedCoreEnv(ABC):
         """Takes a sub-step and moves on to the next one.
 
         :param actions: Arrays `[n_envs, ...]` by action key.
-        :return: Rewards, whether episodes ended by themselves, whether they were cut off; `[n_envs]` each.
+        :return: Rewards, whether episodes ended by themselves, whether they were cut off (:attr:`nobody` where none
+            was); `[n_envs]` each.
         """
         self.fired.clear()
         rewards, terminated, *others = self.step(actions)
@@ -222,17 +226,22 @@ class BatchedCoreEnv(ABC):
                     f"{type(self).__name__}: an episode ended with the sub-step {self.step_keys[self.substep - 1]!r}; "
                     f"in a batch episodes end with the last sub-step of a step, {self.step_keys[-1]!r}."
                 )
-            return rewards, terminated, terminated
+            return rewards, terminated, self.nobody
         self.elapsed += _ONE
         if self.pausing is not None:
             self.elapsed[self.pausing] = 0
             self.pausing = None
+        truncated = others[0] if others else self.nobody
         if self.max_episode_steps is not None:
             is_late = self.elapsed >= self.max_episode_steps
-            truncated = is_late | others[0] if others else is_late
-        else:
-            truncated = others[0] if others else np.zeros(self.n_envs, np.bool_)
-        return rewards, terminated, np.greater(truncated, terminated)  # never both
+            truncated = is_late | truncated if others else is_late
+        return rewards, terminated, self.cut_off(truncated, terminated)
+
+    def cut_off(self, truncated: np.ndarray, terminated: np.ndarray) -> np.ndarray:
+        """Which episodes were cut off and did not end by themselves, bool `[n_envs]`; :attr:`nobody` where none was."""
+        if not np.count_nonzero(truncated):
+            return self.nobody
+        return np.greater(truncated, terminated)
 
     @property
     def is_step_complete(self) -> bool:

@@ -105,7 +105,7 @@ class GymBatch(BatchedCoreEnv):
         rewards, terminated, truncated = self.step(actions)
         self.pausing = None
         self._n_steps += 1
-        return rewards, terminated, np.greater(truncated, terminated)  # never both
+        return rewards, terminated, self.cut_off(truncated, terminated)
 
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -101,7 +101,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         self._note(step_key, taken, rewards, is_complete)
         if self.final_observations:
             self.final_observations = {}
-        done = terminated | truncated
+        done = self.terminated if truncated is simulation.nobody else terminated | truncated
         rows = done.nonzero()[0]
         if len(rows):
             self._finish_episodes(rows)
@@ -120,7 +120,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
     def reset(self, out: Mapping[StepKeyType, Mapping[str, np.ndarray]] | None = None) -> Any:
         self.rewards[:] = 0.0
         self.terminated[:] = False
-        self.truncated = np.zeros(self.n_envs, np.bool_)
+        self.truncated = self.simulation.nobody
         self._is_complete, self._paused = True, None
         self.final_observations = {}
         self._finished = _NONE_FINISHED
@@ -255,8 +255,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
 
     def _finish_episodes(self, rows: np.ndarray) -> None:
         simulation = self.simulation
-        cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
-        if len(cut_off):
+        if self.keep_terminal_observations or self.truncated is not simulation.nobody:
+            cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
             step_key = simulation.step_keys[simulation.substep]
             seen = self._seen[step_key]
             simulation.observe(seen)
