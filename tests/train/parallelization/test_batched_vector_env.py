@@ -166,11 +166,11 @@ def test_sums_of_episodes_are_added_in_order():
     for tick in range(n_ticks):
         stats.add(BaseEnvEvents.reward, None, None, rewards[tick])
         stats.complete_step()
-        rows = np.flatnonzero((tick + np.arange(n_envs)) % 7 == 6)
-        if len(rows):
-            stats.end(rows)
+        over = (tick + np.arange(n_envs)) % 7 == 6
+        if over.any():
+            stats.end(over)
             finished.append(stats.finished())
-            for row in rows.tolist():
+            for row in np.flatnonzero(over).tolist():
                 expected.append(sum(rewards[begun[row] : tick + 1, row].tolist()))
                 begun[row] = tick + 1
     stats.deliver(receiver := LogStatsAggregator(LogStatsLevel.EPOCH))

@@ -80,13 +80,15 @@ class BatchedEpisodeStats:
         self._before_moving = before_moving
         self._columns: dict[_Key, StatColumn] = {}
         self._starts = np.zeros(n_envs, np.int64)
-        """Where in the columns the running episode of each environment begins, but for those in `_ended`."""
-        self._ended: list[np.ndarray] = []
-        """Indices of environments whose episodes ended, one array for each call of :meth:`end`."""
-        self._ended_at: list[int] = []
-        self._followed_at: list[int] = []
-        """With which step their next episodes begin."""
-        self._counted: list[np.ndarray | None] = []
+        """Where in the columns the running episode of each environment begins, as far as it was looked for."""
+        self._over = np.zeros((_FIRST_CAPACITY, n_envs), np.bool_)
+        """Which episodes ended with a step, of those that were not looked at since."""
+        self._pauses = np.zeros(_FIRST_CAPACITY, np.bool_)
+        """Whether those that follow left out a step."""
+        self._left_out: list[tuple[int, np.ndarray]] = []
+        """Steps, and environments whose episodes that ended with them do not count."""
+        self._n_settled = 0
+        """Steps that were looked at."""
         self._kpis: list[Mapping[str, np.ndarray]] = []
         self._undelivered: list[_Episodes] = []
         self._latest: _Episodes | None = None
@@ -159,30 +161,34 @@ class BatchedEpisodeStats:
         self._starts[rows] = self.n_steps + pauses
 
     def begun(self) -> np.ndarray:
-        """Indices of the environments whose running episode has a step."""
+        """In which environments the running episode has a step, bool `[n_envs]`."""
         self._settle()
-        return (self._starts < self.n_steps).nonzero()[0]
+        return self._starts < self.n_steps
 
     def end(
         self,
-        rows: np.ndarray,
+        over: np.ndarray,
         kpis: Mapping[str, np.ndarray] | None = None,
         pauses: bool = False,
-        counted: np.ndarray | None = None,
+        left_out: np.ndarray | None = None,
     ) -> None:
-        """Episodes are over, others follow.
+        """Episodes are over with the step completed last, others follow.
 
-        :param rows: Indices of their environments, which have taken a step each.
-        :param kpis: Their key performance indicators, `[n_rows]` by name, the same names each time.
+        :param over: bool `[n_envs]`: in which environments, which have taken a step each.
+        :param kpis: Their key performance indicators, `[n_ended]` by name, the same names each time.
         :param pauses: Whether the episodes that follow begin with the step after the next one.
-        :param counted: bool `[n_rows]`: which are to be delivered; `None`: all.
+        :param left_out: Indices of environments whose episodes are not to be delivered; `None`: there are none.
         """
-        self._ended.append(rows)
-        self._ended_at.append(self.n_steps)
-        self._followed_at.append(self.n_steps + pauses)
-        self._counted.append(counted)
+        step = self.n_steps - 1
+        if step < self._n_settled:
+            self._n_settled = step
+        self._over[step] = over
+        if pauses:
+            self._pauses[step] = True
         if kpis is not None:
             self._kpis.append(kpis)
+        if left_out is not None:
+            self._left_out.append((step, left_out))
 
     def finished(self) -> dict[int, LogStats]:
         """Statistics of the episodes that ended last, by environment; as long as no further step is completed."""
@@ -208,15 +214,19 @@ class BatchedEpisodeStats:
 
     def _settle(self) -> None:
         """Finds out where the episodes began that were said to be over."""
-        if not self._ended:
+        first, self._n_settled = self._n_settled, self.n_steps
+        over = self._over[first : self.n_steps]
+        ended = over.ravel().nonzero()[0]
+        if not len(ended):
             return
-        sizes = [len(rows) for rows in self._ended]
-        rows, ends = np.concatenate(self._ended), np.repeat(self._ended_at, sizes)
-        following = np.repeat(self._followed_at, sizes)
+        steps, rows = np.divmod(ended, self.n_envs)
+        ends = steps + (first + 1)
+        following = ends + self._pauses[first : self.n_steps][steps]
         known = {}
         if self._kpis:
             names = self._kpis[0]
             known = {_kpi_key(name): np.concatenate([kpis[name] for kpis in self._kpis], dtype=float) for name in names}
+            self._kpis.clear()
         # An episode begins where the one before in its environment was followed.
         order = rows.astype(self._row_type).argsort(kind="stable")
         of_row = rows[order]
@@ -232,14 +242,16 @@ class BatchedEpisodeStats:
                 f"environment {rows[episodes.lengths.argmin()]}: its episode was over before it had a step; one that "
                 "is to begin with the coming step cannot end before."
             )
-        self._latest = episodes.some(slice(len(rows) - sizes[-1], None))
-        if any(counted is not None for counted in self._counted):
-            all_of = zip(self._counted, sizes, strict=True)
-            which = [np.ones(size, np.bool_) if counted is None else counted for counted, size in all_of]
-            episodes = episodes.some(np.concatenate(which))
+        self._latest = episodes.some(ends == ends[-1])
+        if self._left_out:
+            counts = over.copy()
+            for step, left_out in self._left_out:
+                counts[step - first, left_out] = False
+            episodes = episodes.some(counts.ravel()[ended])
+            self._left_out.clear()
         self._undelivered.append(episodes)
-        for noted in (self._ended, self._ended_at, self._followed_at, self._counted, self._kpis):
-            noted.clear()
+        over[...] = False
+        self._pauses[first : self.n_steps] = False
 
     def _singly(self, episodes: _Episodes) -> list[LogStats]:
         """The statistics of each episode; events may be missing in some of its steps."""
@@ -316,6 +328,7 @@ class BatchedEpisodeStats:
         if self.n_steps < n_steps:
             shift = n_steps - self.n_steps
             self.n_steps += shift
+            self._n_settled += shift
             self._starts += shift
             for column in self._columns.values():
                 column.move(0, shift)
@@ -384,10 +397,13 @@ class BatchedEpisodeStats:
             column.move(oldest, -oldest)
         self._starts -= oldest
         self.n_steps -= oldest
+        self._n_settled -= oldest
 
     def _resize(self, capacity: int) -> None:
         for column in self._columns.values():
             column.resize(capacity)
+        self._over = np.pad(self._over, ((0, capacity - self._capacity), (0, 0)))
+        self._pauses = np.pad(self._pauses, (0, capacity - self._capacity))
         self._capacity = capacity
 
 
