@@ -241,7 +241,8 @@ class BatchedCoreEnv(ABC):
         """Which episodes were cut off and did not end by themselves, bool `[n_envs]`; :attr:`nobody` where none was."""
         if not np.count_nonzero(truncated):
             return self.nobody
-        return np.greater(truncated, terminated)
+        cut_off: np.ndarray = np.greater(truncated, terminated)
+        return cut_off
 
     @property
     def is_step_complete(self) -> bool:

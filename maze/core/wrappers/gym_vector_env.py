@@ -85,9 +85,10 @@ class GymBatch(BatchedCoreEnv):
         self._n_checks_left = _N_CHECKED_PAUSES
 
     @property
-    def elapsed(self) -> np.ndarray:  # type: ignore[override]
+    def elapsed(self) -> np.ndarray:
         """Steps of the running episodes; counted when somebody asks."""
-        return np.maximum(self._n_steps - self._begun, 0)
+        elapsed: np.ndarray = np.maximum(self._n_steps - self._begun, 0)
+        return elapsed
 
     @elapsed.setter
     def elapsed(self, elapsed: np.ndarray) -> None:

@@ -316,6 +316,9 @@ def test_mean_totals_of_sparse_events_equal_the_documented_formula(counts):
         ([1, 2], [1, 2]),
         ([[1], [2, 3]], [1, 2, 3]),
         ([np.array([1, 2]), np.array([3])], [1, 2, 3]),
+        ([np.array([1, 255], np.uint8), [3]], [1, 255, 3]),
+        ([[3], np.array([1, 255], np.uint8), np.array([0.5])], [3, 1, 255, 0.5]),
+        ([np.array([[1, 2]], np.uint8)], [[1, 2]]),
         ([{"value": 1}.values(), {"value": 2}.values()], [1, 2]),
         ([{"value": 1, "action_dim": 4}, {"value": 3, "action_dim": 4}], ([1, 3], 4)),
         ([([1, 3], 4), ([0], 4)], ([1, 3, 0], 4)),
@@ -323,6 +326,36 @@ def test_mean_totals_of_sparse_events_equal_the_documented_formula(counts):
 )
 def test_histogram_flattens_values_of_all_levels(values, expected):
     assert histogram(values) == expected
+
+
+def test_numbers_that_come_as_arrays_count_as_those_in_lists():
+    count, total, angle = (
+        LogStatsKey(BaseEnvEvents.reward, "count", None),
+        LogStatsKey(BaseEnvEvents.reward, "sum", None),
+        LogStatsKey(CuttingEvents.profit, None, None),
+    )
+    columns = [{count: [3, 4], total: [0.1, -2.7], angle: [1, 2]}, {count: [1], total: [0.3], angle: [7]}]
+    as_lists, as_arrays = (LogStatsAggregator(LogStatsLevel.EPOCH) for _ in range(2))
+    for _ in range(2):  # cumulative statistics go on
+        for number, of_periods in enumerate(columns):
+            as_lists.receive_columns(of_periods, len(of_periods[count]))
+            as_arrays.receive_columns(
+                {key: np.array(values) for key, values in of_periods.items()}, len(of_periods[count])
+            )
+            single = {key: values[0] for key, values in of_periods.items()}
+            as_lists.receive(single)
+            as_arrays.receive(single)
+            if number:
+                assert as_arrays.pending(BaseEnvEvents.reward, "sum") == as_lists.pending(BaseEnvEvents.reward, "sum")
+                assert as_arrays.state() == as_lists.state()
+                as_arrays.receive_columns({key: np.array(values) for key, values in columns[0].items()}, 2)
+                as_lists.receive_columns(columns[0], 2)
+        assert as_arrays.reduce() == as_lists.reduce()
+    for received in (columns[0], {key: np.array(values) for key, values in columns[0].items()}):
+        as_arrays.receive_columns(received, 2)
+    as_arrays.clear_inputs()
+    assert not as_arrays.has_received
+    assert as_arrays.pending(BaseEnvEvents.reward, "sum") == {None: []}
 
 
 class Machines(ABC):

@@ -187,6 +187,32 @@ def test_all_modes_take_the_course_of_single_environments(env_id):
     assert any(step[2][2] and step[3] for step in steps)
 
 
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Masked-v0"])
+def test_episodes_have_the_statistics_of_single_environments_in_all_modes(env_id):
+    limit = {"max_episode_steps": 14} if env_id == "CartPole-v1" else {}
+    single = SequentialVectorEnv([EnvFactory({"_target_": GYM, "name": env_id, **limit})] * 3)
+    courses = []
+    for env in (single, *(sync(env_id, mode) for mode in MODES)):
+        env.seed([5, 6, 7])
+        env.episode_quota = np.array([3, 4, 5])
+        seen = env.reset()
+        actions = zeros(env.action_spaces_dict, (3,), "action")[0]
+        by_member: list[list[Any]] = [[] for _ in range(3)]
+        while env.episode_quota.any():
+            Sees().compute_actions(seen, ActorID(0, 0), True, actions, None)
+            seen = env.step(actions)[0]
+            for member, stats in env.finished_episodes.items():
+                by_member[member].append(stats)
+        epoch = env.epoch_stats.reduce()
+        epoch[ACTIONS] = sorted(epoch[ACTIONS])  # which of the members' episodes ends first depends on the mode
+        courses.append(([course[:3] for course in by_member], epoch))
+    (expected, expected_epoch), *others = courses
+    assert expected_epoch[LogStatsKey(BaseEnvEvents.reward, "episode_count", None)] == 12
+    for episodes, epoch in others:
+        assert episodes == expected
+        assert epoch == {key: pytest.approx(value) for key, value in expected_epoch.items()}
+
+
 def test_all_modes_value_the_same_decisions_alike():
     courses = []
     for mode in MODES:

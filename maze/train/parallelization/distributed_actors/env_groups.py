@@ -128,7 +128,7 @@ class EpisodeRelay(LogStatsAggregator):
         deliver()
 
     @override(LogStatsAggregator)
-    def receive_columns(self, columns: Mapping[LogStatsKey, list[Any]], n_periods: int) -> None:
+    def receive_columns(self, columns: Mapping[LogStatsKey, np.ndarray | list[Any]], n_periods: int) -> None:
         for period in range(n_periods):
             self._pass_on({key: values[period] for key, values in columns.items()})
 

@@ -180,8 +180,7 @@ class BatchedEpisodeStats:
         :param left_out: Indices of environments whose episodes are not to be delivered; `None`: there are none.
         """
         step = self.n_steps - 1
-        if step < self._n_settled:
-            self._n_settled = step
+        self._n_settled = min(self._n_settled, step)
         self._over[step] = over
         if pauses:
             self._pauses[step] = True

@@ -296,7 +296,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._stats.deliver(receiver)
 
     @property
-    def step_complete(self) -> np.ndarray:  # type: ignore[override]
+    def step_complete(self) -> np.ndarray:
         step_complete = np.full(self.n_envs, self._is_complete)
         if self._paused is not None:
             step_complete[self._paused] = False
