@@ -85,7 +85,7 @@ def table(
 ) -> dict[str, dict[str, list[float]]]:
     """Mean gaps by line and size, one for each run."""
     found: dict[str, dict[str, list[float]]] = {
-        name: {s: [row[s]] for s in sizes if s in row} for name, row in PUBLISHED.items()
+        name: {s: [row[s]] for s in sizes if s in row} for name, row in PUBLISHED.items() if row.keys() & sizes
     }
     for rule in RULES:
         found[rule] = {size: [gaps(DispatchingRule(rule), size).mean()] for size in sizes}

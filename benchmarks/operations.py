@@ -153,8 +153,14 @@ def _run(directory: Path, problem: str, setting: str, seed: int) -> Path:
     return directory / f"{problem}-{setting.replace(',', '-')}-{seed}"
 
 
-def trained(directory: Path) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]]:
-    """The simulation that a run was trained in (of one environment), and its policy's most probable actions."""
+def trained(
+    directory: Path, weights: str = "state_dict.pt"
+) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]]:
+    """The simulation that a run was trained in (of one environment), and its policy's most probable actions.
+
+    :param directory: The run's.
+    :param weights: Those of the best evaluation, or `latest.pt`: of the last epoch.
+    """
     from omegaconf import OmegaConf
 
     from maze.core.env.structured_env import ActorID
@@ -164,7 +170,7 @@ def trained(directory: Path) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]]
     agent = {
         "_target_": "maze.core.agent.serialized_torch_policy.SerializedTorchPolicy",
         "model": OmegaConf.to_container(config.model, resolve=False),
-        "state_dict_file": "state_dict.pt",
+        "state_dict_file": weights,
         "spaces_dict_file": "spaces_config.pkl",
         "device": "cpu",
     }
@@ -325,7 +331,8 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     yield trainings
     for training in trainings:
         row.seconds.append(seconds_of(training))
-        _, act = trained(training.directory)
+        # what evaluations differ by is small beside their noise, and learning rates end at 0
+        _, act = trained(training.directory, "latest.pt")
         row.learned.append(average(lambda seen, act=act: act(0, seen)))
     return row
 
