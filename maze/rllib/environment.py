@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.interop.gymnasium_export import MazeGymnasiumEnv
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsDecoder, StatsEncoder
 from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
+from maze.train.trainers.common.observed_rows import Moments, ObservedRows
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class EnvConfig:
     :param seed: Seed of the run's environments.
     :param is_single_action: Give RLlib the space of the only action head, without a dictionary around it.
     :param is_single_observation: The same for the only observation.
+    :param normalized: Observations of which statistics are collected for running normalization.
     """
 
     factory: Callable[[], Any]
     seed: int
     is_single_action: bool = False
     is_single_observation: bool = False
+    normalized: tuple[str, ...] = ()
 
     def to_rllib(self) -> dict[str, Any]:
         """RLlib's `env_config`."""
@@ -62,6 +65,30 @@ def decode_episodes(encoded: list[EncodedStats]) -> list[LogStats]:
     """What :meth:`FinishedEpisodes.take` has encoded."""
     decoder = StatsDecoder()
     return [decoder.decode(stats) for stats in encoded]
+
+
+class SeenObservations:
+    """Statistics of the observations that were acted on, until somebody takes them.
+
+    :param names: Which observations.
+    :param env: The environment.
+    """
+
+    def __init__(self, names: Collection[str], env: Any) -> None:
+        self._env = env
+        self._rows = ObservedRows(names, env.observation_spaces_dict, 1)
+
+    def add(self, observation: Mapping[str, Any]) -> None:
+        """Takes an observation into account that the actor whose turn it is acts on."""
+        if self._rows:
+            rows = {name: np.asarray(value)[None] for name, value in observation.items()}
+            self._rows.add(self._env.actor_id(), rows, slice(0, 1))
+
+    def take(self) -> Moments | None:
+        """Those that nobody has taken yet; `None`: there are none."""
+        found = self._rows.of(0)
+        self._rows.begin(0)
+        return found
 
 
 class SeedSource:
@@ -99,6 +126,8 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
         env = with_statistics(config.factory())
         super().__init__(env)
         self._finished = FinishedEpisodes(env)
+        self._seen = SeenObservations(config.normalized, env)
+        self._latest: Mapping[str, Any] = {}
         self._seeds = SeedSource(config.seed, getattr(context, "worker_index", 0) or 0)
         self._head = _only_key(self.action_space, "action", config.is_single_action)
         self._observed = _only_key(self.observation_space, "observation", config.is_single_observation)
@@ -113,6 +142,7 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
 
     @override(MazeGymnasiumEnv)
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._seen.add(self._latest)
         observation, reward, terminated, truncated, _ = super().step(
             action if self._head is None else {self._head: action}
         )
@@ -122,8 +152,13 @@ class MazeRLlibEnv(MazeGymnasiumEnv):
         """Statistics of the episodes finished since the last call."""
         return self._finished.take()
 
+    def take_seen(self) -> Moments | None:
+        """Statistics of what was acted on since the last call."""
+        return self._seen.take()
+
     @override(MazeGymnasiumEnv)
     def _observation(self, observation: Any) -> Any:
+        self._latest = observation
         converted = super()._observation(observation)
         # the first observation is converted before the constructor has come to its end
         return converted if getattr(self, "_observed", None) is None else converted[self._observed]
@@ -148,10 +183,14 @@ def _part(space: spaces.Space[Any], key: str) -> spaces.Space[Any]:
 
 def take_statistics_of_runner(env_runner: Any) -> list[list[EncodedStats]]:
     """Statistics of all environments of an env runner of RLlib; runs in its process."""
-    if env_runner.env is None:
-        return []
-    return [
-        env.unwrapped.take_statistics()
-        for env in getattr(env_runner.env.unwrapped, "envs", ())
-        if hasattr(env.unwrapped, "take_statistics")
-    ]
+    return [env.take_statistics() for env in _envs_of(env_runner)]
+
+
+def take_seen_of_runner(env_runner: Any) -> list[Moments]:
+    """Statistics of what was acted on in all environments of an env runner of RLlib; runs in its process."""
+    return [seen for env in _envs_of(env_runner) if (seen := env.take_seen())]
+
+
+def _envs_of(env_runner: Any) -> list[Any]:
+    envs = () if env_runner.env is None else getattr(env_runner.env.unwrapped, "envs", ())
+    return [env.unwrapped for env in envs if hasattr(env.unwrapped, "take_statistics")]

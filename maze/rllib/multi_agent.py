@@ -14,8 +14,9 @@ from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
-from maze.rllib.environment import EnvConfig, FinishedEpisodes, SeedSource, with_statistics
+from maze.rllib.environment import EnvConfig, FinishedEpisodes, SeedSource, SeenObservations, with_statistics
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats
+from maze.train.trainers.common.observed_rows import Moments
 
 _SEPARATOR = ":"
 
@@ -78,6 +79,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         env = with_statistics(config.factory())
         self.maze_env = env
         self._finished = FinishedEpisodes(env)
+        self._seen = SeenObservations(config.normalized, env)
         self._seeds = SeedSource(config.seed, getattr(context, "worker_index", 0) or 0)
         names = {
             agent_name(ActorID(step_key, agent)): step_key
@@ -113,6 +115,7 @@ class MazeMultiAgentEnv(MultiAgentEnv):
         acting = agent_name(self.maze_env.actor_id())
         self._acted[acting] = self._waiting
         self._order.append(acting)
+        self._seen.add(self._waiting)
         observation, reward, done, info = self.maze_env.step(action_dict[acting])
         truncated = is_truncated(done, info)
         observations = self._of_next_actor(observation)
@@ -135,6 +138,10 @@ class MazeMultiAgentEnv(MultiAgentEnv):
     def take_statistics(self) -> list[EncodedStats]:
         """Statistics of the episodes finished since the last call."""
         return self._finished.take()
+
+    def take_seen(self) -> Moments | None:
+        """Statistics of what was acted on since the last call."""
+        return self._seen.take()
 
     def _rewards(self, reward: float) -> dict[str, float]:
         """Those who have acted earn; rewards of one agent add up until its next observation."""

@@ -24,7 +24,7 @@ from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
 from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGradientModule, TargetPolicyModule
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.rllib.tune_parameters import TuneParameters
-from maze.rllib.weights import to_module_state
+from maze.rllib.weights import TARGETS, to_module_state
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
@@ -102,7 +102,7 @@ class TrainingSetup:
         """
         set_log_levels(self.log_level)
         composer = None if self.is_default_model else self._checked_composer()
-        self._configure()
+        self._configure(() if composer is None else tuple(ObservationStatistics(self._trained(composer)).names))
         learners = int(self.config.num_learners or 0)
         n_workers = self.num_workers + learners
         resources.enter_context(ray_session(ray_config, n_workers + 1, self.log_level))
@@ -188,21 +188,23 @@ class TrainingSetup:
         policy, critic = composer.policy, composer.critic
         assert policy is not None
         policy.seed(self.seeding.generate_agent_instance_seed())
-        uses_critic = self.algorithm.name != "DQN" and critic is not None
-        trained: TorchModel = policy
-        if uses_critic:
-            assert critic is not None
-            trained = TorchActorCritic(policy=policy, critic=critic, device="cpu")
+        trained = self._trained(composer)
         if input_file is not None:
             state = load_state(input_file)
             state = state.get("model", state)
-            (policy if not uses_critic or "critics" not in state else trained).load_state_dict(state)
-        ObservationStatistics(trained).require_learned("RLlib")
+            (trained if "critics" in state else policy).load_state_dict(state)
         parts = {
             self._rllib_module_id(keys.network_key): self._module_class.parts(policy, critic, keys.network_key)
             for keys in network_keys(policy).values()
         }
-        return MazeModel(parts, policy), trained
+        return MazeModel(parts, policy, ObservationStatistics(trained)), trained
+
+    def _trained(self, composer: BaseModelComposer) -> TorchModel:
+        """What of a model is trained: DQN trains no critic."""
+        assert composer.policy is not None
+        if self.algorithm.name == "DQN" or composer.critic is None:
+            return composer.policy
+        return TorchActorCritic(policy=composer.policy, critic=composer.critic, device="cpu")
 
     def _rllib_module_id(self, network_key: Any) -> str:
         return _DEFAULT_MODULE if self._is_flat else module_id(network_key)
@@ -211,9 +213,8 @@ class TrainingSetup:
     def _give_weights(algorithm: Any, model: MazeModel) -> None:
         """Has RLlib begin with the weights of the model: seeded, or those of an earlier training."""
         weights = algorithm.learner_group.get_weights()
-        pairs = (("policy_net", "target_policy_net"), ("qf", "target_qf"), ("qf_twin", "target_qf_twin"))
         changed = {
-            module: to_module_state(model.parts[module], state, pairs) if module in model.parts else state
+            module: to_module_state(model.parts[module], state, TARGETS) if module in model.parts else state
             for module, state in weights.items()
         }
         algorithm.learner_group.set_weights(changed)
@@ -223,8 +224,11 @@ class TrainingSetup:
 
     # -- RLlib's configuration -----------------------------------------------------------------------------------------
 
-    def _configure(self) -> None:
-        """Completes RLlib's configuration with what Maze decides."""
+    def _configure(self, normalized: tuple[str, ...]) -> None:
+        """Completes RLlib's configuration with what Maze decides.
+
+        :param normalized: Observations that the model normalizes.
+        """
         from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
         config = self.config
@@ -236,6 +240,7 @@ class TrainingSetup:
             seed=self.seeding.generate_env_instance_seed(),
             is_single_action=single and (n_heads == 1 or self.algorithm.needs_single_action),
             is_single_observation=self._is_flat and self.is_default_model and n_observations == 1,
+            normalized=normalized,
         )
         env_class = MazeRLlibEnv if self._is_flat else MazeMultiAgentEnv
         config.environment(env=env_class, env_config=env_config.to_rllib(), disable_env_checking=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,12 +22,14 @@ from maze.core.errors import MazeError, WorkerError
 from maze.core.log_stats.log_stats import LogStats, StatsContext, increment_log_step
 from maze.core.log_stats.run_console import Progressed, active_console
 from maze.core.log_stats.stats_format import significant
-from maze.rllib.environment import decode_episodes, take_statistics_of_runner
+from maze.rllib.environment import decode_episodes, take_seen_of_runner, take_statistics_of_runner
 from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
 from maze.rllib.tune_parameters import TuneParameters
-from maze.rllib.weights import Parts, load_module_state, require_finite
+from maze.rllib.weights import Parts, buffer_state, load_into_runner, load_module_state, require_finite
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
+from maze.train.trainers.common.observed_rows import merged
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
@@ -44,15 +47,19 @@ class MazeModel:
 
     :param parts: By module: the networks, by the module's attributes.
     :param policy: The policy, for evaluation.
+    :param statistics: What it knows of observations. RLlib's modules only normalize by them: their state is rounded to
+        single precision on its way.
     """
 
     parts: Mapping[str, Parts]
     policy: Any
+    statistics: ObservationStatistics
 
     def load(self, weights: Mapping[str, Any]) -> None:
         """Takes over the weights of all modules."""
-        for module, networks in self.parts.items():
-            load_module_state(networks, weights[module], module)
+        with self.statistics.kept():
+            for module, networks in self.parts.items():
+                load_module_state(networks, weights[module], module)
 
 
 class RLlibTraining:
@@ -119,6 +126,7 @@ class RLlibTraining:
         require_finite(weights, f"Iteration {self.iteration}")
         if self.model is not None:
             self.model.load(weights)
+            self._learn_observation_statistics(self.model, weights)
         steps = value_at(result, _STEPS)
         StatsContext.active().n_env_steps = None if steps is None else int(steps)
         self._statistics.write(result, self._in_time(self._episodes), seconds, self.iteration)
@@ -133,6 +141,22 @@ class RLlibTraining:
         if self.parameters.is_checkpoint_due(self.iteration):
             self._save(is_finished=False)
         return self.parameters.reason_to_stop(result, self.iteration)
+
+    def _learn_observation_statistics(self, model: MazeModel, weights: Mapping[str, Any]) -> None:
+        """Takes what was seen in the iteration into account, from now on: it was learned from with what was known."""
+        if not model.statistics:
+            return
+        group = self.algorithm.env_runner_group
+        seen = self._in_time(lambda: group.foreach_env_runner(take_seen_of_runner, timeout_seconds=_STATISTICS_TIMEOUT))
+        observed = merged(moments for of_runner in seen for moments in of_runner)
+        if not observed:
+            return
+        model.statistics.learn_merged(observed)
+        buffers = {module: buffer_state(networks, weights[module]) for module, networks in model.parts.items()}
+        self._in_time(lambda: self.algorithm.learner_group.set_weights(buffers))
+        self._in_time(
+            lambda: group.foreach_env_runner(partial(load_into_runner, buffers), timeout_seconds=_STATISTICS_TIMEOUT)
+        )
 
     def _report(self, result: Mapping[str, Any], seconds: float) -> None:
         if not self.parameters.verbose:

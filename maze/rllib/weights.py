@@ -35,6 +35,46 @@ def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tu
     return changed
 
 
+TARGETS = (("policy_net", "target_policy_net"), ("qf", "target_qf"), ("qf_twin", "target_qf_twin"))
+"""Pairs of a network and the one that follows it later, by their attributes."""
+
+
+def buffer_state(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not trained of a Maze model, such as statistics of observations, as a part of a module's state.
+
+    :param parts: Networks of the model.
+    :param state: The module's own state, as NumPy arrays.
+    """
+    changed = to_module_state(parts, state, TARGETS)
+    followers = dict(TARGETS)
+    names = [
+        f"{prefix}.{name}"
+        for part, network in parts.items()
+        for name, _ in network.named_buffers()
+        for prefix in (part, followers.get(part, part))
+    ]
+    return {name: changed[name] for name in names if name in changed}
+
+
+def load_into_runner(buffers: Mapping[str, Mapping[str, Any]], env_runner: Any) -> None:
+    """Gives the modules of an env runner a part of their state; runs in its process.
+
+    RLlib itself takes no weights of an update that the runner knows already.
+
+    :param buffers: The parts by module.
+    :param env_runner: The env runner.
+    """
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+
+    if env_runner.module is None:  # a runner without environments
+        return
+    for module, part in buffers.items():
+        found = env_runner.module[module] if isinstance(env_runner.module, MultiRLModule) else env_runner.module
+        own = found.state_dict()
+        tensors = {name: torch.as_tensor(np.array(value)) for name, value in part.items() if name in own}
+        found.load_state_dict(tensors, strict=False)
+
+
 def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> None:
     """Gives the networks of a Maze model, in place, the weights of an RLlib module.
 

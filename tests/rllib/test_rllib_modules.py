@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,13 @@ with warnings.catch_warnings():
     from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent
     from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
     from maze.rllib.rl_module import MODEL_KEY, ModuleConfig, PolicyGradientModule, TargetPolicyModule
-    from maze.rllib.weights import load_module_state, require_finite, to_module_state
+    from maze.rllib.weights import (
+        buffer_state,
+        load_into_runner,
+        load_module_state,
+        require_finite,
+        to_module_state,
+    )
 
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
@@ -30,6 +38,7 @@ from maze.core.utils.config_utils import EnvFactory, read_config, read_hydra_con
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from tests.interop.pettingzoo_envs import Duel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -182,6 +191,42 @@ def test_rllib_begins_with_the_weights_of_the_model_targets_included() -> None:
         assert all(torch.equal(value, expected[key]) for key, value in network.state_dict().items())
 
 
+def test_statistics_of_observations_reach_learners_targets_and_workers_and_weights_stay() -> None:
+    config = module_config()
+    config = replace(config, model={**read_auto_model(), "critic": config.model["critic"]})
+    learner, worker = built(TargetPolicyModule, config), built(TargetPolicyModule, config, inference_only=True)
+    learner.make_target_networks()
+    composer = config.composer()
+    parts = TargetPolicyModule.parts(composer.policy, composer.critic, 0)
+    statistics = ObservationStatistics(composer.policy)
+    statistics.learn_from([{"observation": np.random.default_rng(0).normal(3.0, 2.0, (50, 4))}])
+    part = buffer_state(parts, learner.get_state())
+    before = {name: value.clone() for name, value in learner.named_parameters()}
+    learner.set_state(part)
+    load_into_runner({"default_policy": part}, SimpleNamespace(module=worker))
+    offset, scale = statistics.acting_buffers()
+    for module, networks in ((learner, ("policy_net", "target_policy_net")), (worker, ("policy_net",))):
+        state = module.state_dict()
+        for network in networks:
+            block = f"{network}.blocks.observation_RunningNormalizationBlock"
+            assert torch.equal(state[f"{block}.offset"], offset)
+            assert torch.equal(state[f"{block}.scale"], scale)
+    assert all(torch.equal(value, before[name]) for name, value in learner.named_parameters())
+    (block,) = statistics._blocks["observation"]
+    mean = block.mean.clone()
+    with statistics.kept():  # what comes back is rounded
+        load_module_state(parts, learner.get_state(), "default_policy")
+    assert torch.equal(block.mean, mean)
+
+
+def read_auto_model() -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    cfg = read_hydra_config("maze.conf", "conf_rllib", model="auto", **{"env.name": "CartPole-v1"})
+    found: Any = OmegaConf.to_container(cfg, resolve=True)
+    return {**found["model"], "normalize_observations": True}
+
+
 def test_values_are_those_of_the_critic() -> None:
     module = built(PolicyGradientModule, module_config())
     observations = torch.randn(5, 4)
@@ -267,6 +312,19 @@ def test_statistics_of_finished_episodes_travel() -> None:
     (episode,) = decode_episodes(env.take_statistics())
     assert 3.0 in episode.values()
     assert env.take_statistics() == []
+
+
+def test_statistics_of_what_was_acted_on_travel() -> None:
+    env = MazeRLlibEnv(EnvConfig(Limited(), seed=1, is_single_action=True, normalized=("observation",)).to_rllib())
+    seen = []
+    for _ in range(2):
+        seen.append(env.reset(seed=5)[0]["observation"])
+        seen += [env.step(np.int64(0))[0]["observation"] for _ in range(3)][:2]  # nobody acts on the last one
+    count, mean, variance = env.take_seen()["observation"]
+    assert count == 6
+    np.testing.assert_allclose(mean, np.mean(seen, 0, dtype=float), rtol=1e-9)
+    np.testing.assert_allclose(variance, np.var(seen, 0, dtype=float), rtol=1e-6, atol=1e-12)
+    assert env.take_seen() is None
 
 
 def test_environments_of_different_workers_have_different_seeds() -> None:

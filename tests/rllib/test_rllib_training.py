@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
@@ -107,6 +108,28 @@ def test_the_trained_policy_is_rolled_out_and_described(trained: Path, tmp_path:
     assert described.returncode == 0, described.stdout
     assert "2 iterations done, the training came to its end" in described.stdout
     assert "Missing" not in described.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "n_seen"),
+    [
+        (["rllib/algorithm=ppo", *SMALL_PPO], 800),
+        (["rllib/algorithm=ppo", *SMALL_PPO, "rllib/runner=local", "runner.num_workers=2"], 800),
+        (["rllib/algorithm=dqn", "algorithm.config.num_steps_sampled_before_learning_starts=990"], 2000),
+    ],
+    ids=["ppo", "ppo with workers", "dqn"],
+)
+def test_running_statistics_are_learned_between_iterations(tmp_path: Path, arguments: list[str], n_seen: int) -> None:
+    train(tmp_path / "run", "env.name=CartPole-v1", "model=auto", "model.normalize_observations=true", *arguments)
+    state = load_state(tmp_path / "run" / "state_dict.pt")
+    ((name, count),) = [(name, value) for name, value in state["policies"][0].items() if name.endswith("count")]
+    assert 0.5 * n_seen <= count.item() <= n_seen  # the best model may be that of the first iteration
+    block = name.removesuffix("count")
+    deviation = np.sqrt(state["policies"][0][f"{block}variance"].numpy())
+    np.testing.assert_allclose(state["policies"][0][f"{block}scale"].numpy(), deviation, rtol=1e-6)
+    assert (deviation < 1.5).all()
+    for others in state.get("critics", {}).values():
+        assert all(float(value) == count.item() for key, value in others.items() if key.endswith("count"))
 
 
 def test_the_same_seeds_give_the_same_weights(trained: Path, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,17 @@ class ObservationStatistics:
     def acting_buffers(self) -> list[torch.Tensor]:
         """What networks normalize by: of each block what is subtracted and what is divided by, `[*shape]` each."""
         return [buffer for blocks in self._blocks.values() for each in blocks for buffer in (each.offset, each.scale)]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Context in which the model's weights are replaced, and its statistics stay what they are."""
+        buffers = [buffer for blocks in self._blocks.values() for each in blocks for buffer in each.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
 
     def learn(self, columns: RolloutColumns) -> None:
         """Takes the observations of a rollout into account.

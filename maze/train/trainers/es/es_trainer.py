@@ -18,10 +18,10 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
-from maze.core.utils.stats_utils import CumulativeMovingMeanStd
 from maze.core.wrappers.running_statistics import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
+from maze.train.trainers.common.observed_rows import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_ray_rollouts import ESRayDistributedRollouts
@@ -90,8 +90,8 @@ class ESTrainer(EpochTrainer):
         self._rollouts: ESDistributedRollouts | None = None
         self._make_rollouts: Callable[[], ESDistributedRollouts] | None = None
         self._eval_returns: list[float] = []
-        self._observed: dict[str, CumulativeMovingMeanStd] = {}
-        """What the perturbed policies of the latest update have seen, by name of the observation."""
+        self._observed: list[Moments] = []
+        """What the perturbed policies of the latest update have seen."""
         self._n_evaluations = 0
         """Number of episodes in which the latest update has evaluated the policy."""
         self._eval_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("eval"))
@@ -188,7 +188,7 @@ class ESTrainer(EpochTrainer):
         self.events.policy_grad_norm(policy_id=0, value=float(np.linalg.norm(gradient)))
         self.events.policy_norm(policy_id=0, value=float(np.linalg.norm(parameters)))
         self.events.update_ratio(value=update_ratio)
-        self.observation_statistics.learn_merged(self._observed)
+        self.observation_statistics.learn_merged(merged(self._observed))
         self.events.real_time(value=time.perf_counter() - start)
 
     def _collect(self, distributed_rollouts: ESDistributedRollouts) -> tuple[list[int], np.ndarray, int]:
@@ -202,7 +202,7 @@ class ESTrainer(EpochTrainer):
             self.policy, config.max_steps or None, config.noise_stddev, self.normalization_stats
         )
         self._eval_returns = []
-        self._observed = {}
+        self._observed = []
         noise_indices: list[int] = []
         returns: list[float] = []
         n_steps = 0
@@ -217,9 +217,7 @@ class ESTrainer(EpochTrainer):
                 noise_indices += result.noise_indices
                 returns += result.returns
                 n_steps += sum(result.lengths)
-                for moments in result.observed:
-                    for name, of_episode in moments.items():
-                        self._observed.setdefault(name, CumulativeMovingMeanStd(epsilon=0.0)).merge(*of_episode)
+                self._observed += result.observed
                 if len(returns) >= config.n_rollouts_per_update and n_steps >= config.n_timesteps_per_update:
                     break
         finally:

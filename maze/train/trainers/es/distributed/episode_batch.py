@@ -19,7 +19,7 @@ from maze.core.utils.update_profile import COLLECTING, timed
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.es.distributed.observed_rows import ObservedRows
+from maze.train.trainers.common.observed_rows import ObservedRows
 from maze.train.trainers.es.distributed.population import Population
 from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome
 from maze.train.trainers.es.es_utils import n_trained_parameters, set_flat_parameters, set_flat_statistics

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
     from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
-    from maze.train.trainers.es.distributed.observed_rows import Moments
+    from maze.train.trainers.common.observed_rows import Moments
 
 
 class ESRolloutResult:

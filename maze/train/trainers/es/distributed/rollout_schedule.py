@@ -14,7 +14,7 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistrib
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStats
     from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
-    from maze.train.trainers.es.distributed.observed_rows import Moments
+    from maze.train.trainers.common.observed_rows import Moments
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 
 _TRAINING, _EVALUATION = 0, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,18 +61,29 @@ class ObservedRows:
 
     def of(self, row: int) -> Moments | None:
         """Statistics of an episode; `None` where nothing was to be noted."""
-        merged: dict[str, CumulativeMovingMeanStd] = {}
-        for of_step in self._sums.values():
-            for name, sums in of_step.items():
-                if count := int(sums.count[row]):
-                    found = merged.setdefault(name, CumulativeMovingMeanStd(epsilon=0.0))
-                    found.merge(count, *sums.moments(row, count))
+        parts = [
+            {name: sums.moments(row) for name, sums in of_step.items() if sums.count[row]}
+            for of_step in self._sums.values()
+        ]
         return {
-            name: (int(found.count), np.asarray(found.mean), np.asarray(found.var)) for name, found in merged.items()
+            name: (int(found.count), np.asarray(found.mean), np.asarray(found.var))
+            for name, found in merged(parts).items()
         } or None
 
     def _all(self) -> list[_Sums]:
         return [sums for of_step in self._sums.values() for sums in of_step.values()]
+
+
+def merged(observed: Iterable[Moments]) -> dict[str, CumulativeMovingMeanStd]:
+    """Statistics of several episodes by name, merged in their order.
+
+    :param observed: Those of each.
+    """
+    found: dict[str, CumulativeMovingMeanStd] = {}
+    for moments in observed:
+        for name, of_episode in moments.items():
+            found.setdefault(name, CumulativeMovingMeanStd(epsilon=0.0)).merge(*of_episode)
+    return found
 
 
 class _Sums:
@@ -94,6 +105,7 @@ class _Sums:
         self.squares[rows] += difference
         self.count[rows] += 1
 
-    def moments(self, row: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def moments(self, row: int) -> tuple[int, np.ndarray, np.ndarray]:
+        count = int(self.count[row])
         shift = self.sum[row] / count
-        return self.first[row] + shift, np.maximum(self.squares[row] / count - shift * shift, 0.0)
+        return count, self.first[row] + shift, np.maximum(self.squares[row] / count - shift * shift, 0.0)
