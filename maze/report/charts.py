@@ -107,7 +107,7 @@ def charts_of_columns(paths: Sequence[StatisticsOfPath], run: int = 0) -> Iterat
 
 
 def column_of(statistics: StatisticsOfPath | None, name: str) -> np.ndarray[Any, Any]:
-    """The values of a statistic where there are some."""
+    """The values of a statistic where there are some, `[n_values]`."""
     values = np.asarray([] if statistics is None else statistics.columns.get(name, []), np.float64)
     return values[np.isfinite(values)]
 

@@ -68,12 +68,12 @@ class RunGroup:
 
     @property
     def final(self) -> np.ndarray[Any, Any]:
-        """The latest mean return of each run that has one."""
+        """The latest mean return of each run that has one, `[n_runs]`."""
         return np.array([run.returns[-1] for run in self.runs if run.returns.size])
 
     @property
     def best(self) -> np.ndarray[Any, Any]:
-        """The highest mean return of each run that has one."""
+        """The highest mean return of each run that has one, `[n_runs]`."""
         return np.array([run.returns.max() for run in self.runs if run.returns.size])
 
 

@@ -34,7 +34,7 @@ def encoded(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """The array that was written.
+    """The array that was written, in its shape `[...]`.
 
     :raises ValueError: The entry describes no array of numbers.
     """

@@ -68,7 +68,9 @@ class BundlePolicy(Policy):
         logits_out: dict[str, np.ndarray[Any, Any]] | None = None,
         states: StatesOfActor | None = None,
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Acts for a batch of environments, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
+        """Acts for a batch of environments, `[n_envs, ...]`, see
+        :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
+        """
         answer = self._answer(observation, actor_id, states, deterministic=deterministic)
         for target, source in ((out, answer.actions), (logits_out, answer.logits)):
             for head, array in ({} if target is None else source).items():

@@ -86,7 +86,7 @@ class GymBatch(BatchedCoreEnv):
 
     @property
     def elapsed(self) -> np.ndarray:
-        """Steps of the running episodes; counted when somebody asks."""
+        """Steps of the running episodes, `[n_envs]`; counted when somebody asks."""
         elapsed: np.ndarray = np.maximum(self._n_steps - self._begun, 0)
         return elapsed
 
