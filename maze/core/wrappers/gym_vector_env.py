@@ -111,7 +111,8 @@ class GymBatch(BatchedCoreEnv):
     @override(BatchedCoreEnv)
     def step(self, actions: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seen, rewards, terminated, truncated, info = self.env.step(self._given(actions))
-        rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
+        if not type(rewards) is type(terminated) is type(truncated) is np.ndarray:
+            rewards, terminated, truncated = np.asarray(rewards), np.asarray(terminated), np.asarray(truncated)
         if not rewards.shape == terminated.shape == truncated.shape == self._begun.shape:
             raise EnvironmentContractError(
                 f"{self.env}: expected rewards, terminations and truncations of the shape {self._begun.shape}, one "

@@ -366,7 +366,12 @@ class _Head:
 
     def column(self, actions: Mapping[str, Any]) -> np.ndarray:
         """The actions of all environments, `[n_envs, ...]`; those of bounded boxes are clipped."""
-        column = action_column(actions, self._step_key, self.name, self._shape, self._dtype)
+        try:
+            column = np.array(actions[self.name], self._dtype)
+        except (KeyError, TypeError, ValueError):
+            column = None
+        if column is None or column.shape != self._shape:  # said what is wrong
+            return action_column(actions, self._step_key, self.name, self._shape, self._dtype)
         if (limit := self._limit) is not None:
             from_zero = column - self._lowest if self._lowest else column
             if np.count_nonzero(from_zero.view(limit.dtype) >= limit):
