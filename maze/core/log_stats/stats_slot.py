@@ -25,7 +25,8 @@ _FOLDS: dict[Any, _Fold] = {
 
 
 _MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
-"""They make an array of a list first, which takes longer than all the rest."""
+"""They make an array of a list first, which takes longer than all the rest where it is long."""
+_LONG = 32
 
 
 class StatsSlot:
@@ -57,9 +58,11 @@ class StatsSlot:
         return values
 
     def add(self, name: str | None, value: Any) -> None:
-        if name not in self.inputs:
+        values = self.inputs.get(name)
+        if values is None:
             return
-        values = self.values(name) if self._arrays else self.inputs[name]
+        if self._arrays:
+            values = self.values(name)
         if type(value) is PassedThrough:
             values.extend(value)
         else:
@@ -105,16 +108,22 @@ class StatsSlot:
         :param n_periods: How many periods of the level below there were.
         :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
         """
-        arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items() if not self.inputs[name]}
+        arrays: dict[str | None, np.ndarray] = {}
+        if self._arrays:
+            arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items() if not self.inputs[name]}
         for stat, key in zip(self.variant.stats, self.keys, strict=True):
-            values: Any = self.values(stat.input_name)
+            values: Any = self.values(stat.input_name) if self._arrays else self.inputs[stat.input_name]
             if stat.counts_absence:
                 n_absent = n_periods - (len(self.periods) or len(values))
                 if n_absent > 0:
                     values = values + self._of_absence(stat, n_absent, lengths)
             if not values:
                 continue
-            if stat.reduce_function in _MAKE_ARRAYS and not (stat.cumulative or stat.counts_absence):
+            if (
+                len(values) > _LONG
+                and stat.reduce_function in _MAKE_ARRAYS
+                and not (stat.cumulative or stat.counts_absence)
+            ):
                 if stat.input_name not in arrays:
                     arrays[stat.input_name] = np.asanyarray(values)
                 values = arrays[stat.input_name]
