@@ -221,13 +221,14 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
     problem = LostSales(1, demand, lead_time=int(lead_time), penalty=float(penalty), max_order=largest)
     best = lost_sales_cost(problem, tolerance=1e-3).cost
 
-    def cost_of(level: int, cap: int) -> float:
+    def cost_of(level: int, cap: int, tolerance: float = 5e-3) -> float:
         policy = lambda states: np.clip(level - states.sum(axis=1), 0, cap)  # noqa: E731
-        return lost_sales_cost(problem, policy, tolerance=5e-3).cost
+        return lost_sales_cost(problem, policy, tolerance, largest_order=min(cap, level)).cost
 
     start = round(problem.mean_demand * (problem.lead_time + 1))
     base_stock, (level,) = searched(lambda level: cost_of(level, largest), [start], [1])
-    capped, (level, cap) = searched(cost_of, [level + 2, round(problem.mean_demand) + 1], [1, 1])
+    _, (level, cap) = searched(cost_of, [level + 2, round(problem.mean_demand) + 1], [1, 1])
+    capped = cost_of(level, cap, tolerance=1e-3)
     row = Row(setting, best, {"base-stock": base_stock, f"capped ({level}, {cap})": capped})
     env = (f"env.demand={demand}", f"env.penalty={penalty}", f"env.lead_time={lead_time}", f"env.max_order={largest}")
     warm = (

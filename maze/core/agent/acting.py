@@ -87,12 +87,12 @@ class ActionHeads:
             n_heads += 1
             check_logits(logits, sizes, head, self._where)
             if logits_out is not None:
-                np.copyto(logits_out[head], logits, casting="unsafe")
+                logits_out[head][...] = logits
             drawn = sampler(logits, rng, 1.0)
             if out is None:
                 actions[head] = drawn
             else:
-                np.copyto(out[head], drawn, casting="unsafe")
+                out[head][...] = drawn
         if n_heads == 0:
             raise ConfigError(
                 f"{self._where} returned {sorted(map(str, all_logits))}, none of which is an action head. Expected "

@@ -178,6 +178,16 @@ class RolloutColumns:
             self.reserve(2 * n_ticks)
         return True
 
+    def ticks_to_come(self, n_ticks: int, n_completed: int) -> int:
+        """As many ticks as a rollout that goes on has at least, and as there is room for.
+
+        :param n_ticks: Number of ticks taken.
+        :param n_completed: Number of environment steps completed; a tick completes at most one of each environment.
+        """
+        if self.n_steps is None:
+            return self.n_ticks
+        return min(self.n_ticks, n_ticks - (n_completed - self.n_steps * self.n_envs) // self.n_envs)
+
     def _show_ticks(self, n_ticks: int) -> None:
         self.n_ticks = n_ticks
         for name, array in self._all_by_tick.items():

@@ -216,25 +216,29 @@ class RolloutGenerator:
         step, step_key, n_envs = env.step, actor.step_key, columns.n_envs
         out = {step_key: substep.observation_rows[0]}
         pauses: dict[int, np.ndarray] = {}
-        tick = n_completed = 0
-        while columns.wants_more(tick, n_completed):
-            actions = substep.action_rows[tick]
-            act(substep.observation_rows[tick], actor, actions, substep.logits_rows[tick], None)
-            out[step_key] = substep.observation_rows[tick + 1]
-            n_completed += n_envs
-            if (pausing := env.pausing) is not None:
-                pauses[tick] = pausing
-                n_completed -= len(pausing)
-            _, _, _, infos = step(actions, out)
-            columns.rewards[tick] = env.rewards
-            columns.terminated[tick] = env.terminated
-            columns.truncated[tick] = env.truncated
-            if columns.infos is not None:
-                columns.infos.append(infos)
-            if env.final_observations:
-                self._note_final_observations(tick, columns)
-            tick += 1
-        actors = self._all_flat(columns, tick)
+        n_ticks = n_completed = 0
+        while columns.wants_more(n_ticks, n_completed):
+            # making room for more ticks replaces the rows
+            seen, actions_of, logits_of = substep.observation_rows, substep.action_rows, substep.logits_rows
+            rewards, terminated, truncated = columns.rewards, columns.terminated, columns.truncated
+            first, n_ticks = n_ticks, columns.ticks_to_come(n_ticks, n_completed)
+            for tick in range(first, n_ticks):
+                actions = actions_of[tick]
+                act(seen[tick], actor, actions, logits_of[tick], None)
+                out[step_key] = seen[tick + 1]
+                if (pausing := env.pausing) is not None:
+                    pauses[tick] = pausing
+                    n_completed -= len(pausing)
+                _, _, _, infos = step(actions, out)
+                rewards[tick] = env.rewards
+                terminated[tick] = env.terminated
+                truncated[tick] = env.truncated
+                if columns.infos is not None:
+                    columns.infos.append(infos)
+                if env.final_observations:
+                    self._note_final_observations(tick, columns)
+            n_completed += n_envs * (n_ticks - first)
+        actors = self._all_flat(columns, n_ticks)
         for paused_tick, pausing in pauses.items():
             actors[paused_tick] = None
             columns.step_complete[paused_tick, pausing] = False

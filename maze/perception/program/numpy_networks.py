@@ -165,6 +165,7 @@ def _own_linear(operation: Linear) -> _Step:
     weight: Array = layer.weight.detach().numpy().T
     bias: Array | None = None if layer._parameters["bias"] is None else layer.bias.detach().numpy()
     buffers: dict[tuple[int, ...], Array] = {}
+    dot, matmul, add = np.dot, np.matmul, np.add
 
     def step(at: list[Array], _: Rows) -> None:
         array = at[source]
@@ -173,11 +174,11 @@ def _own_linear(operation: Linear) -> _Step:
         if buffer is None:
             buffer = buffers[shape] = np.empty((*shape[:-1], weight.shape[1]), np.float32)
         if len(shape) == 2:
-            np.dot(array, weight, buffer)  # the same product, a little sooner
+            dot(array, weight, buffer)  # the same product, a little sooner
         else:
-            np.matmul(array, weight, buffer)
+            matmul(array, weight, buffer)
         if bias is not None:
-            np.add(buffer, bias, buffer)
+            add(buffer, bias, buffer)
         at[target] = buffer
 
     return step
@@ -226,13 +227,14 @@ def _in_place(layer: nn.Module, source: Place, target: Place) -> _Step:
     if type(layer) not in (nn.ReLU, nn.Tanh):
         return _applied(_activation(layer), source, target)
     is_tanh = type(layer) is nn.Tanh
+    tanh, maximum = np.tanh, np.maximum
 
     def step(at: list[Array], _: Rows) -> None:
         array = at[target] = at[source]
         if is_tanh:
-            np.tanh(array, out=array)
+            tanh(array, array)
         else:
-            np.maximum(array, 0.0, out=array)
+            maximum(array, 0.0, out=array)
 
     return step
 

@@ -92,7 +92,11 @@ class EnvBatch:
         for index, env in enumerate(self.envs):
             check_same_spaces(self, env, self.first_index + index)
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
-        self._action_specs = array_specs(self.action_spaces_dict, "action")
+        n_envs = len(self.envs)
+        self._action_columns = {
+            step_key: [(key, (n_envs, *shape), dtype) for key, (shape, dtype) in specs.items()]
+            for step_key, specs in array_specs(self.action_spaces_dict, "action").items()
+        }
         self.is_flat = all(is_flat_env(env) for env in self.envs)
         self._steps = [env.step for env in self.envs]
         self._contexts = [env.context for env in self.envs]
@@ -316,10 +320,9 @@ class EnvBatch:
 
     def _columns(self, step_key: StepKeyType, actions: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The actions as copies: environments may keep them longer than the caller its arrays, and so do we."""
-        n_envs = len(self.envs)
         return {
-            key: action_column(actions, step_key, key, (n_envs, *shape), dtype)
-            for key, (shape, dtype) in self._action_specs[step_key].items()
+            key: action_column(actions, step_key, key, shape, dtype)
+            for key, shape, dtype in self._action_columns[step_key]
         }
 
     def _fail(self, error: BaseException, call: str, index: int) -> NoReturn:

@@ -52,7 +52,8 @@ class SequentialVectorEnv(BatchVectorEnv):
         infos = batch.step(actions, observations)
         self.actor_rewards = batch.actor_rewards
         self.final_observations = batch.final_observations
-        self._count_episodes(batch.finished_episodes)
+        if batch.finished_episodes or self.finished_episodes:
+            self._count_episodes(batch.finished_episodes)
         if out is None:
             return self._returned(observations, infos)
         return out, self.rewards, self.terminated | self.truncated, infos
