@@ -5,14 +5,16 @@
     python benchmarks/job_shop.py --sizes large --cp-sat 10                  # ta41 to ta80, CP-SAT for 10 seconds each
     python benchmarks/job_shop.py --train 3 --keep runs --jobs 2 --markdown docs/benchmarks/job_shop.md
     python benchmarks/job_shop.py --train 3 --keep runs --experiment small large --sizes 20x20
+    python benchmarks/job_shop.py outputs/<run> --temperatures 1 2 3 4       # of samples, compared on random instances
     python benchmarks/job_shop.py --speed                                    # a decision through Maze and without
 
 Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are trained here: `--train` so many seeds with the
 arguments that `EXPERIMENTS` names and `--overrides`. Those that are finished in `--keep` are not trained again.
 `--experiment small large` compares size generalisation: trained on shops of 6 to 10 jobs and machines, and on 20x20.
 
-Greedy: the most likely job each time; best of 64: the shortest of 64 schedules with sampled decisions. Several runs:
-mean and 95 % interval over runs. CP-SAT: the schedule that was found, and what dispatching in its order makes of it.
+Greedy: the most likely job each time; best of 64: the shortest of 64 schedules with decisions drawn at `--temperature`,
+which was chosen by `--temperatures`, that is, without Taillard's instances. Several runs: mean and 95 % interval over
+runs. CP-SAT: the schedule that was found, and what dispatching in its order makes of it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze_envs.scheduling.job_shop import JobShopEnv, JobShops, solve
 from maze_envs.scheduling.rules import RULES, DispatchingRule
-from maze_envs.scheduling.taillard import instances_of
+from maze_envs.scheduling.taillard import Instance, generate, instances_of, lower_bound
 
 SIZES = ("15x15", "20x15", "20x20", "30x15")
 LARGE = ("30x20", "50x15", "50x20", "100x20")
@@ -48,13 +50,15 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "large": ("env.n_jobs=20", "env.n_machines=20"),
 }
 """What is trained with, by name: instances as the experiment says, no larger than 10x10, and 20x20."""
+TEMPERATURE = 2.5
+"""Of samples; chosen on random instances."""
 PUBLISHED = {"Zhang et al. (2020), published": {"15x15": 25.96, "20x15": 30.03, "20x20": 31.61, "30x15": 33.00}}
 
 
-def load(run: Path, weights: str) -> SerializedTorchPolicy:
-    """The policy of a training."""
+def load(run: Path, weights: str, temperature: float) -> SerializedTorchPolicy:
+    """The policy of a training; its actions are drawn at a temperature."""
     model = OmegaConf.load(run / "hydra_config.yaml").model
-    return SerializedTorchPolicy(model, str(run / weights), str(run / "spaces_config.pkl"), "cpu")
+    return SerializedTorchPolicy(model, str(run / weights), str(run / "spaces_config.pkl"), "cpu", temperature)
 
 
 def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
@@ -62,6 +66,25 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
     instances = instances_of(size)
     best = np.array([one.best_known for one in instances])
     return np.asarray(100 * (solve(policy, instances, n_samples).makespans.min(axis=1) / best - 1))
+
+
+def compared_temperatures(
+    runs: list[Path], sizes: list[str], n_samples: int, weights: str, temperatures: list[float], n_instances: int = 40
+) -> dict[str, dict[str, list[float]]]:
+    """Mean makespans of the best of `n_samples` on random instances, above their lower bounds in percent."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for size in sizes:
+        n_jobs, n_machines = map(int, size.split("x"))
+        made = [generate(n_jobs, n_machines, 7_000_001 + seed, 8_000_009 + seed) for seed in range(n_instances)]
+        instances = [Instance(f"random {seed}", *one, 0) for seed, one in enumerate(made)]
+        bounds = np.array([lower_bound(one.durations, one.machines) for one in instances])
+        for run in runs:
+            for temperature in temperatures:
+                makespans = solve(load(run, weights, temperature), instances, n_samples).makespans.min(axis=1)
+                mean = float(100 * (makespans / bounds - 1).mean())
+                found.setdefault(f"temperature {temperature:g}", {}).setdefault(size, []).append(mean)
+                print(f"{run.name}, {size}, temperature {temperature:g}: {mean:.2f} %", flush=True)
+    return found
 
 
 def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
@@ -81,7 +104,12 @@ def by_cp_sat(size: str, seconds: float) -> dict[str, float]:
 
 
 def table(
-    runs: dict[str, list[Path]], sizes: list[str], n_samples: int, weights: str, cp_sat_seconds: float
+    runs: dict[str, list[Path]],
+    sizes: list[str],
+    n_samples: int,
+    weights: str,
+    cp_sat_seconds: float,
+    temperature: float = TEMPERATURE,
 ) -> dict[str, dict[str, list[float]]]:
     """Mean gaps by line and size, one for each run."""
     found: dict[str, dict[str, list[float]]] = {
@@ -94,7 +122,7 @@ def table(
             found.setdefault(name, {})[size] = [value]
             print(f"{name}, {size}: {value:.2f} %", flush=True)
     for kind, run in ((kind, run) for kind, of_kind in runs.items() for run in of_kind):
-        policy = load(run, weights)
+        policy = load(run, weights, temperature)
         for name, samples in ((f"{kind}, greedy", 1), (f"{kind}, best of {n_samples}", n_samples)):
             for size in sizes if samples else ():
                 found.setdefault(name, {}).setdefault(size, []).append(float(gaps(policy, size, samples).mean()))
@@ -167,6 +195,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--samples", type=int, default=64, help="0: greedy decisions only")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of samples")
+    parser.add_argument("--temperatures", type=float, nargs="+", help="of samples, compared on random instances")
     parser.add_argument("--weights", default="state_dict.pt", help="latest.pt: those of the last epoch")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
@@ -198,8 +228,13 @@ def main() -> None:
                     arguments.experiment, arguments.train, directory, arguments.overrides, arguments.jobs
                 )
                 runs |= trained
-            found = table(runs, sizes, arguments.samples, arguments.weights, arguments.cp_sat)
-        header = ["gap to best known, %", *sizes, "seeds"]
+            samples, weights = arguments.samples, arguments.weights
+            if arguments.temperatures:
+                all_runs = [run for of_name in runs.values() for run in of_name]
+                found = compared_temperatures(all_runs, sizes, samples, weights, arguments.temperatures)
+            else:
+                found = table(runs, sizes, samples, weights, arguments.cp_sat, arguments.temperature)
+        header = ["gap to best known, %" if not arguments.temperatures else "above lower bound, %", *sizes, "seeds"]
         lines = markdown_table(header, [cells(name, row, sizes) for name, row in found.items()])
         for name, of_name in seconds.items():
             lines += f"\n\nA training ({name}): {of_name / 60:.0f} minutes."

@@ -111,6 +111,8 @@ def interval(values: Sequence[float]) -> float:
     return T_95.get(len(values), 2.0) * stdev(values) / len(values) ** 0.5
 
 
+LAST = "latest.pt"
+"""Weights of the last epoch. Learning rates end at 0, and what epochs differ by is small beside the noise of evaluations."""
 FINISHED = "benchmark.json"
 """Written into the directory of a run when it has ended: its settings and its seconds."""
 
@@ -242,7 +244,7 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
     yield trainings
     for training in trainings:
         row.seconds.append(seconds_of(training))
-        _, act = trained(training.directory)
+        _, act = trained(training.directory, LAST)
         found = lost_sales_cost(
             problem, lambda states, act=act: act(0, {"stock": states / SCALE})["order"], tolerance=1e-3
         )
@@ -332,8 +334,7 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     yield trainings
     for training in trainings:
         row.seconds.append(seconds_of(training))
-        # what evaluations differ by is small beside their noise, and learning rates end at 0
-        _, act = trained(training.directory, "latest.pt")
+        _, act = trained(training.directory, LAST)
         row.learned.append(average(lambda seen, act=act: act(0, seen)))
     return row
 

@@ -49,7 +49,7 @@ class Work(NamedTuple):
 WORK = {
     "ppo": Work((*ACTOR_CRITIC, "algorithm=ppo"), "algorithm.epoch_length", 2, 40),
     "a2c": Work((*ACTOR_CRITIC, "algorithm=a2c"), "algorithm.epoch_length", 4, 160),
-    "impala": Work((*ACTOR_CRITIC, "algorithm=impala"), "algorithm.epoch_length", 4, 120),
+    "impala": Work((*ACTOR_CRITIC, "algorithm=impala"), "algorithm.epoch_length", 4, 400),
     "sac": Work(
         (
             *("-cn", "conf_train", "env.name=Pendulum-v1", "model=flatten_concat", "algorithm=sac"),

@@ -63,10 +63,13 @@ class ActionHeads:
         deterministic: bool = False,
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
+        temperature: float = 1.0,
     ) -> dict[str, np.ndarray]:
         """Chooses actions.
 
         :param network: From observations to logits.
+
+        :param temperature: Of the distributions that are drawn from.
 
         The other arguments are those of :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`.
         :return: Actions `[batch, *space.shape]` by head.
@@ -88,7 +91,7 @@ class ActionHeads:
             check_logits(logits, sizes, head, self._where)
             if logits_out is not None:
                 logits_out[head][...] = logits
-            drawn = sampler(logits, rng, 1.0)
+            drawn = sampler(logits, rng, temperature)
             if out is None:
                 actions[head] = drawn
             else:
@@ -148,6 +151,7 @@ class Actor:
         out: dict[str, np.ndarray] | None = None,
         logits_out: dict[str, np.ndarray] | None = None,
         states: dict[str, np.ndarray] | None = None,
+        temperature: float = 1.0,
     ) -> dict[str, np.ndarray]:
         """Actions `[n_envs, ...]`, see :meth:`maze.core.agent.torch_policy.TorchPolicy.compute_actions`."""
         network = self._in_numpy
@@ -156,8 +160,8 @@ class Actor:
         if self._cells:
             assert states is not None, "the policy asks for them"
             carried = partial(self._carried_in_numpy, network, states) if network else partial(self._carried, states)
-            return self._heads.act(carried, observation, deterministic, out, logits_out)
-        return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out)
+            return self._heads.act(carried, observation, deterministic, out, logits_out, temperature)
+        return self._heads.act(network or self._in_torch, observation, deterministic, out, logits_out, temperature)
 
     def _compiled(self) -> NumpyNetwork | None:
         return in_numpy(self._network) if self._device == "cpu" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,20 @@ class SerializedTorchPolicy(TorchPolicy):
     :param state_dict_file: Weights, of the policy or of an actor-critic: `state_dict.pt`.
     :param spaces_dict_file: Spaces of the environment: `spaces_config.pkl`.
     :param device: `cpu` or `cuda` (where there is no CUDA device: `cpu`, with a notice).
-    :raises ConfigError: The model configuration has no policy.
+    :param temperature: Of the distributions that actions are drawn from: below 1 sharpens, above 1 flattens them, which
+        the best of many samples (`runner.best_of`) can profit from. The most probable actions stay the same.
+    :raises ConfigError: The model configuration has no policy, or the temperature is no number above 0.
     :raises CheckpointError: The weights cannot be read, or do not fit.
     """
 
-    def __init__(self, model: ConfigType, state_dict_file: str, spaces_dict_file: str, device: str) -> None:
+    def __init__(
+        self,
+        model: ConfigType,
+        state_dict_file: str,
+        spaces_dict_file: str,
+        device: str,
+        temperature: float = 1.0,
+    ) -> None:
         # networks are built from configurations here, upwards of this package
         from maze.perception.models.model_composer import BaseModelComposer
         from maze.perception.models.space_config import SpacesConfig
@@ -43,6 +53,13 @@ class SerializedTorchPolicy(TorchPolicy):
         if policy is None:
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
+        if (
+            isinstance(temperature, bool)
+            or not isinstance(temperature, int | float)
+            or not 0.0 < temperature < math.inf
+        ):
+            raise ConfigError(f"policy.temperature: expected a number above 0, found {temperature!r}.")
+        self.temperature = temperature
         weights = _policy_weights(load_state(state_dict_file))
         try:
             self.load_state_dict(weights)

@@ -63,6 +63,9 @@ class TorchPolicy(NetworksModel, Policy):
         super().__init__(networks, device, "policy.networks")
         self.distribution_mapper = distribution_mapper
         self.substeps_with_separate_agent_nets = list(substeps_with_separate_agent_nets or [])
+        self.temperature = 1.0
+        """Of the distributions that actions are drawn from: below 1 sharpens, above 1 flattens them. Not for training,
+        whose probabilities are those of temperature 1."""
         self._rng = np.random.default_rng()
         self._torch_generator = torch.Generator()
         self._torch_generator.manual_seed(int(self._rng.integers(2**63)))
@@ -160,7 +163,7 @@ class TorchPolicy(NetworksModel, Policy):
         if actor is None:
             heads = ActionHeads(self.distribution_mapper, self._rng, self._torch_generator, str(key))
             actor = self._actors[key] = Actor(self.networks[key], heads, self._device)
-        return actor.act(observation, deterministic, out, logits_out, states)
+        return actor.act(observation, deterministic, out, logits_out, states, self.temperature)
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
         """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""

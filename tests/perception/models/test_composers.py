@@ -238,6 +238,24 @@ def test_a_serialized_policy_acts_like_the_trained_one(files, name):
         np.testing.assert_array_equal(expected["action"], found["action"])
 
 
+def test_a_serialized_policy_draws_at_its_temperature(files):
+    directory, trained = files
+    arguments = (MODEL, str(directory / "state_dict.pt"), str(directory / "spaces_config.pkl"), "cpu")
+    policy = SerializedTorchPolicy(*arguments, temperature=3.0)
+    row = np.random.default_rng(0).normal(size=4).astype(np.float32)
+    observation = {"observation": np.tile(row, (40_000, 1))}
+    (logits,) = trained.compute_substep_policy_output({"observation": row[None]}, ActorID(0, 0)).action_logits.values()
+    flattened = torch.softmax(logits[0] / 3.0, -1).detach().numpy()
+    policy.seed(1)
+    drawn = policy.compute_actions(observation, ActorID(0, 0))["action"]
+    shares = np.bincount(drawn, minlength=len(flattened)) / len(drawn)
+    np.testing.assert_allclose(shares, flattened, atol=0.01)
+    assert np.abs(torch.softmax(logits[0], -1).detach().numpy() - flattened).max() > 0.02
+    for wrong in (0.0, -1.0, float("inf"), "hot", True):
+        with pytest.raises(ConfigError, match=r"policy\.temperature: expected a number above 0"):
+            SerializedTorchPolicy(*arguments, temperature=wrong)
+
+
 def test_files_that_are_missing_damaged_or_of_another_model_are_named(files):
     directory, _ = files
     spaces_file, state_file = str(directory / "spaces_config.pkl"), directory / "state_dict.pt"

@@ -48,10 +48,15 @@ class WarmStart(CheckedConfig):
     lr: float = 0.001
     """Learning rate of the Adam optimizer, which is used for the cloning alone."""
 
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus: with it, what the policy never saw done keeps a probability worth trying, about
+    `exp(-1 / entropy_coef)` of the most probable action's."""
+
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "batch_size"):
             self.require_integer(name, minimum=1)
         self.require_number("lr", 0.0, above=True)
+        self.require_number("entropy_coef", 0.0)
 
 
 def start_warm(trainer: Trainer, run: TrainingRunner) -> None:
@@ -124,7 +129,10 @@ def clone_policy(
                 output = learner.compute_policy_output(record)
                 log_prob = torch.stack(output.joint_log_probs_for_actions(record.actions)).mean()
                 optimizer.zero_grad()
-                (-log_prob).backward()  # type: ignore[no-untyped-call]  # torch's
+                loss = -log_prob
+                if config.entropy_coef:
+                    loss = loss - config.entropy_coef * torch.stack(output.entropies).mean()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's
                 optimizer.step()
                 log_probs.append(float(log_prob.detach()))
     optimizer.zero_grad()
