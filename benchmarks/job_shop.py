@@ -12,9 +12,9 @@ Runs come from `maze-run -cn conf_train +experiment=job_shop_ppo`, or are traine
 arguments that `EXPERIMENTS` names and `--overrides`. Those that are finished in `--keep` are not trained again.
 `--experiment small large` compares size generalisation: trained on shops of 6 to 10 jobs and machines, and on 20x20.
 
-Greedy: the most likely job each time; best of 64: the shortest of 64 schedules with decisions drawn at `--temperature`,
-which was chosen by `--temperatures`, that is, without Taillard's instances. Several runs: mean and 95 % interval over
-runs. CP-SAT: the schedule that was found, and what dispatching in its order makes of it.
+Greedy: the most likely job each time; best of 64: the shortest of 64 schedules with decisions drawn at `--temperature`
+(by default what `--temperatures` found for a size on random instances). Several runs: mean and 95 % interval over runs.
+CP-SAT: the schedule that was found, and what dispatching in its order makes of it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ EXPERIMENTS: dict[str, tuple[str, ...]] = {
     "large": ("env.n_jobs=20", "env.n_machines=20"),
 }
 """What is trained with, by name: instances as the experiment says, no larger than 10x10, and 20x20."""
-TEMPERATURE = 2.5
-"""Of samples; chosen on random instances."""
+TEMPERATURES = {"15x15": 2.5}
+"""Of samples, by size; 1 where more decisions follow on each other: what `--temperatures` finds on random instances."""
 PUBLISHED = {"Zhang et al. (2020), published": {"15x15": 25.96, "20x15": 30.03, "20x20": 31.61, "30x15": 33.00}}
 
 
@@ -69,7 +69,7 @@ def gaps(policy: Any, size: str, n_samples: int = 1) -> np.ndarray:
 
 
 def compared_temperatures(
-    runs: list[Path], sizes: list[str], n_samples: int, weights: str, temperatures: list[float], n_instances: int = 40
+    runs: list[Path], sizes: list[str], n_samples: int, weights: str, temperatures: list[float], n_instances: int
 ) -> dict[str, dict[str, list[float]]]:
     """Mean makespans of the best of `n_samples` on random instances, above their lower bounds in percent."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -109,7 +109,7 @@ def table(
     n_samples: int,
     weights: str,
     cp_sat_seconds: float,
-    temperature: float = TEMPERATURE,
+    temperature: float | None = None,
 ) -> dict[str, dict[str, list[float]]]:
     """Mean gaps by line and size, one for each run."""
     found: dict[str, dict[str, list[float]]] = {
@@ -122,9 +122,10 @@ def table(
             found.setdefault(name, {})[size] = [value]
             print(f"{name}, {size}: {value:.2f} %", flush=True)
     for kind, run in ((kind, run) for kind, of_kind in runs.items() for run in of_kind):
-        policy = load(run, weights, temperature)
+        policy = load(run, weights, 1.0)
         for name, samples in ((f"{kind}, greedy", 1), (f"{kind}, best of {n_samples}", n_samples)):
             for size in sizes if samples else ():
+                policy.temperature = temperature or TEMPERATURES.get(size, 1.0)
                 found.setdefault(name, {}).setdefault(size, []).append(float(gaps(policy, size, samples).mean()))
                 print(f"{run.name}, {name}, {size}: {found[name][size][-1]:.2f} %", flush=True)
     return found
@@ -195,8 +196,9 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--samples", type=int, default=64, help="0: greedy decisions only")
-    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="of samples")
+    parser.add_argument("--temperature", type=float, help="of samples; by size by default")
     parser.add_argument("--temperatures", type=float, nargs="+", help="of samples, compared on random instances")
+    parser.add_argument("--instances", type=int, default=20, help="random ones of each size that they are compared on")
     parser.add_argument("--weights", default="state_dict.pt", help="latest.pt: those of the last epoch")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=9)
@@ -231,7 +233,9 @@ def main() -> None:
             samples, weights = arguments.samples, arguments.weights
             if arguments.temperatures:
                 all_runs = [run for of_name in runs.values() for run in of_name]
-                found = compared_temperatures(all_runs, sizes, samples, weights, arguments.temperatures)
+                found = compared_temperatures(
+                    all_runs, sizes, samples, weights, arguments.temperatures, arguments.instances
+                )
             else:
                 found = table(runs, sizes, samples, weights, arguments.cp_sat, arguments.temperature)
         header = ["gap to best known, %" if not arguments.temperatures else "above lower bound, %", *sizes, "seeds"]

@@ -112,7 +112,7 @@ def interval(values: Sequence[float]) -> float:
 
 
 LAST = "latest.pt"
-"""Weights of the last epoch. Learning rates end at 0, and what epochs differ by is small beside the noise of evaluations."""
+"""Weights of the last epoch: learning rates end at 0, and epochs differ by less than the noise of evaluations."""
 FINISHED = "benchmark.json"
 """Written into the directory of a run when it has ended: its settings and its seconds."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.utils.checkpoint import load_state
+from maze.core.utils.config_utils import positive_number
 from maze.core.utils.factory import Factory
 
 if TYPE_CHECKING:
@@ -53,13 +53,7 @@ class SerializedTorchPolicy(TorchPolicy):
         if policy is None:
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
-        if (
-            isinstance(temperature, bool)
-            or not isinstance(temperature, int | float)
-            or not 0.0 < temperature < math.inf
-        ):
-            raise ConfigError(f"policy.temperature: expected a number above 0, found {temperature!r}.")
-        self.temperature = temperature
+        self.temperature = positive_number("policy.temperature", temperature)
         weights = _policy_weights(load_state(state_dict_file))
         try:
             self.load_state_dict(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -59,6 +60,18 @@ def whole_number(key: str, value: Any, at_least: int) -> int:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigValueError(f"{key}: expected a whole number of at least {at_least}, got {value!r}.")
+    return value
+
+
+def positive_number(key: str, value: Any) -> float:
+    """Checks a number that comes from a configuration.
+
+    :param key: Where it stands there.
+    :param value: The number.
+    :raises ConfigError: It is none, or not above 0 and finite.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < math.inf:
+        raise ConfigValueError(f"{key}: expected a number above 0, got {value!r}.")
     return value
 
 

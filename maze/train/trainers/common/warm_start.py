@@ -49,8 +49,8 @@ class WarmStart(CheckedConfig):
     """Learning rate of the Adam optimizer, which is used for the cloning alone."""
 
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus: with it, what the policy never saw done keeps a probability worth trying, about
-    `exp(-1 / entropy_coef)` of the most probable action's."""
+    """Weight of the entropy bonus. With it, what the policy never sees done keeps a probability worth trying: in the
+    end about `exp(-1 / entropy_coef)` of that of what it always sees."""
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_epochs", "batch_size"):

@@ -1,0 +1,79 @@
+"""What is cloned at the beginning of a training."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maze.core.agent.policy import Policy
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.distributions.distribution_mapper import DistributionMapper
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.warm_start import WarmStart, clone_policy
+
+
+class Nothing(gym.Env):
+    """Whatever is done, nothing is seen."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class AlwaysTwo(Policy):
+    def seed(self, seed):
+        pass
+
+    def needs_state(self):
+        return False
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        return {"action": 2}
+
+
+class Biases(nn.Module):
+    """Logits that are the same whatever is seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(4))
+
+    def forward(self, observation):
+        return {"action": self.logits.expand(len(observation["observation"]), 4)}
+
+
+def cloned(entropy_coef):
+    env = GymMazeEnv(Nothing())
+    policy = TorchPolicy({0: Biases()}, DistributionMapper(env.action_space, {}), "cpu")
+    rollouts = RolloutGenerator(SequentialVectorEnv([lambda: env]))
+    config = WarmStart(n_steps=100, n_epochs=1500, batch_size=100, lr=0.02, entropy_coef=entropy_coef)
+    likelihood = clone_policy(policy, AlwaysTwo(), rollouts, config, seed=1)
+    probabilities = policy.networks[0].logits.detach().softmax(-1).numpy()
+    assert likelihood == pytest.approx(probabilities[2], abs=0.01)
+    return probabilities
+
+
+def test_a_clone_does_what_it_has_seen():
+    assert cloned(0.0)[2] > 0.99
+
+
+@pytest.mark.parametrize("coefficient", [0.2, 0.5])
+def test_what_was_never_done_keeps_the_probability_that_maximizes_likelihood_and_entropy(coefficient):
+    # where the gradient of log p[2] + coefficient * entropy vanishes: p[other] / p[2] = exp(-1 / (coefficient * p[2]))
+    probabilities = cloned(coefficient)
+    expected = np.exp(-1 / (coefficient * probabilities[2]))
+    np.testing.assert_allclose(probabilities[[0, 1, 3]] / probabilities[2], expected, rtol=0.1)
+
+
+def test_a_weight_below_zero_is_refused():
+    with pytest.raises(ConfigError, match=r"warm_start\.entropy_coef: expected a number of at least 0"):
+        WarmStart(entropy_coef=-0.1)
