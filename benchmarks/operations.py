@@ -193,6 +193,32 @@ def trained(
     return env, act
 
 
+def critic_of(directory: Path, weights: str) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """Values `[n]` of observations at the first sub-step, as the critic of a training has them."""
+    import torch
+    from omegaconf import OmegaConf
+
+    from maze.core.utils.checkpoint import load_state
+    from maze.core.utils.factory import Factory
+    from maze.perception.models.model_composer import BaseModelComposer
+    from maze.perception.models.space_config import SpacesConfig
+
+    config: Any = OmegaConf.to_container(OmegaConf.load(directory / ".hydra" / "config.yaml"), resolve=True)
+    spaces = vars(SpacesConfig.load(str(directory / "spaces_config.pkl")))
+    composer = Factory(BaseModelComposer).instantiate(config["model"], config_path="model", **spaces)  # type: ignore[type-abstract]
+    state = load_state(str(directory / weights))
+    critic: Any = composer.critic
+    critic.load_state_dict(state.get("model", state))
+    network = next(iter(critic.networks.values())).eval()
+
+    def values(observation: dict[str, np.ndarray]) -> np.ndarray:
+        tensors = {key: torch.as_tensor(value, dtype=torch.float32) for key, value in observation.items()}
+        with torch.inference_mode():
+            return np.asarray(network(tensors)["value"].reshape(-1).numpy(), np.float64)
+
+    return values
+
+
 # -- inventory ---------------------------------------------------------------------------------------
 
 
@@ -228,9 +254,9 @@ def lost_sales(setting: str, seeds: Sequence[int], directory: Path, overrides: S
         return lost_sales_cost(problem, policy, tolerance, largest_order=min(cap, level)).cost
 
     start = round(problem.mean_demand * (problem.lead_time + 1))
-    base_stock, (level,) = searched(lambda level: cost_of(level, largest), [start], [1])
-    _, (level, cap) = searched(cost_of, [level + 2, round(problem.mean_demand) + 1], [1, 1])
+    _, (level, cap) = searched(cost_of, [start + 2, round(problem.mean_demand) + 1], [1, 1])
     capped = cost_of(level, cap, tolerance=1e-3)
+    base_stock, _ = searched(lambda level: cost_of(level, largest), [level], [1])
     row = Row(setting, best, {"base-stock": base_stock, f"capped ({level}, {cap})": capped})
     env = (f"env.demand={demand}", f"env.penalty={penalty}", f"env.lead_time={lead_time}", f"env.max_order={largest}")
     warm = (
@@ -309,9 +335,12 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     if buffer is None and setting in CRISS_CROSS:  # of smaller queues: others vary more, but their average is the same
         values = np.pad(criss_cross_values(setting, 70, tolerance=0.02).values, (0, LARGEST_QUEUE - 70), mode="edge")
 
-    def average(choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> float:
+    def average(
+        choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
+        critic: Callable[[dict[str, np.ndarray]], np.ndarray] | None = None,
+    ) -> float:
         if setting not in CRISS_CROSS:
-            return simulated(setting, choose)
+            return simulated(setting, choose, critic)
 
         def of_states(jobs: np.ndarray) -> np.ndarray:
             waits = jobs[:, :2] > 0
@@ -335,7 +364,8 @@ def queueing(setting: str, seeds: Sequence[int], directory: Path, overrides: Seq
     for training in trainings:
         row.seconds.append(seconds_of(training))
         _, act = trained(training.directory, LAST)
-        row.learned.append(average(lambda seen, act=act: act(0, seen)))
+        critic = None if setting in CRISS_CROSS else critic_of(training.directory, LAST)
+        row.learned.append(average(lambda seen, act=act: act(0, seen), critic))
     return row
 
 
@@ -366,24 +396,47 @@ def simulated_criss_cross(
 def simulated(
     network: str,
     choose: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]],
-    n_envs: int = 512,
+    critic: Callable[[dict[str, np.ndarray]], np.ndarray] | None = None,
+    n_envs: int = 1024,
     n_ticks: int = 40_000,
+    every: int = 40,
 ) -> float:
-    """Average number of jobs in the second half of long simulations; prints its interval."""
-    from maze_envs.queueing.network import Queues
+    """Average number of jobs in the second half of long simulations; prints its interval.
 
-    queues = Queues(n_envs, network, buffer=10_000, max_episode_steps=None, warm_up=n_ticks // 2)
+    Expected changes of the critic, and of products of queues, are control variates: their averages are known to be 0.
+    """
+    from maze_envs.queueing.exact import expected_changes
+    from maze_envs.queueing.network import SCALE, Queues
+
+    queues = Queues(n_envs, network, buffer=10_000, max_episode_steps=None)
     for row in range(n_envs):
         queues.random.seed(row, row)
-    rows = np.arange(n_envs)
-    queues.begin(rows)
+    queues.begin(np.arange(n_envs))
     seen = {key: np.zeros((n_envs, *space.shape), np.float32) for key, space in queues.observation_spaces[0].items()}
-    for _ in range(n_ticks):
+    pairs = np.triu_indices(queues.jobs.shape[1])
+
+    def values(jobs: np.ndarray) -> np.ndarray:
+        columns = [jobs, jobs[:, pairs[0]] * jobs[:, pairs[1]] / SCALE]
+        return np.column_stack(columns if critic is None else [*columns, critic({"jobs": jobs / SCALE})])
+
+    jobs, changes, n_samples = np.zeros(n_envs), 0.0, 0
+    for tick in range(n_ticks):
         queues.observe(seen)
-        queues.advance(choose(seen))
-    averages = queues.kpis(rows)["average_jobs"]
-    print(f"  simulated: {averages.mean():.3f} ± {1.96 * averages.std() / n_envs**0.5:.3f}", flush=True)
-    return float(averages.mean())
+        actions = choose(seen)
+        if tick >= n_ticks // 2 and tick % every == 0:
+            served = np.zeros(queues.jobs.shape, np.bool_)
+            for head, classes in queues.choosing.items():
+                served[:, classes] = np.arange(len(classes)) == actions[head][:, None]
+            jobs += queues.jobs.sum(axis=1)
+            changes = changes + expected_changes(network, queues.jobs, served, values)
+            n_samples += 1
+        queues.advance(actions)
+    controls = np.column_stack([np.ones(n_envs), changes / n_samples])
+    found, *_ = np.linalg.lstsq(controls, jobs / n_samples, rcond=None)
+    left = jobs / n_samples - controls @ found
+    error = 1.96 * left.std() * (n_envs - controls.shape[1]) ** -0.5
+    print(f"  simulated: {found[0]:.3f} ± {error:.3f}", flush=True)
+    return float(found[0])
 
 
 # -- packing -----------------------------------------------------------------------------------------

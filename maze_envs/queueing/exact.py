@@ -1,4 +1,4 @@
-"""The optimum of the criss-cross network, by relative value iteration on bounded queues."""
+"""The optimum of the criss-cross network, by relative value iteration on bounded queues; precise averages of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maze_envs.queueing.network import CRISS_CROSS
+from maze_envs.queueing.network import CRISS_CROSS, network_of
 
 
 class Values(NamedTuple):
@@ -72,6 +72,39 @@ def smoothed_cost(regime: str, values: np.ndarray, chosen: np.ndarray) -> np.nda
     :return: Costs, with the shape of the values.
     """
     return np.asarray(_following(regime, values, chosen) - values)
+
+
+def expected_changes(
+    network: str, jobs: np.ndarray, served: np.ndarray, values: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """What functions of the state are expected to change by until the next tick.
+
+    In the long run they change by 0 on average, whatever the functions are: control variates for averages of any
+    network, as :func:`smoothed_cost` has them for one whose states can be listed.
+
+    :param network: Name of the network.
+    :param jobs: States, `[n, n_classes]`.
+    :param served: Which classes are worked on, bool, the same shape; where no job of them waits it does not matter.
+    :param values: Gets states `[m, n_classes]`, gives `[m, n_functions]`.
+    :return: `[n, n_functions]`
+    """
+    net = network_of(network)
+    changed, rates = [jobs], []
+    for index, (arrival, service, following) in enumerate(zip(net.arrivals, net.services, net.following, strict=True)):
+        if arrival > 0:
+            changed.append(jobs + _one(index, jobs))
+            rates.append(np.full(len(jobs), arrival))
+        moved = jobs - _one(index, jobs) + (_one(following, jobs) if following >= 0 else 0)
+        is_done = served[:, index] & (jobs[:, index] > 0)
+        changed.append(np.where(is_done[:, None], moved, jobs))
+        rates.append(np.full(len(jobs), service))
+    now, *after = np.split(values(np.concatenate(changed)), len(changed))
+    total = sum(net.arrivals) + sum(net.services)
+    return np.asarray(sum(rate[:, None] * (then - now) for rate, then in zip(rates, after, strict=True)) / total)
+
+
+def _one(index: int, jobs: np.ndarray) -> np.ndarray:
+    return np.arange(jobs.shape[1]) == index
 
 
 def tabulated(policy: Policy, buffer: int) -> np.ndarray:

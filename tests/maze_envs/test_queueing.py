@@ -9,7 +9,13 @@ from maze.core.errors import ConfigError
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.utils.check_env import check_env
-from maze_envs.queueing.exact import criss_cross_optimum, criss_cross_values, smoothed_cost, tabulated
+from maze_envs.queueing.exact import (
+    criss_cross_optimum,
+    criss_cross_values,
+    expected_changes,
+    smoothed_cost,
+    tabulated,
+)
 from maze_envs.queueing.network import PriorityPolicy, QueueingEnv, Queues, network_of
 
 
@@ -55,6 +61,34 @@ def test_smoothed_costs_have_the_same_average_and_vary_less():
     assert np.mean(smoothed) == pytest.approx(np.mean(jobs), abs=0.01)
     assert np.mean(arbitrary) == pytest.approx(np.mean(jobs), abs=0.01)
     assert np.mean(smoothed, axis=0).std() < 0.05 * np.mean(jobs, axis=0).std()
+
+
+def test_expected_changes_are_those_of_the_values_in_all_states_of_the_criss_cross_network():
+    values = np.random.default_rng(0).normal(size=(9, 9, 9))
+    choices = tabulated(longest_first, 8)
+    jobs = np.indices((8, 8, 8)).reshape(3, -1).T  # within full buffers, where jobs are turned away
+    served = np.stack([choices[tuple(jobs.T)] == 0, choices[tuple(jobs.T)] == 1, np.ones(len(jobs), np.bool_)], axis=1)
+    changes = expected_changes("B.H.", jobs, served, lambda states: values[tuple(states.T)][:, None])
+    costs = smoothed_cost("B.H.", values, choices)[tuple(jobs.T)]
+    # ticks of the simulation are shorter: it draws services of both classes of the first server, of which one is idle
+    longer = (2 * 0.9 + 2.0 + 2.0 + 1.0) / (2 * 0.9 + 2.0 + 1.0)
+    np.testing.assert_allclose(jobs.sum(axis=1) + longer * changes[:, 0], costs, atol=1e-12)
+
+
+def test_expected_changes_are_what_happens_on_average():
+    queues = Queues(20_000, "extended_6", max_episode_steps=None)
+    for row in range(len(queues.jobs)):
+        queues.random.seed(row, row)
+    queues.begin(np.arange(len(queues.jobs)))
+    start = np.array([1, 0, 3, 2, 4, 1])
+    queues.jobs[:] = start
+    served = np.array([[False, False, True, True, False, False]])
+    weights = np.array([1.0, 5.0, -2.0, 3.0, 7.0, 11.0])
+    (expected,) = expected_changes("extended_6", start[None], served, lambda jobs: (jobs @ weights)[:, None])
+    queues.advance({"server_0": np.full(20_000, 2), "server_1": np.zeros(20_000, np.int64)})
+    changed = (queues.jobs - start) @ weights
+    assert changed.mean() == pytest.approx(expected[0], abs=4 * changed.std() / 20_000**0.5)
+    assert abs(expected[0]) > 8 * changed.std() / 20_000**0.5
 
 
 def longest_first(jobs):
