@@ -104,7 +104,7 @@ def expected_changes(
 
 
 def _one(index: int, jobs: np.ndarray) -> np.ndarray:
-    return np.arange(jobs.shape[1]) == index
+    return np.asarray(np.arange(jobs.shape[1]) == index)
 
 
 def tabulated(policy: Policy, buffer: int) -> np.ndarray:

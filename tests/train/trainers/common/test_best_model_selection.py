@@ -57,6 +57,17 @@ def test_an_equal_evaluation_is_no_improvement_but_the_later_model_is_kept(tmp_p
     assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 2.0))
 
 
+def test_the_latest_model_is_kept_where_that_is_asked_for_and_patience_counts_all_the_same(tmp_path, capsys):
+    model = nn.Linear(2, 1)
+    selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model)
+    selection.keeps_latest = True
+    for value, score in ((1.0, 5.0), (2.0, 4.0), (3.0, math.nan)):
+        fill(model, value)
+        selection.update(score)
+    assert torch.equal(load_state(tmp_path / "state_dict.pt")["weight"], torch.full((1, 2), 2.0))
+    assert (selection.best_reward, selection.last_improvement) == (5.0, 2)
+
+
 def test_weights_are_written_in_intervals(tmp_path):
     model = nn.Linear(1, 1)
     selection = BestModelSelection(str(tmp_path / "state_dict.pt"), model, dump_interval=2)

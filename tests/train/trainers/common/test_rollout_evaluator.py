@@ -8,6 +8,7 @@ from torch import nn
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -96,6 +97,16 @@ def test_mean_reward_is_told_to_the_model_selection():
     selection = BestModelSelection(None, None)
     RolloutEvaluator(env, 4, selection).evaluate(make_policy())
     assert selection.best_reward == pytest.approx(reward_stats(env))
+
+
+def test_the_evaluator_says_which_model_is_kept():
+    env = SequentialVectorEnv([make_env] * 2)
+    for keep in ("best", "latest"):
+        selection = BestModelSelection(None, None)
+        RolloutEvaluator(env, 2, selection, keep=keep).evaluate(make_policy())
+        assert selection.keeps_latest == (keep == "latest")
+    with pytest.raises(ConfigError, match=r"rollout_evaluator\.keep: expected `best` or `latest`, found 'first'"):
+        RolloutEvaluator(env, 2, None, keep="first")
 
 
 def test_a_single_environment_with_statistics_can_be_evaluated():

@@ -15,6 +15,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
+from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -43,7 +44,10 @@ class RolloutEvaluator(Evaluator):
         reward. See :class:`~maze.train.trainers.common.model_selection.selection_criterion.SelectionCriterion`.
     :param maximize: Whether more of it is better.
     :param constraints: What has to hold for the best model, such as `invalid_cut <= 0`.
+    :param keep: Which model the selection keeps: the `best`, or the `latest`, where epochs towards the end differ by
+        less than their evaluations do by chance.
     :raises ValueError: There is no episode to play.
+    :raises ConfigError: `keep` is something else.
     """
 
     def __init__(
@@ -56,12 +60,16 @@ class RolloutEvaluator(Evaluator):
         objective: str | None = None,
         maximize: bool = True,
         constraints: Sequence[str] = (),
+        keep: str = "best",
     ) -> None:
         if n_episodes < 1:
             raise ValueError(f"`n_episodes` must be at least 1, got {n_episodes}.")
+        if keep not in ("best", "latest"):
+            raise ConfigError(f"rollout_evaluator.keep: expected `best` or `latest`, found {keep!r}.")
         self.eval_env = eval_env
         self.n_episodes = n_episodes
         self.model_selection = model_selection
+        self._keeps_latest = keep == "latest"
         self.deterministic: bool = deterministic
         self.criterion = SelectionCriterion(objective, maximize, constraints)
         self._rng_state: dict[str, Any] | None = None
@@ -82,6 +90,7 @@ class RolloutEvaluator(Evaluator):
         if not np.isfinite(reward):
             logger.warning("The mean reward of the evaluation is %s.", reward)
         if self.model_selection is not None:
+            self.model_selection.keeps_latest = self._keeps_latest
             tell(self.model_selection, self.criterion, self.eval_env.get_stats(LogStatsLevel.EPOCH).last_stats)
 
     @override(Evaluator)

@@ -13,6 +13,8 @@ class ModelSelectionBase(ABC):
 
     maximize: bool = True
     """False: scores are the negated values of a statistic of which less is better."""
+    keeps_latest: bool = False
+    """Whether the latest model that was evaluated is kept, although another one scored better."""
     last_improvement: int = 0
     """Number of evaluations since the best one."""
 
