@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from maze.perception.models.model_composer import BaseModelComposer, Critic, che
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.models.template_parts import (
     ActionHeads,
+    Candidates,
     check_latent,
     cut_at,
     network_of,
@@ -147,7 +148,8 @@ class TemplateModelComposer(BaseModelComposer):
             raise ConfigError(f"{WHERE}.shared_embedding_keys: {clash} are action heads as well; rename the actions.")
         outputs = {**names, **{key: key for key in shared}}
         in_shapes = {key: shapes[key] for key in in_keys}
-        return network_of(in_shapes, {**perception_net.perception_blocks, **head_blocks}, outputs), perception_net
+        blocks = {**perception_net.perception_blocks, **head_blocks}
+        return network_of(in_shapes, blocks, outputs, self._candidates(in_keys, shared)), perception_net
 
     def template_value_net(
         self,
@@ -166,8 +168,9 @@ class TemplateModelComposer(BaseModelComposer):
         name = free_name("value", perception_net.tensor_shapes())
         head = LinearOutputBlock(latent, name, perception_net.out_shapes(), output_units=1)
         head.apply(self._initialization.layers(1.0))
-        in_shapes, blocks = cut_at(perception_net, resolve_shared_keys(perception_net, shared_embedding_keys or []))
-        return network_of(in_shapes, {**blocks, name: head}, {"value": name})
+        shared = resolve_shared_keys(perception_net, shared_embedding_keys or [])
+        in_shapes, blocks = cut_at(perception_net, shared)
+        return network_of(in_shapes, {**blocks, name: head}, {"value": name}, self._candidates(in_shapes, shared))
 
     def template_q_value_net(
         self,
@@ -292,6 +295,12 @@ class TemplateModelComposer(BaseModelComposer):
             merged_action_space(self.action_spaces_dict),
             only_discrete_spaces="q_value" not in q_value_shapes,
         )
+
+    def _candidates(self, in_keys: Collection[str], shared_embedding_keys: Sequence[str]) -> dict[str, Candidates]:
+        """What heads choose among; embeddings that networks share may have a row for each, and keep them all."""
+        if shared_embedding_keys:
+            return {}
+        return self._heads.candidates(in_keys, self.model_builder.joint_observations)
 
     def _new_perception_net(self, observation_space: spaces.Dict | None) -> InferenceBlock:
         if observation_space is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -29,13 +30,61 @@ from maze.perception.weight_init import Initialization
 
 _MASKS = "model.action_masks"
 _ITEMS = "model.action_items"
+_MANY_ROWS = 4096
+"""Of all sets of a batch: finding those that exist takes longer than computing fewer."""
+_SHARE_WORTH_IT = 0.75
+"""Of its rows, where the fullest set of a batch has no more, they are worth being gathered."""
 _GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilityDistribution)
 
 
-class _NamedOutputs(InferenceBlock):
+@dataclass(frozen=True)
+class Candidates:
+    """What an action head chooses among: as many rows as there may ever be, of which a batch often needs few."""
+
+    masks: tuple[str, ...]
+    """Observations `(batch, n)`: which rows there are, and which may be chosen."""
+
+    rows: tuple[str, ...]
+    """Observations `(batch, n, ...)` that have a row for each of them, the masks among them."""
+
+    def gathered(self, inputs: TensorDict) -> tuple[TensorDict, torch.Tensor, torch.Tensor, int] | None:
+        """The inputs with no more rows than the fullest set of the batch has.
+
+        :param inputs: With any leading batch dimensions.
+        :return: The inputs; the places `(2, n_rows)` that rows had, each in the flattened batch and in its set; those
+            that they have now; and `n`. None: it is not worth it.
+        """
+        if not all(key in inputs for key in self.rows):
+            return None  # the blocks say better what they miss
+        mask = inputs[self.masks[0]]
+        if mask.numel() < _MANY_ROWS or mask.is_cuda or torch.compiler.is_compiling():
+            return None
+        exists = reduce(torch.logical_or, [inputs[key] > 0 for key in self.masks]).flatten(0, -2)
+        counts = exists.sum(-1)
+        n, n_kept = mask.shape[-1], int(counts.max())
+        if not 0 < n_kept <= _SHARE_WORTH_IT * n:
+            return None
+        batch, place = exists.nonzero(as_tuple=True)
+        first = counts.cumsum(0) - counts
+        now = torch.arange(len(batch), device=mask.device) - first[batch]
+        gathered = dict(inputs)
+        for key in self.rows:
+            tensor = inputs[key]
+            leading, rest = mask.shape[:-1], tensor.shape[mask.dim() :]
+            kept = tensor.new_zeros((len(exists), n_kept, *rest))
+            kept[batch, now] = tensor.reshape(len(exists), n, *rest)[batch, place]
+            gathered[key] = kept.reshape(*leading, n_kept, *rest)
+        return gathered, torch.stack([batch, place]), torch.stack([batch, now]), n
+
+
+class _TemplateNetwork(InferenceBlock):
     """A network that returns tensors under other names than they have inside.
 
+    Where a head chooses among candidates, sets are computed with no more rows than the batch has: what rows that are
+    not there would become has no influence, and often most of them are not.
+
     :param names: What each of the `out_keys` is called outside.
+    :param candidates: By head, where rows that are not there have no influence.
     """
 
     def __init__(
@@ -45,32 +94,55 @@ class _NamedOutputs(InferenceBlock):
         in_shapes: Sequence[Sequence[int]],
         perception_blocks: Mapping[str, PerceptionBlock],
         names: Mapping[str, str],
+        candidates: Mapping[str, Candidates],
     ) -> None:
         super().__init__(in_keys, out_keys, in_shapes, perception_blocks)
         self._names = dict(names)
+        self._candidates = dict(candidates)
 
     @override(InferenceBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
-        return {self._names[key]: tensor for key, tensor in super().forward(block_input).items()}
+        places = {}
+        for head, candidates in self._candidates.items():
+            if (gathered := candidates.gathered(block_input)) is not None:
+                block_input, *places[head] = gathered
+        outputs = {self._names[key]: tensor for key, tensor in super().forward(block_input).items()}
+        for head, (before, now, n) in places.items():
+            if head in outputs:
+                outputs[head] = _spread(outputs[head], before, now, n)
+        return outputs
 
     @override(InferenceBlock)
     def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
         return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
 
 
+def _spread(logits: torch.Tensor, before: torch.Tensor, now: torch.Tensor, n: int) -> torch.Tensor:
+    """Logits at the places that their rows had before; others are masked, as all that do not exist."""
+    flat = logits.flatten(0, -2)
+    spread = flat.new_full((len(flat), n), torch.finfo(flat.dtype).min)
+    spread = spread.index_put((before[0], before[1]), flat[now[0], now[1]])
+    return spread.reshape(*logits.shape[:-1], n)
+
+
 def network_of(
-    in_shapes: Mapping[str, Sequence[int]], blocks: Mapping[str, PerceptionBlock], outputs: Mapping[str, str]
+    in_shapes: Mapping[str, Sequence[int]],
+    blocks: Mapping[str, PerceptionBlock],
+    outputs: Mapping[str, str],
+    candidates: Mapping[str, Candidates] | None = None,
 ) -> InferenceBlock:
     """The network of some blocks, whose outputs may be called like its inputs.
 
     :param in_shapes: Shapes of its inputs, by key.
     :param blocks: The blocks by name.
     :param outputs: What each output is called among the tensors of the blocks.
+    :param candidates: What heads choose among, where rows that are not there have no influence on any output.
     """
     arguments = (list(in_shapes), list(outputs.values()), list(in_shapes.values()), blocks)
-    if all(name == key for key, name in outputs.items()):
+    if not candidates and all(name == key for key, name in outputs.items()):
         return InferenceBlock(*arguments)
-    return _NamedOutputs(*arguments, names={name: key for key, name in outputs.items()})
+    names = {name: key for key, name in outputs.items()}
+    return _TemplateNetwork(*arguments, names=names, candidates=candidates or {})
 
 
 class ActionHeads:
@@ -173,6 +245,26 @@ class ActionHeads:
     def mask_keys(self, action_space: spaces.Dict) -> list[str]:
         """Observations that mask heads of this space."""
         return list(dict.fromkeys(mask for head, mask in self.masks.items() if head in action_space.spaces))
+
+    def candidates(
+        self, observation_keys: Collection[str], joint_observations: Mapping[str, Sequence[str]]
+    ) -> dict[str, Candidates]:
+        """What heads choose among by scores alone, with masks of what exists and of what may be chosen.
+
+        :param observation_keys: Observations of a network.
+        :param joint_observations: Those that come with others, see
+            :class:`~maze.perception.builders.base.BaseModelBuilder`.
+        """
+        found = {}
+        for head, settings in self.items.items():
+            items, mask = settings["observations"][0], self.masks.get(head)
+            joint = tuple(joint_observations.get(items, ()))
+            if settings.get("by_place", True) or not joint or mask is None or items not in observation_keys:
+                continue
+            masks = tuple(dict.fromkeys([*joint, mask]))
+            masks = tuple(key for key in masks if key in observation_keys)
+            found[head] = Candidates(masks, (items, *masks))
+        return found
 
     def blocks(
         self, action_space: spaces.Dict, perception_net: InferenceBlock, obs_shapes: Mapping[str, Sequence[int]]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from maze.core.agent.random_policy import RandomPolicy, candidates_of
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, EnvironmentContractError
+from maze.perception.blocks import SetAttentionBlock
+from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.models.space_config import SpacesConfig
 from maze.perception.program.numpy_networks import in_numpy
@@ -149,3 +155,47 @@ def test_a_head_is_no_choice_among_candidates_unless_there_is_one_for_each_of_it
     assert candidates_of({0: spaces.Dict(order=spaces.Discrete(6))}, observations) == {}
     assert candidates_of({0: spaces.Dict(item=spaces.Discrete(5))}, observations) == {}
     assert candidates_of({1: actions[0]}, observations) == {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), attention=st.booleans(), leading=st.sampled_from([(), (2,)]))
+def test_large_batches_are_computed_without_the_rows_that_no_set_has(data, attention, leading):
+    """Outputs and gradients are those of all rows, wherever those that exist lie, whatever stands in the others."""
+    n, batch = 12, 6
+    model = composed(n, attention=attention)
+    density = data.draw(st.sampled_from([0.0, 0.1, 0.4, 1.0]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    observation = {
+        key: rng.uniform(-1, 1, (*leading, batch, *space.shape)).astype(np.float32)
+        for key, space in spaces_of(n)[1][0].spaces.items()
+    }
+    exists = rng.random((*leading, batch, n)) < density
+    exists[..., rng.integers(n)] = True
+    observation["order_candidates_mask"] = exists.astype(np.float32)
+    allowed = rng.random((*leading, batch, n)) < 0.5 * density
+    allowed[..., rng.integers(n)] = True  # one that may be chosen, whether it exists or not
+    observation["order_mask"] = allowed.astype(np.float32)
+    for network, key in [*networks_of(model)[0], *networks_of(model)[1]]:
+        found = []
+        for many in (10**9, 1):
+            network.zero_grad()
+            with mock.patch.object(template_parts, "_MANY_ROWS", many):
+                output = network(tensors(observation))[key]
+            (output[output > -1e30] * 2.0).sum().backward()
+            gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+            found.append((output.detach(), *gradients))
+        assert len(found[0]) == len(found[1])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_no_set_has_cost_nothing(monkeypatch):
+    monkeypatch.setattr(template_parts, "_MANY_ROWS", 1)
+    model = composed(50)
+    seen = []
+    for network, _ in [*networks_of(model)[0], *networks_of(model)[1]]:
+        (attention,) = (block for block in network.modules() if isinstance(block, SetAttentionBlock))
+        attention.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]["order_candidates"].shape))
+        network(tensors(some(50, 9, 3)))
+        network(tensors(some(50)))
+    assert seen == [(4, 9, 3), (4, 50, 3)] * 2
