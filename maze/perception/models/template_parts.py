@@ -38,6 +38,20 @@ _GAUSSIAN = (DiagonalGaussianProbabilityDistribution, SquashedGaussianProbabilit
 
 
 @dataclass(frozen=True)
+class _Rows:
+    """Where the rows of sets went, `(n_rows,)` each."""
+
+    batch: torch.Tensor
+    """Index of the set, in the flattened batch."""
+    before: torch.Tensor
+    """Index in it."""
+    now: torch.Tensor
+    """The same after they were gathered."""
+    n_before: int
+    """How many rows a set had."""
+
+
+@dataclass(frozen=True)
 class Candidates:
     """What an action head chooses among: as many rows as there may ever be, of which a batch often needs few."""
 
@@ -47,12 +61,11 @@ class Candidates:
     rows: tuple[str, ...]
     """Observations `(batch, n, ...)` that have a row for each of them, the masks among them."""
 
-    def gathered(self, inputs: TensorDict) -> tuple[TensorDict, torch.Tensor, torch.Tensor, int] | None:
+    def gathered(self, inputs: TensorDict) -> tuple[TensorDict, _Rows] | None:
         """The inputs with no more rows than the fullest set of the batch has.
 
         :param inputs: With any leading batch dimensions.
-        :return: The inputs; the places `(2, n_rows)` that rows had, each in the flattened batch and in its set; those
-            that they have now; and `n`. None: it is not worth it.
+        :return: The inputs, and where their rows went. None: it is not worth it.
         """
         if not all(key in inputs for key in self.rows):
             return None  # the blocks say better what they miss
@@ -74,7 +87,7 @@ class Candidates:
             kept = tensor.new_zeros((len(exists), n_kept, *rest))
             kept[batch, now] = tensor.reshape(len(exists), n, *rest)[batch, place]
             gathered[key] = kept.reshape(*leading, n_kept, *rest)
-        return gathered, torch.stack([batch, place]), torch.stack([batch, now]), n
+        return gathered, _Rows(batch, place, now, n)
 
 
 class _TemplateNetwork(InferenceBlock):
@@ -105,11 +118,11 @@ class _TemplateNetwork(InferenceBlock):
         places = {}
         for head, candidates in self._candidates.items():
             if (gathered := candidates.gathered(block_input)) is not None:
-                block_input, *places[head] = gathered
+                block_input, places[head] = gathered
         outputs = {self._names[key]: tensor for key, tensor in super().forward(block_input).items()}
-        for head, (before, now, n) in places.items():
+        for head, of_rows in places.items():
             if head in outputs:
-                outputs[head] = _spread(outputs[head], before, now, n)
+                outputs[head] = _spread(outputs[head], of_rows)
         return outputs
 
     @override(InferenceBlock)
@@ -117,12 +130,12 @@ class _TemplateNetwork(InferenceBlock):
         return {self._names[key]: place for key, place in super().describe_forward(reader, inputs).items()}
 
 
-def _spread(logits: torch.Tensor, before: torch.Tensor, now: torch.Tensor, n: int) -> torch.Tensor:
+def _spread(logits: torch.Tensor, rows: _Rows) -> torch.Tensor:
     """Logits at the places that their rows had before; others are masked, as all that do not exist."""
     flat = logits.flatten(0, -2)
-    spread = flat.new_full((len(flat), n), torch.finfo(flat.dtype).min)
-    spread = spread.index_put((before[0], before[1]), flat[now[0], now[1]])
-    return spread.reshape(*logits.shape[:-1], n)
+    spread = flat.new_full((len(flat), rows.n_before), torch.finfo(flat.dtype).min)
+    spread = spread.index_put((rows.batch, rows.before), flat[rows.batch, rows.now])
+    return spread.reshape(*logits.shape[:-1], rows.n_before)
 
 
 def network_of(
