@@ -56,6 +56,11 @@ def categorical_sizes(head: HeadDescription) -> list[int]:
     return [int(n) for n in np.ravel(head["nvec"])] if head["distribution"] == "multi_categorical" else []
 
 
+def _at(temperature: float, logits: Array) -> Array:
+    """Logits of the distribution at a temperature; in double precision, where masked ones have room to become less."""
+    return logits if temperature == 1.0 else np.divide(logits, temperature, dtype=np.float64)
+
+
 class _Categorical:
     """Exponential race: argmax of logit - log(exponential noise) follows the softmax of the logits."""
 
@@ -74,7 +79,7 @@ class _Categorical:
         rng.standard_exponential(out=noise)
         np.add(noise, _TINY, noise)  # zero has no logarithm
         np.log(noise, noise)
-        np.subtract(logits if temperature == 1.0 else logits / temperature, noise, noise)
+        np.subtract(_at(temperature, logits), noise, noise)
         choices = noise.argmax(-1)
         return choices
 
@@ -101,7 +106,7 @@ class _Bernoulli:
     def __call__(self, logits: Array, rng: np.random.Generator | None, temperature: float = 1.0) -> Array:
         if rng is None:
             return (logits > 0).astype(np.int8)
-        probability = 0.5 + 0.5 * np.tanh((0.5 / temperature) * logits)
+        probability = 0.5 + 0.5 * np.tanh(0.5 * _at(temperature, logits))
         ones: Array = rng.random(logits.shape) < probability
         return ones.astype(np.int8)
 

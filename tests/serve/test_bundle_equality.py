@@ -57,3 +57,23 @@ def test_samplers_draw_from_the_distributions_of_torch(head, temperature):
         assert chi_square(found, component) > 1e-4
     best = sampler(many[:1], None, temperature)
     np.testing.assert_allclose(best[0], exact.deterministic_sample()[0].numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["categorical", "multi_categorical", "bernoulli"])
+@pytest.mark.parametrize("temperature", [0.2, 5.0])
+def test_samplers_never_draw_what_is_masked_at_any_temperature(head, temperature):
+    space, distribution = HEADS[head]
+    path = f"maze.distributions.{distribution}ProbabilityDistribution"
+    mapper = DistributionMapper(spaces.Dict({"a": space}), [{"action_head": "a", "distribution": path}])
+    shape = mapper.required_logits_shape("a")
+    description = mapper.describe_head("a")
+    assert description is not None
+    logits = np.zeros((1000, *shape), np.float32)
+    logits[:, 1] = np.finfo(np.float32).min
+    with np.errstate(all="raise"):
+        drawn = sampler_of(description)(logits, np.random.default_rng(0), temperature).reshape(1000, -1)
+    if head == "bernoulli":
+        assert not drawn[:, 1].any()
+        assert drawn[:, 0].any()
+    else:
+        assert set(drawn[:, 0]) == set(range(3 + (head == "categorical"))) - {1}
