@@ -2,6 +2,10 @@
 
 Run ``python benchmarks/perception.py [--quick] [--json PATH]``. The variants take turns, so that what else the machine
 does hits all of them; figures are medians, and ratios compare within one run. Target: at most 1.5 for ``blocks``.
+
+``python benchmarks/perception.py --candidates`` measures forward and backward passes of policy and critic that choose
+among candidates, of which 10 to 30 exist where there is room for 151 (a minibatch of bin packing), beside the same with
+room for 30, and with the weights of all rows computed.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze.perception.blocks import DenseBlock, InferenceBlock, LinearOutputBlock
+from maze.perception.models import template_parts
+from maze.perception.models.auto_model_composer import AutoModelComposer
 from maze.perception.program.numpy_networks import in_numpy
 
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
@@ -54,6 +61,59 @@ def variants() -> dict[str, Callable[[], object]]:
     }
 
 
+def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, torch.Tensor]], None]]:
+    """Sets of 10 to 30 rows of 11 features with room for `n`, and a gradient of policy and critic for such sets."""
+    n_sets = 3200
+    seen = {
+        "bin_candidates": spaces.Box(-np.inf, np.inf, (n, 11), np.float32),
+        "bin_candidates_mask": spaces.Box(0.0, 1.0, (n,), np.float32),
+        "bin_mask": spaces.Box(0.0, 1.0, (n,), np.float32),
+    }
+    composers = "maze.perception.models"
+    model = AutoModelComposer(
+        {0: spaces.Dict(bin=spaces.Discrete(n))},
+        {0: spaces.Dict(seen)},
+        {0: 1},
+        policy={"_target_": f"{composers}.policies.ProbabilisticPolicyComposer"},
+        critic={"_target_": f"{composers}.critics.StateCriticComposer"},
+        hidden_units=[32, 32],
+        attention=False,  # which sets of 151 do not have
+    )
+    assert model.policy is not None
+    assert model.critic is not None
+    policy, critic = model.policy.networks[0], next(iter(model.critic.networks.values()))
+    rng = np.random.default_rng(0)
+    exists = torch.zeros(n_sets, n)
+    for row, size in enumerate(rng.integers(10, 31, n_sets)):
+        exists[row, rng.permutation(n)[:size]] = 1.0
+    batch = {"bin_candidates": torch.randn(n_sets, n, 11), "bin_candidates_mask": exists, "bin_mask": exists}
+
+    def gradient(inputs: dict[str, torch.Tensor]) -> None:
+        logits, value = policy(inputs)["bin"], critic(inputs)["value"]
+        (torch.log_softmax(logits, dim=-1).amax(-1).mean() + value.mean()).backward()
+
+    return batch, gradient
+
+
+def measure_candidates(n_rounds: int) -> None:
+    """Prints how long they take beside one another."""
+    (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
+    many = template_parts._MANY_ROWS
+    times: dict[str, list[float]] = {"room for 30": [], "room for 151": [], "room for 151, all rows computed": []}
+    for _ in range(n_rounds + 1):  # the first is not counted
+        for (name, values), gradient, batch in zip(
+            times.items(), (of_tight, of_roomy, of_roomy), (tight, roomy, roomy), strict=True
+        ):
+            template_parts._MANY_ROWS = 10**9 if "all" in name else many
+            start = time.process_time()
+            gradient(batch)
+            values.append(time.process_time() - start)
+    template_parts._MANY_ROWS = many
+    for name, values in times.items():
+        ratio = statistics.median(own / one for own, one in zip(values[1:], times["room for 30"][1:], strict=True))
+        print(f"{name:34s} {statistics.median(values[1:]) * 1e3:8.1f} ms   ratio {ratio:.2f}")
+
+
 def measure(functions: dict[str, Callable[[], object]], n_rounds: int, n_calls: int) -> dict[str, list[float]]:
     """Time of one call in microseconds, for each round."""
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -74,10 +134,14 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
+    if arguments.candidates:
+        measure_candidates(n_rounds=10 if arguments.quick else 40)
+        return
     times = measure(variants(), n_rounds=200 if arguments.quick else 2000, n_calls=10)
     microseconds = {name: statistics.median(values) for name, values in times.items()}
     references = {
