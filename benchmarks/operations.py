@@ -156,12 +156,13 @@ def _run(directory: Path, problem: str, setting: str, seed: int) -> Path:
 
 
 def trained(
-    directory: Path, weights: str = "state_dict.pt"
+    directory: Path, weights: str = "state_dict.pt", deterministic: bool = True
 ) -> tuple[Any, Callable[[Any, dict[str, np.ndarray]], dict[str, np.ndarray]]]:
-    """The simulation that a run was trained in (of one environment), and its policy's most probable actions.
+    """The simulation that a run was trained in (of one environment), and its policy's actions.
 
     :param directory: The run's.
     :param weights: Those of the best evaluation, or `latest.pt`: of the last epoch.
+    :param deterministic: Take the most probable actions, instead of drawing.
     """
     from omegaconf import OmegaConf
 
@@ -177,6 +178,7 @@ def trained(
         "device": "cpu",
     }
     env, policy = RolloutRunner.init_env_and_agent(config.env, config.wrappers, 0, agent, str(directory))
+    policy.seed(0)
 
     def act(step_key: Any, observation: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n_rows = len(next(iter(observation.values())))
@@ -184,7 +186,7 @@ def trained(
             policy.compute_actions(  # type: ignore[attr-defined]  # a torch policy
                 {key: np.asarray(value[start : start + 20_000], np.float32) for key, value in observation.items()},
                 ActorID(step_key, 0),
-                deterministic=True,
+                deterministic=deterministic,
             )
             for start in range(0, n_rows, 20_000)
         ]
@@ -445,11 +447,13 @@ def simulated(
 def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: Sequence[str]) -> Rows:
     """Excess over the lower bound in percent, on 200 instances that no training has seen.
 
-    A setting `uniform,500:weibull,500` is judged by other items than it was trained with.
+    A setting `uniform,500:weibull,500` is judged by other items than it was trained with, and one that ends with
+    ` drawn` by actions that are drawn instead of the most probable ones.
     """
     from maze_envs.packing.bin_packing import BinPacking, PackingRule
 
-    learned_with, _, judged_by = setting.partition(":")
+    items, _, choice = setting.partition(" ")
+    learned_with, _, judged_by = items.partition(":")
     family, n_items = (judged_by or learned_with).split(",")
     n_instances = 200
 
@@ -481,7 +485,7 @@ def bin_packing(setting: str, seeds: Sequence[int], directory: Path, overrides: 
     yield trainings
     for training in trainings:
         row.seconds.append(seconds_of(training))
-        _, act = trained(training.directory)
+        _, act = trained(training.directory, deterministic=choice != "drawn")
         spaces = BinPacking(1, family, int(n_items)).observation_spaces[0].spaces.items()
         seen = {key: np.zeros((n_instances, *space.shape), np.float32) for key, space in spaces}
 
@@ -506,7 +510,10 @@ PROBLEMS: dict[str, tuple[Callable[..., Rows], list[str]]] = {
     "dual_sourcing": (dual_sourcing, list(DUAL_PUBLISHED)),
     "criss_cross": (queueing, ["I.L.", "B.L.", "I.M.", "B.M.", "I.H.", "B.H."]),
     "extended_network": (queueing, ["extended_6"]),
-    "bin_packing": (bin_packing, ["uniform,500", "uniform,500:weibull,500"]),
+    "bin_packing": (
+        bin_packing,
+        [f"uniform,500{judged}{how}" for judged in ("", ":weibull,500") for how in ("", " drawn")],
+    ),
 }
 
 
