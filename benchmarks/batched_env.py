@@ -1,6 +1,7 @@
 """Environments that are stepped at once in arrays: their speed, and that of training with them.
 
-Simulations written for many (lost sales, the criss-cross network) beside one environment after the other; gymnasium's
+Simulations written for many (lost sales, the criss-cross network) beside one environment after the other, stepping and
+learning with 64 of them and with the settings of their experiments; gymnasium's
 CartPole in NumPy with 256 members, raw and as Maze's vector environment with statistics on, and PPO on it (256 x 32
 steps, minibatches of 2,048, 4 epochs) beside stable-baselines3 with 8 environments (128 steps, minibatches of 256, 4
 epochs; the same networks). CPU time, the two sides by turns; medians.
@@ -32,6 +33,8 @@ from maze_envs.queueing.network import QueueingEnv
 
 N_ENVS = 64
 N_CARTPOLES = 256
+SHIPPED = {"lost_sales_ppo": 256 * 128, "criss_cross_ppo": 512 * 256}
+"""Experiments, and how many steps an update of theirs has."""
 
 
 def stepping(env_class: Callable[[], Any], placement: Any, n_ticks: int) -> float:
@@ -57,14 +60,7 @@ def training(env: Any, n_envs: int, n_updates: int, model: str | None = None, **
         "algorithm.n_optimization_epochs": 4,
         **{key.replace("__", "."): value for key, value in overrides.items()},
     }
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        RunContext(env=env, run_dir=directory, algorithm="ppo", model=model, silent=True, overrides=overrides) as rc,
-    ):
-        rc.train(n_epochs=1)  # with everything that happens once
-        begun = time.process_time()
-        rc.train(n_epochs=1)
-        return (time.process_time() - begun) / (n_updates * 32 * n_envs) * 1e6
+    return trained(n_updates * 32 * n_envs, env=env, algorithm="ppo", model=model, overrides=overrides)
 
 
 def simulation_training(env_class: Callable[[], Any], placement: str, n_updates: int) -> float:
@@ -80,6 +76,26 @@ def simulation_training(env_class: Callable[[], Any], placement: str, n_updates:
     )
 
 
+def shipped_training(experiment: str, steps_of_update: int, placement: str, n_updates: int) -> float:
+    """The updates of a shipped experiment with its settings; its evaluations are left out."""
+    overrides = {
+        "runner.placement": placement,
+        "runner.eval_concurrency": 1,
+        "algorithm.epoch_length": n_updates,
+        "algorithm.rollout_evaluator.n_episodes": 1,
+    }
+    return trained(n_updates * steps_of_update, experiment=experiment, overrides=overrides)
+
+
+def trained(n_steps: int, **context: Any) -> float:
+    """CPU microseconds of a step in an epoch of so many, without what happens once."""
+    with tempfile.TemporaryDirectory() as directory, RunContext(run_dir=directory, silent=True, **context) as rc:
+        rc.train(n_epochs=1)
+        begun = time.process_time()
+        rc.train(n_epochs=1)
+        return (time.process_time() - begun) / n_steps * 1e6
+
+
 def simulations(n_rounds: int) -> None:
     """Simulations written for many."""
     print("CPU microseconds for each step of an environment: one by one, at once, and how many times as fast (medians)")
@@ -92,6 +108,15 @@ def simulations(n_rounds: int) -> None:
             )
         for what, pairs in rows.items():
             show(f"{name:12} {what:13}", pairs)
+    for experiment, n_steps in SHIPPED.items():
+        pairs = [
+            (
+                shipped_training(experiment, n_steps, "in_process", 2),
+                shipped_training(experiment, n_steps, "batched", 2),
+            )
+            for _ in range(n_rounds)
+        ]
+        show(experiment, pairs)
 
 
 def raw_cartpoles() -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, Callable[[], Any]]:
