@@ -67,10 +67,10 @@ class Candidates:
         :param inputs: With any leading batch dimensions.
         :return: The inputs, and where their rows went. None: it is not worth it.
         """
-        if not all(key in inputs for key in self.rows):
-            return None  # the blocks say better what they miss
+        if torch.compiler.is_compiling() or not all(key in inputs for key in self.rows):
+            return None  # graphs cannot branch on values; the blocks say better what they miss
         mask = inputs[self.masks[0]]
-        if mask.numel() < _MANY_ROWS or mask.is_cuda or torch.compiler.is_compiling():
+        if mask.numel() < _MANY_ROWS or mask.is_cuda:
             return None
         exists = reduce(torch.logical_or, [inputs[key] > 0 for key in self.masks]).flatten(0, -2)
         counts = exists.sum(-1)
