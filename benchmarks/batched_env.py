@@ -1,10 +1,10 @@
 """Environments that are stepped at once in arrays: their speed, and that of training with them.
 
 Simulations written for many (lost sales, the criss-cross network) beside one environment after the other, stepping and
-learning with 64 of them and with the settings of their experiments; gymnasium's
-CartPole in NumPy with 256 members, raw and as Maze's vector environment with statistics on, and PPO on it (256 x 32
-steps, minibatches of 2,048, 4 epochs) beside stable-baselines3 with 8 environments (128 steps, minibatches of 256, 4
-epochs; the same networks). CPU time, the two sides by turns; medians.
+learning with 64 of them and with the settings of their experiments; gymnasium's CartPole in NumPy with 256 members, raw
+and as Maze's vector environment with statistics on, and PPO on it (256 x 32 steps, minibatches of 2,048, 4 epochs)
+beside stable-baselines3 with 8 environments (128 steps, minibatches of 256, 4 epochs; the same networks). CPU time, the
+two sides by turns; medians.
 
 python benchmarks/batched_env.py              # all
 python benchmarks/batched_env.py cartpole     # or: simulations

@@ -5,7 +5,7 @@ does hits all of them; figures are medians, and ratios compare within one run. T
 
 ``python benchmarks/perception.py --candidates`` measures forward and backward passes of policy and critic that choose
 among candidates, of which 10 to 30 exist where there is room for 151 (a minibatch of bin packing), beside the same with
-room for 30, and with the weights of all rows computed.
+room for 30, and with all rows computed.
 """
 
 from __future__ import annotations

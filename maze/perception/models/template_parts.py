@@ -55,11 +55,10 @@ class _Rows:
 class Candidates:
     """What an action head chooses among: as many rows as there may ever be, of which a batch often needs few."""
 
+    items: str
+    """The observation `(batch, n, features)` that has a row for each of them."""
     masks: tuple[str, ...]
     """Observations `(batch, n)`: which rows there are, and which may be chosen."""
-
-    rows: tuple[str, ...]
-    """Observations `(batch, n, ...)` that have a row for each of them, the masks among them."""
 
     def gathered(self, inputs: TensorDict) -> tuple[TensorDict, _Rows] | None:
         """The inputs with no more rows than the fullest set of the batch has.
@@ -67,7 +66,7 @@ class Candidates:
         :param inputs: With any leading batch dimensions.
         :return: The inputs, and where their rows went. None: it is not worth it.
         """
-        if torch.compiler.is_compiling() or not all(key in inputs for key in self.rows):
+        if torch.compiler.is_compiling() or not all(key in inputs for key in (self.items, *self.masks)):
             return None  # graphs cannot branch on values; the blocks say better what they miss
         mask = inputs[self.masks[0]]
         if mask.numel() < _MANY_ROWS or mask.is_cuda:
@@ -81,7 +80,7 @@ class Candidates:
         first = counts.cumsum(0) - counts
         now = torch.arange(len(batch), device=mask.device) - first[batch]
         gathered = dict(inputs)
-        for key in self.rows:
+        for key in (self.items, *self.masks):
             tensor = inputs[key]
             leading, rest = mask.shape[:-1], tensor.shape[mask.dim() :]
             kept = tensor.new_zeros((len(exists), n_kept, *rest))
@@ -274,9 +273,8 @@ class ActionHeads:
             joint = tuple(joint_observations.get(items, ()))
             if settings.get("by_place", True) or not joint or mask is None or items not in observation_keys:
                 continue
-            masks = tuple(dict.fromkeys([*joint, mask]))
-            masks = tuple(key for key in masks if key in observation_keys)
-            found[head] = Candidates(masks, (items, *masks))
+            masks = dict.fromkeys([*joint, mask])
+            found[head] = Candidates(items, tuple(key for key in masks if key in observation_keys))
         return found
 
     def blocks(
