@@ -6,11 +6,15 @@ does hits all of them; figures are medians, and ratios compare within one run. T
 ``python benchmarks/perception.py --candidates`` measures forward and backward passes of policy and critic that choose
 among candidates, of which 10 to 30 exist where there is room for 151 (a minibatch of bin packing), beside the same with
 room for 30, and with all rows computed.
+
+``python benchmarks/perception.py --images`` measures forward and backward passes of networks for 256 images of bytes,
+as `model=auto` builds them, beside the same layers in a plain ``nn.Sequential``.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import time
@@ -22,9 +26,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.perception.blocks import DenseBlock, InferenceBlock, LinearOutputBlock
+from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models import template_parts
-from maze.perception.models.auto_model_composer import AutoModelComposer
+from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
 
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
@@ -99,18 +103,53 @@ def measure_candidates(n_rounds: int) -> None:
     """Prints how long they take beside one another."""
     (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
     many = template_parts._MANY_ROWS
-    times: dict[str, list[float]] = {"room for 30": [], "room for 151": [], "room for 151, all rows computed": []}
+
+    def all_rows() -> None:
+        template_parts._MANY_ROWS = 10**9
+        of_roomy(roomy)
+        template_parts._MANY_ROWS = many
+
+    take_turns(
+        {
+            "room for 30": lambda: of_tight(tight),
+            "room for 151": lambda: of_roomy(roomy),
+            "room for 151, all rows computed": all_rows,
+        },
+        n_rounds,
+    )
+
+
+def measure_images(n_rounds: int) -> None:
+    """Prints how long gradients of networks for images take beside the same layers as one writes them down."""
+    for channels, size in ((4, 84), (3, 96), (3, 32), (5, 10)):
+        space = spaces.Box(0, 255, (channels, size, size), np.uint8)
+        block = ImageDenseBlock("image", "latent", [space.shape], **_image_params(space, space.shape, "CHW"))
+        layers = [m for m in copy.deepcopy(block).modules() if isinstance(m, nn.Conv2d | nn.ReLU | nn.Linear)]
+        n_convolutions = sum(isinstance(layer, nn.Conv2d) for layer in layers)
+        plain = nn.Sequential(*layers[: 2 * n_convolutions], nn.Flatten(), *layers[2 * n_convolutions :])
+        images = torch.randint(0, 256, (256, *space.shape), dtype=torch.uint8)
+
+        def of_blocks(block: nn.Module = block, images: torch.Tensor = images) -> None:
+            block({"image": images})["latent"].square().mean().backward()
+
+        def of_plain(plain: nn.Module = plain, images: torch.Tensor = images, scale: float = block.scale) -> None:
+            plain(images.float() * scale).square().mean().backward()
+
+        print(f"{channels} x {size} x {size}")
+        take_turns({"nn.Sequential": of_plain, "blocks": of_blocks}, n_rounds)
+
+
+def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> None:
+    """Prints CPU times, and the median of their ratios to the first."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(n_rounds + 1):  # the first is not counted
-        for (name, values), gradient, batch in zip(
-            times.items(), (of_tight, of_roomy, of_roomy), (tight, roomy, roomy), strict=True
-        ):
-            template_parts._MANY_ROWS = 10**9 if "all" in name else many
+        for name, function in functions.items():
             start = time.process_time()
-            gradient(batch)
-            values.append(time.process_time() - start)
-    template_parts._MANY_ROWS = many
+            function()
+            times[name].append(time.process_time() - start)
+    first = next(iter(times.values()))
     for name, values in times.items():
-        ratio = statistics.median(own / one for own, one in zip(values[1:], times["room for 30"][1:], strict=True))
+        ratio = statistics.median(own / one for own, one in zip(values[1:], first[1:], strict=True))
         print(f"{name:34s} {statistics.median(values[1:]) * 1e3:8.1f} ms   ratio {ratio:.2f}")
 
 
@@ -135,13 +174,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")
+    parser.add_argument("--images", action="store_true", help="networks for images")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
-    if arguments.candidates:
-        measure_candidates(n_rounds=10 if arguments.quick else 40)
-        return
+    for is_asked, measure_those in ((arguments.candidates, measure_candidates), (arguments.images, measure_images)):
+        if is_asked:
+            measure_those(n_rounds=10 if arguments.quick else 40)
+            return
     times = measure(variants(), n_rounds=200 if arguments.quick else 2000, n_calls=10)
     microseconds = {name: statistics.median(values) for name, values in times.items()}
     references = {

@@ -20,6 +20,7 @@ from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.log_events.step_event_log import StepEventLog
+from maze.core.rendering.offscreen import RecordedFramesRenderer
 from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
@@ -235,6 +236,26 @@ def test_a_long_episode_draws_what_is_visible_only(open_page: OpenPage) -> None:
     assert page.evaluate("document.querySelector('#chart path').getAttribute('d').split('L').length") < 3000
     page.keyboard.press("End")
     assert page.locator("#position").inner_text() == "step 9999 of 9999"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "shown"), [(WIDE, [320, 600]), (NARROW, [320, None])])
+def test_small_pictures_are_enlarged(open_page: OpenPage, width: int, shown: list[int | None]) -> None:
+    """A frame of an old game is drawn twice as large, a large one as it is, both within the page."""
+    renderer = RecordedFramesRenderer()
+    record = StateTrajectoryRecord("frames", renderer)
+    for time, size in enumerate([(210, 160, 3), (400, 600, 3)]):
+        renderer.add(time, np.full(size, 90 * time, np.uint8))
+        record.append(StateRecord(time, 0, StepEventLog(time), 0.0, False, {}, {}))
+    page = open_page(write_trajectory_page(record, "frames.html"), width=width)
+    picture = page.locator("#picture")
+    for expected in shown:
+        page.wait_for_function("document.getElementById('picture').complete")
+        box = picture.bounding_box()
+        assert box is not None
+        assert box["width"] == pytest.approx(expected, abs=3) if expected else box["width"] <= width
+        assert cut_off(page) == []
+        page.keyboard.press("ArrowRight")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ NEVER_WHOLE = frozenset(
     {*_LIBRARIES, "builtins", "hydra", "hydra_plugins", "numpy", "omegaconf", *sys.stdlib_module_names}
 )
 """Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
+_REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
+"""Packages that configurations of Maze have imported for the environments that they register."""
 _IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
@@ -162,7 +164,8 @@ def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
     if "${" in text:
         return "would be resolved after it has been judged"
     if with_module := _MODULE_AND_ID.fullmatch(text):  # gymnasium imports the module that such an id begins with
-        is_foreign = with_module[1] not in trusted and is_importable(with_module[1])
+        is_known = with_module[1] in trusted or with_module[1] in _REGISTERS_ENVIRONMENTS
+        is_foreign = not is_known and is_importable(with_module[1])
         return "has a module imported" if is_foreign else ""
     if _PATH.fullmatch(text) and not _SPACE.fullmatch(text) and not is_file_name(text):
         return _objection_to_path(text, is_target, trusted)

@@ -340,3 +340,35 @@ def test_attention_among_the_items_of_a_set_is_that_of_torch(is_masked):
     items = (features + attended)[:, mask[0] > 0] if is_masked else features + attended
     expected = torch.cat([items.mean(1), items.amax(1)], dim=-1)
     torch.testing.assert_close(block({"x": x, "mask": mask})["out"], expected)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    channels=st.integers(1, 6),
+    layout=st.sampled_from(["HWC", "CHW"]),
+    leading=st.sampled_from([(), (3,), (2, 3)]),
+    has_gradients=st.booleans(),
+)
+@few
+def test_images_give_the_same_however_they_lie_in_memory(seed, channels, layout, leading, has_gradients):
+    torch.manual_seed(seed)
+    shape = (channels, 12, 10) if layout == "CHW" else (12, 10, channels)
+    block = blocks.ImageDenseBlock(
+        "image", "out", [shape], layout, 1 / 255, [4, 5], [4, 2], [2, 1], [1, 0], [6], nn.Tanh
+    )
+    layers = [module for module in block.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    images = torch.randint(0, 256, (*leading, *shape), dtype=torch.uint8)
+
+    with torch.set_grad_enabled(has_gradients):
+        output = block({"image": images})["out"]
+
+        channels_first = images.flatten(0, -4) if leading else images.unsqueeze(0)
+        channels_first = channels_first if layout == "CHW" else channels_first.permute(0, 3, 1, 2).contiguous()
+        hidden = channels_first.float() / 255
+        for layer in layers:
+            hidden = torch.tanh(layer(hidden.flatten(1) if isinstance(layer, nn.Linear) else hidden))
+    torch.testing.assert_close(output, hidden.view(*leading, 6))
+    if has_gradients:
+        weights = list(block.parameters())
+        found = torch.autograd.grad(output.square().sum(), weights)
+        torch.testing.assert_close(found, torch.autograd.grad(hidden.square().sum(), weights))

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
@@ -74,6 +75,9 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
                 f"{self.block_name}: `padding_mode` must be one of {', '.join(_PADDING_MODES)}, found {padding_mode!r}."
             )
         self._check_spatial_sizes()
+        self._gains_from_channels_last = (
+            convolution_dimension == 2 and self.input_channels > 3 and min(self.hidden_kernels[0]) > 3
+        )
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:
@@ -95,9 +99,24 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
             n_in = n_out
         return layers
 
+    def in_fastest_layout(self, images: Tensor) -> Tensor:
+        """Inputs in the memory layout in which the layers, with their gradients, take a processor the least time.
+
+        Gradients of large kernels over more than three channels are computed up to three times as fast where channels
+        are innermost; of others, and without gradients, the usual layout is faster. Graphics processors choose for
+        themselves.
+
+        :param images: `[batch, channels, height, width]`; other shapes are left alone.
+        :return: The same values in the same shape.
+        """
+        is_wanted = self._gains_from_channels_last and torch.is_grad_enabled()
+        if is_wanted and images.dim() == 4 and images.device.type == "cpu":
+            return images.contiguous(memory_format=torch.channels_last)
+        return images
+
     @override(ShapeNormalizationBlock)
     def normalized_forward(self, block_input: TensorDict) -> TensorDict:
-        return {self.out_keys[0]: self.net(block_input[self.in_keys[0]])}
+        return {self.out_keys[0]: self.net(self.in_fastest_layout(block_input[self.in_keys[0]]))}
 
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:

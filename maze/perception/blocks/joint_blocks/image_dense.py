@@ -76,11 +76,12 @@ class ImageDenseBlock(PerceptionBlock):
     @override(PerceptionBlock)
     def forward(self, block_input: TensorDict) -> TensorDict:
         (image,) = self.gather_inputs(block_input)
-        image = image.float() * self.scale
         if self.layout == "HW":
             image = image.unsqueeze(-3)
         elif self.layout == "HWC":
             image = image.movedim(-1, -3)
+        # bytes are moved sooner than the floats that they become
+        image = self.conv_block.conv_block.in_fastest_layout(image).float() * self.scale
         output: TensorDict = self.conv_block({self.conv_block.in_keys[0]: image})
         return output
 

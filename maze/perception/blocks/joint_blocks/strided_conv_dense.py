@@ -15,6 +15,8 @@ class StridedConvolutionDenseBlock(ConvolutionDense):
     Input `(..., channels, *spatial)`, output `(..., hidden_units[-1])`.
     """
 
+    conv_block: StridedConvolutionBlock
+
     def __init__(
         self,
         in_keys: Keys,
