@@ -9,6 +9,9 @@ room for 30, and with all rows computed.
 
 ``python benchmarks/perception.py --images`` measures forward and backward passes of networks for 256 images of bytes,
 as `model=auto` builds them, beside the same layers in a plain ``nn.Sequential``.
+
+``python benchmarks/perception.py --products`` measures forward and backward passes of networks with two hidden layers as
+trainers compute them, beside torch alone; the same where :func:`onednn_is_faster` says no.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, 
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
+from maze.train.utils.matrix_products import MatrixProducts, onednn_is_faster
 
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
 
@@ -139,6 +143,30 @@ def measure_images(n_rounds: int) -> None:
         take_turns({"nn.Sequential": of_plain, "blocks": of_blocks}, n_rounds)
 
 
+def measure_products(n_rounds: int) -> None:
+    """Prints how long gradients take as trainers compute them."""
+    print(f"oneDNN is faster here: {onednn_is_faster()}")
+    for n_rows, width in ((64, 64), (256, 64), (256, 128), (256, 256), (2048, 64), (2048, 256)):
+        network = nn.Sequential(
+            *(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+        )
+        rows, products = torch.randn(n_rows, 20), MatrixProducts(network.parameters())
+        times = max(1, 2**24 // (n_rows * width * width))
+
+        def of_torch(network: nn.Module = network, rows: torch.Tensor = rows, times: int = times) -> None:
+            for _ in range(times):
+                network(rows).square().mean().backward()
+
+        def of_trainers(
+            of_torch: Callable[[], None] = of_torch, products: MatrixProducts = products, n_rows: int = n_rows
+        ) -> None:
+            with products.for_batch(n_rows):
+                of_torch()
+
+        print(f"{n_rows} rows, {width} units")
+        take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
+
+
 def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> None:
     """Prints CPU times, and the median of their ratios to the first."""
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -175,11 +203,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--candidates", action="store_true", help="policies that choose among candidates")
     parser.add_argument("--images", action="store_true", help="networks for images")
+    parser.add_argument("--products", action="store_true", help="products of matrices")
     parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)
-    for is_asked, measure_those in ((arguments.candidates, measure_candidates), (arguments.images, measure_images)):
+    for is_asked, measure_those in (
+        (arguments.candidates, measure_candidates),
+        (arguments.images, measure_images),
+        (arguments.products, measure_products),
+    ):
         if is_asked:
             measure_those(n_rounds=10 if arguments.quick else 40)
             return

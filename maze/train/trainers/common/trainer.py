@@ -17,6 +17,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.trainers.common.training_state import SavedTraining
+from maze.train.utils.matrix_products import MatrixProducts
 from maze.train.utils.training_record import EpochSummary
 from maze.train.utils.update_stats import UpdateStats
 
@@ -162,6 +163,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         model.to(resolve_device(self.config.device, "algorithm.device"))
         self.observation_statistics = ObservationStatistics(model)
         """What networks know of observations that they normalize; a part of their weights."""
+        self.products = MatrixProducts(model.parameters())
+        """Context for what is computed of a batch."""
         self.evaluator = evaluator
         self.model_selection = model_selection
         if evaluator is not None and model_selection is not None:

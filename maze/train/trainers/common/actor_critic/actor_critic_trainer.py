@@ -250,7 +250,8 @@ class ActorCritic(EpochTrainer, ABC):
 
     def _optimize(self, batch: RolloutBatch) -> None:
         """Learns from a rollout."""
-        self._gradient_step(self._losses(batch))
+        with self.products.for_batch(batch.n_rows):
+            self._gradient_step(self._losses(batch))
 
     def _losses(self, batch: RolloutBatch) -> ActorCriticLosses:
         """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
