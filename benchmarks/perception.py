@@ -10,7 +10,7 @@ room for 30, and with all rows computed.
 ``python benchmarks/perception.py --images`` measures forward and backward passes of networks for 256 images of bytes,
 as `model=auto` builds them, beside the same layers in a plain ``nn.Sequential``.
 
-``python benchmarks/perception.py --products`` measures forward and backward passes of networks with two hidden layers as
+``python benchmarks/perception.py --products`` measures forward and backward passes of networks of two hidden layers as
 trainers compute them, beside torch alone; the same where :func:`onednn_is_faster` says no.
 """
 
@@ -146,7 +146,7 @@ def measure_images(n_rounds: int) -> None:
 def measure_products(n_rounds: int) -> None:
     """Prints how long gradients take as trainers compute them."""
     print(f"oneDNN is faster here: {onednn_is_faster()}")
-    for n_rows, width in ((64, 64), (256, 64), (256, 128), (256, 256), (2048, 64), (2048, 256)):
+    for n_rows, width in ((256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256)):
         network = nn.Sequential(
             *(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
         )

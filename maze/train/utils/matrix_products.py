@@ -17,7 +17,7 @@ from torch import Tensor
 
 _MKL: Any = torch.backends.mkl
 _ONEDNN: Any = torch.backends.mkldnn
-WORTH_IT = 2**20
+WORTH_IT = 2**22
 """Multiplications in a product of matrices from which oneDNN is the faster one."""
 
 
