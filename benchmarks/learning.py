@@ -9,11 +9,13 @@ the training itself, with sampled actions, are what many publish.
     python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
     python benchmarks/learning.py mujoco                     # continuous control: the names that begin so (hours)
     python benchmarks/learning.py minigrid                   # a locked door, and a corridor for which memory is needed
+    python benchmarks/learning.py atari                      # Pong from pixels (two hours of a core each)
     python benchmarks/learning.py mujoco --results docs/benchmarks/learning.jsonl --tables docs/benchmarks/learning.md
 
-With `--results` each finished training is appended to that file, and those that it has already are not run again: hours
-can be spread. `--tables` writes the tables of a page from it, between its lines `<!-- results: mujoco -->` (names that
-begin so) and `<!-- end -->`; with `--seeds 0` nothing is trained.
+With `--results` each finished training is appended to that file, and those that it has already are not run again, so
+that hours can be spread. With `--keep` a training that was stopped goes on where it stopped. `--tables` writes the
+tables of a page from it, between its lines `<!-- results: mujoco -->` (names that begin so) and `<!-- end -->`; with
+`--seeds 0` nothing is trained.
 """
 
 from __future__ import annotations
@@ -92,6 +94,16 @@ TARGETS = {
         ),
         Target("minigrid_doorkey_ppo", "MiniGrid-DoorKey-5x5-v0", mean_return=0.9, max_env_steps=200_000, n_seeds=3),
         Target("minigrid_memory_ppo", "MiniGrid-MemoryS7-v0", mean_return=0.9, max_env_steps=500_000, n_seeds=3),
+        # as many points as the opponent, after three of the experiment's ten million steps
+        Target(
+            "atari_ppo",
+            "ALE/Pong-v5",
+            mean_return=0.0,
+            max_env_steps=3_100_000,
+            n_seeds=2,
+            variant="_Pong",
+            overrides=("algorithm.n_epochs=32",),
+        ),
         # for comparison: whoever remembers nothing guesses, and reaches the right object half of the time
         Target(
             "minigrid_memory_ppo",
@@ -105,7 +117,7 @@ TARGETS = {
     )
 }
 
-WITH_EXTRAS = ("mujoco", "minigrid")
+WITH_EXTRAS = ("atari", "mujoco", "minigrid")
 """How the names of targets begin that need a package of their own; they are run when they are asked for."""
 
 
@@ -137,13 +149,21 @@ class Result:
         return self.mean_return >= target.mean_return and self.env_steps <= target.max_env_steps
 
 
-def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
-    """One training run in a process of its own: environment steps used, seconds."""
+def train(target: Target, seed: int, directory: Path) -> tuple[list[Path], int, float | None]:
+    """One training in a process of its own, from where an earlier one in the directory has stopped.
+
+    :return: The directories of its parts, environment steps used by all of them, seconds (`None`: there were parts).
+    """
+    parts = [part for part in sorted(directory.glob("part_*")) if (part / "latest.pt").exists()]
+    if parts and is_done(parts[-1]):
+        return parts, training_steps(parts[-1]), None
+    part = directory / f"part_{len(parts):02d}"
     command = [
         *(sys.executable, "-m", "maze.maze_cli", "-cn", "conf_train", f"+experiment={target.experiment}"),
         f"env.name={target.env_id}",
         *target.overrides,
-        *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={directory}"),
+        *(f"seeding.env_base_seed={seed}", f"seeding.agent_base_seed={seed + 1000}", f"hydra.run.dir={part}"),
+        *((f"input_dir={parts[-1]}", "resume=true") if parts else ()),
     ]
     start = time.monotonic()
     finished = subprocess.run(
@@ -151,7 +171,17 @@ def train(target: Target, seed: int, directory: Path) -> tuple[int, float]:
     )
     if finished.returncode:
         raise SystemExit(f"{' '.join(command)} failed with status {finished.returncode}:\n{finished.stderr[-3000:]}")
-    return training_steps(directory), time.monotonic() - start
+    return [*parts, part], training_steps(part), None if parts else time.monotonic() - start
+
+
+def is_done(directory: Path) -> bool:
+    """Whether a training has had all of its epochs."""
+    from omegaconf import OmegaConf
+
+    from maze.core.utils.checkpoint import load_state
+
+    config = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    return bool(load_state(directory / "latest.pt")["epoch"] >= config.algorithm.n_epochs)
 
 
 def training_steps(directory: Path) -> int:
@@ -184,11 +214,11 @@ def episode_steps(directory: Path) -> int:
     return int(sum(events.Scalars(tag)[-1].value for tag in tags))
 
 
-def return_in_training(directory: Path, n_episodes: int = 100) -> float:
+def return_in_training(parts: Sequence[Path], n_episodes: int = 100) -> float:
     """Mean return of the training's last epochs with so many episodes, actions sampled."""
     from maze.report.progress import read_progress
 
-    rows = [values for path, *_, values in read_progress(directory).rows() if path == "train"]
+    rows = [values for part in parts for path, *_, values in read_progress(part).rows() if path == "train"]
     total, count = 0.0, 0.0
     for values in reversed(rows):
         n = values.get("BaseEnvEvents/reward/episode_count", 0.0)
@@ -237,17 +267,18 @@ def evaluate(
     return returns
 
 
-def run_one(target: Target, seed: int) -> Result:
+def run_one(target: Target, seed: int, keep: Path | None) -> Result:
     """Train and evaluate one seed."""
     with tempfile.TemporaryDirectory(prefix=f"{target.name}_{seed}_") as name:
-        directory = Path(name) / "run"
-        env_steps, seconds = train(target, seed, directory)
+        of_seed = keep.absolute() / f"{target.name}_{seed}" if keep else Path(name)
+        parts, env_steps, seconds = train(target, seed, of_seed)
+        directory = parts[-1]
         returns = evaluate(directory)
         others = [
             mean(evaluate(directory, file, deterministic))
             for file, deterministic in (("state_dict.pt", False), ("latest.pt", True), ("latest.pt", False))
         ]
-        in_training = return_in_training(directory)
+        in_training = return_in_training(parts)
     reached = mean(returns), min(returns), max(returns), *others, in_training
     result = Result(target.name, seed, env_steps, *reached, seconds)
     print(f"  {json.dumps(asdict(result))}", flush=True)
@@ -344,6 +375,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="number of seeds, default: as the goal asks")
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
     parser.add_argument("--results", type=Path, help="keep results here and leave out what is there")
+    parser.add_argument("--keep", type=Path, help="keep trainings in this directory, and go on with those in it")
     parser.add_argument("--tables", type=Path, help="page whose tables are written from the results")
     arguments = parser.parse_args()
     if arguments.tables and not arguments.results:
@@ -370,7 +402,7 @@ def main() -> int:
         target, seed = job
         if (target.name, seed) in done:
             return done[target.name, seed]
-        result = run_one(target, seed)
+        result = run_one(target, seed, arguments.keep)
         if arguments.results:
             with arguments.results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
