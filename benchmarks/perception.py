@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 import time
@@ -29,12 +30,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze.perception.activations import activation_type
 from maze.perception.blocks import DenseBlock, ImageDenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models import template_parts
 from maze.perception.models.auto_model_composer import AutoModelComposer, _image_params
 from maze.perception.program.numpy_networks import in_numpy
 from maze.train.utils.matrix_products import MatrixProducts, onednn_is_faster
 
+Gradient = Callable[[], None]
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
 
 
@@ -143,27 +146,36 @@ def measure_images(n_rounds: int) -> None:
         take_turns({"nn.Sequential": of_plain, "blocks": of_blocks}, n_rounds)
 
 
+def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> tuple[nn.Module, Gradient]:
+    """A network of two hidden layers, and its gradient for some rows, several times if they are few."""
+    network = nn.Sequential(
+        *(nn.Linear(20, width), activation(), nn.Linear(width, width), activation(), nn.Linear(width, 4))
+    )
+    rows, times = torch.randn(n_rows, 20), max(1, 2**24 // (n_rows * width * width))
+
+    def gradient() -> None:
+        for _ in range(times):
+            network(rows).square().mean().backward()
+
+    return network, gradient
+
+
 def measure_products(n_rounds: int) -> None:
     """Prints how long gradients take as trainers compute them."""
     print(f"oneDNN is faster here: {onednn_is_faster()}")
-    for n_rows, width in ((256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256)):
-        network = nn.Sequential(
-            *(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
-        )
-        rows, products = torch.randn(n_rows, 20), MatrixProducts(network.parameters())
-        times = max(1, 2**24 // (n_rows * width * width))
-
-        def of_torch(network: nn.Module = network, rows: torch.Tensor = rows, times: int = times) -> None:
-            for _ in range(times):
-                network(rows).square().mean().backward()
+    sizes = ((64, 64), (256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256))
+    for activation, (n_rows, width) in itertools.product((nn.ReLU, nn.Tanh), sizes):
+        _, of_torch = gradient_of_layers(activation, n_rows, width)
+        network, gradient = gradient_of_layers(activation_type(activation, ""), n_rows, width)
+        products = MatrixProducts(network.parameters())
 
         def of_trainers(
-            of_torch: Callable[[], None] = of_torch, products: MatrixProducts = products, n_rows: int = n_rows
+            gradient: Gradient = gradient, products: MatrixProducts = products, n_rows: int = n_rows
         ) -> None:
             with products.for_batch(n_rows):
-                of_torch()
+                gradient()
 
-        print(f"{n_rows} rows, {width} units")
+        print(f"{n_rows} rows, {width} units, {activation.__name__}")
         take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
 
 

@@ -20,12 +20,14 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _hooks
 
+from maze.perception.activations import Tanh
+
 Place: TypeAlias = int
 """Where a program keeps a tensor: an index into the list of all its tensors."""
 Places: TypeAlias = Mapping[str, Place]
 Array: TypeAlias = np.ndarray[Any, Any]
 
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
+ACTIVATIONS = (nn.ReLU, nn.Tanh, Tanh, nn.Sigmoid, nn.LeakyReLU, nn.ELU, nn.SELU)
 """The activations that programs know."""
 
 _COMPUTING_METHODS = ("forward", "normalized_forward", "latent")

@@ -224,9 +224,9 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # Klambauer e
 
 def _in_place(layer: nn.Module, source: Place, target: Place) -> _Step:
     """An activation that overwrites its argument, where it can."""
-    if type(layer) not in (nn.ReLU, nn.Tanh):
+    if not isinstance(layer, nn.ReLU | nn.Tanh):
         return _applied(_activation(layer), source, target)
-    is_tanh = type(layer) is nn.Tanh
+    is_tanh = isinstance(layer, nn.Tanh)
     tanh, maximum = np.tanh, np.maximum
 
     def step(at: list[Array], _: Rows) -> None:

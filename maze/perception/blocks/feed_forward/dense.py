@@ -10,7 +10,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Places, ProgramReader
@@ -35,7 +35,7 @@ class DenseBlock(ShapeNormalizationBlock):
         self.input_units = self.in_shapes[0][-1]
         self.hidden_units = list(hidden_units)
         self.output_units = [self.input_units, *self.hidden_units][-1]
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
         self.net = nn.Sequential(self.build_layer_dict())
 
     def build_layer_dict(self) -> OrderedDict[str, nn.Module]:

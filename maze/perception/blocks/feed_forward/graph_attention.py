@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from maze.core.annotations import override
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.graph_conv import GraphAdjacencyMethods, check_graph_shapes, one_per_layer
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
@@ -87,7 +87,7 @@ class GraphAttentionBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         self.hidden_features = list(hidden_features)
         n_layers = len(self.hidden_features)
         self.non_lins = [
-            Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+            activation_type(non_lin, f"{self.block_name}.non_lin")
             for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
         ]
         self.n_heads = one_per_layer(self.block_name, "n_heads", n_heads, n_layers)

@@ -11,7 +11,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -143,7 +143,7 @@ class GraphConvBlock(ShapeNormalizationBlock, GraphAdjacencyMethods):
         n_layers = len(self.hidden_features)
         self.bias = one_per_layer(self.block_name, "bias", bias, n_layers)
         self.non_lins = [
-            Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+            activation_type(non_lin, f"{self.block_name}.non_lin")
             for non_lin in one_per_layer(self.block_name, "non_lins", non_lins, n_layers)
         ]
         self.preprocess_adj = preprocess_adj

@@ -9,7 +9,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.blocks.tensor_functions import check_pooling_function, pool
@@ -105,7 +105,7 @@ class PointNetFeatureBlock(ShapeNormalizationBlock):
         self.embedding_dim = self.output_units = embedding_dim
         self.pooling_func_name = pooling_func_name
         self.use_feature_transform = use_feature_transform
-        activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        activation = activation_type(non_lin, f"{self.block_name}.non_lin")
         n_features = self.in_shapes[0][-1]
         self.point_transform = AlignmentNet(n_features, embedding_dim, activation, use_batch_norm)
         self.point_features = PointwiseLayers(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -64,7 +64,7 @@ class StridedConvolutionBlock(ShapeNormalizationBlock):
         self.hidden_channels = list(hidden_channels)
         self.output_channels = [self.input_channels, *self.hidden_channels][-1]
         self.convolution_dimension = convolution_dimension
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
         self.hidden_kernels = self._sizes("hidden_kernels", hidden_kernels, default=1)
         self.hidden_strides = self._sizes("hidden_strides", hidden_strides, default=1)
         self.hidden_dilations = self._sizes("hidden_dilations", hidden_dilations, default=1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -35,7 +35,7 @@ class VGGConvolutionBlock(ShapeNormalizationBlock):
         self.input_channels, height, width = self.in_shapes[0][-3:]
         self.hidden_channels = list(hidden_channels)
         self.output_channels = [self.input_channels, *self.hidden_channels][-1]
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
         if min(height, width) < 2 ** len(self.hidden_channels):
             raise ConfigAssertionError(
                 f"{self.block_name}: {len(self.hidden_channels)} stages (`hidden_channels`), each of which halves "

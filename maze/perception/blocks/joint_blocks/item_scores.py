@@ -11,7 +11,7 @@ from torch import nn
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, shape_list
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 from maze.perception.program.network_program import Array, Places, ProgramReader
@@ -51,7 +51,7 @@ class ItemScoresBlock(ShapeNormalizationBlock):
                 f"{self.block_name}: {self.in_keys[0]!r} has {self.in_shapes[0][-1]} logits, {self.in_keys[1]!r} "
                 f"{n_items} items."
             )
-        activation = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        activation = activation_type(non_lin, f"{self.block_name}.non_lin")
         # one layer of items and vectors side by side, without repeating the vectors for each item; in parts, so that
         # two numbers are heard at first beside a vector of a hundred
         self.item_layer = nn.Linear(n_features, hidden_units[0])

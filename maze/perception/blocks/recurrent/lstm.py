@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from maze.core.annotations import override
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
 
@@ -36,7 +36,7 @@ class LSTMBlock(ShapeNormalizationBlock):
         self.hidden_size = self.output_units = hidden_size
         self.num_layers = num_layers
         self.bidirectional = bidirectional
-        self.non_lin = Factory(nn.Module).type_from_name(non_lin, config_path=f"{self.block_name}.non_lin")
+        self.non_lin = activation_type(non_lin, f"{self.block_name}.non_lin")
         self.net = nn.LSTM(
             self.input_units, hidden_size, num_layers=num_layers, bidirectional=bidirectional, batch_first=True
         )

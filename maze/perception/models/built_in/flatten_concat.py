@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from maze.core.errors import ConfigError
-from maze.core.utils.factory import Factory
+from maze.perception.activations import activation_type
 from maze.perception.program.network_program import Place, Places, ProgramReader
 from maze.perception.weight_init import make_module_init_normc
 
@@ -30,7 +30,7 @@ class FlattenConcatBaseNet(nn.Module):
         super().__init__()
         if not obs_shapes:
             raise ConfigError(f"{type(self).__name__}: there are no observations to process (`obs_shapes` is empty).")
-        activation = Factory(nn.Module).type_from_name(non_lin, config_path="non_lin")
+        activation = activation_type(non_lin, "non_lin")
         if activation is nn.Module:
             raise ConfigError(f"{type(self).__name__}: choose an activation for `non_lin`, e.g. torch.nn.Tanh.")
         self._obs_shapes = {key: tuple(shape) for key, shape in obs_shapes.items()}
