@@ -81,7 +81,8 @@ class ImageDenseBlock(PerceptionBlock):
         elif self.layout == "HWC":
             image = image.movedim(-1, -3)
         # bytes are moved sooner than the floats that they become
-        image = self.conv_block.conv_block.in_fastest_layout(image).float() * self.scale
+        floats = self.conv_block.conv_block.in_fastest_layout(image).float()
+        image = image * self.scale if floats is image else floats.mul_(self.scale)
         output: TensorDict = self.conv_block({self.conv_block.in_keys[0]: image})
         return output
 

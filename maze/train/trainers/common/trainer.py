@@ -17,6 +17,7 @@ from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.trainers.common.training_state import SavedTraining
+from maze.train.utils.freed_memory import freed_memory_kept
 from maze.train.utils.matrix_products import MatrixProducts
 from maze.train.utils.training_record import EpochSummary
 from maze.train.utils.update_stats import UpdateStats
@@ -249,7 +250,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
             self.observation_statistics.require_learned(type(self).__name__)
         if self.config.kl_to_initial_coef and self._initial_policy is None:
             self._initial_policy = InitialPolicy(self.policy)
-        with self.session.opened(n_epochs) as session:
+        with self.session.opened(n_epochs) as session, freed_memory_kept():
             while session.goes_on():
                 while self.update < self._n_updates_per_epoch():
                     with session.one_update():

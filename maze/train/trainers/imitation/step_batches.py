@@ -74,8 +74,8 @@ class StepBatches:
             rows = self._rows(columns, steps)
             if len(rows) == 0:
                 continue
-            observations.append({key: column[rows] for key, column in columns.observations.items()})
-            actions.append({key: column[rows] for key, column in columns.actions.items()})
+            observations.append({key: column.index_select(0, rows) for key, column in columns.observations.items()})
+            actions.append({key: column.index_select(0, rows) for key, column in columns.actions.items()})
             actors.append(actor)
         return observations, actions, actors
 

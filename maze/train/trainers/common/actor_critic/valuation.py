@@ -72,14 +72,17 @@ class AlignedSubsteps:
     def rows(self, rows: Tensor | slice) -> AlignedSubsteps:
         """A selection: views for a slice, copies for a tensor of indices `[n_selected]`."""
 
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)  # faster than tensor[rows]
+
         def of(tensors: Mapping[str, Any] | None) -> dict[str, Any]:
-            return {key: tensor[rows] for key, tensor in (tensors or {}).items()}
+            return {key: chosen(tensor) for key, tensor in (tensors or {}).items()}
 
         record = StructuredSpacesRecord(
             [SpacesRecord(one.actor_id, of(one.observation), of(one.action)) for one in self.record.substep_records]
         )
         advantages, old_log_probs, targets, old_values = (
-            [tensor[rows] for tensor in tensors]
+            [chosen(tensor) for tensor in tensors]
             for tensors in (self.advantages, self.old_log_probs, self.targets, self.old_values)
         )
         return AlignedSubsteps(record, advantages, old_log_probs, targets, old_values)
@@ -94,10 +97,10 @@ class AlignedSubsteps:
             for chosen in self.sequences.minibatches(n, generator):
                 yield None if chosen is None else self._in_sequences(*chosen)
             return
-        permuted = self.rows(torch.randperm(self.n_rows, generator=generator).to(self.device))
+        order = torch.randperm(self.n_rows, generator=generator).to(self.device)
         for index in range(n):
             start, stop = (self.n_rows * i // n for i in (index, index + 1))
-            yield permuted.rows(slice(start, stop)) if stop > start else None
+            yield self.rows(order[start:stop]) if stop > start else None
 
     def _in_sequences(self, rows: np.ndarray, sequences: Sequences | None) -> AlignedSubsteps:
         return replace(self.rows(torch.from_numpy(rows).to(self.device)), sequences=sequences)
