@@ -44,7 +44,8 @@ def test_trainings_that_are_kept_are_not_run_again(
     kept.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results[:2]))
     ran: list[int] = []
 
-    def run_one(target: learning.Target, seed: int) -> learning.Result:
+    def run_one(target: learning.Target, seed: int, keep: Path | None) -> learning.Result:
+        assert keep is None
         ran.append(seed)
         return learning.Result(target.name, seed, 98_304, 470.0, 1.0, 500.0)
 
@@ -53,6 +54,30 @@ def test_trainings_that_are_kept_are_not_run_again(
     assert learning.main() == 1, "the goal is missed on the third seed"
     assert ran == [2]
     assert [result.seed for result in learning.read_results(kept)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_trainings_that_were_stopped_go_on_where_they_stopped(tmp_path: Path) -> None:
+    def target(n_epochs: int) -> learning.Target:
+        small = (
+            f"algorithm.n_epochs={n_epochs}",
+            "algorithm.epoch_length=1",
+            "algorithm.rollout_evaluator.n_episodes=1",
+        )
+        return learning.Target("cartpole_ppo", "CartPole-v1", 475.0, 10_000, n_seeds=1, overrides=small)
+
+    first, steps_of_first, seconds = learning.train(target(1), 0, tmp_path)
+    assert len(first) == 1
+    assert seconds is not None
+    # as if it had been stopped after its first epoch of two
+    config = first[0] / ".hydra" / "config.yaml"
+    config.write_text(config.read_text().replace("n_epochs: 1\n", "n_epochs: 2\n"))
+    both, steps_of_both, seconds = learning.train(target(2), 0, tmp_path)
+    assert both[:1] == first
+    assert len(both) == 2
+    assert steps_of_both == 2 * steps_of_first
+    assert seconds is None, "times of parts are not times of trainings"
+    assert learning.train(target(2), 0, tmp_path) == (both, steps_of_both, None), "what is done is not done again"
 
 
 def test_policies_are_judged_in_their_runs_wrappers_by_the_environments_own_rewards(tmp_path: Path) -> None:
