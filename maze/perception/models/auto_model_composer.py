@@ -46,7 +46,7 @@ _FLATTEN_CONCAT = "maze.perception.models.built_in.flatten_concat"
 """How the paths of the networks begin that flatten and concatenate all observations."""
 _SETTINGS = (
     *("hidden_units", "non_lin", "recurrence", "shared_embedding", "action_masks", "attention"),
-    *("normalize_observations", "initialization", "state_dependent_std"),
+    *("normalize_observations", "initialization", "state_dependent_std", "initial_std"),
 )
 _KEYS = (TARGET_KEY, "distribution_mapper_config", "policy", "critic", *_SETTINGS)
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
@@ -90,6 +90,7 @@ class AutoModelComposer(TemplateModelComposer):
         the trainer learns from what the policy observes, instead of scaled by their bounds.
     :param initialization: See :class:`~maze.perception.models.template_model_composer.TemplateModelComposer`.
     :param state_dependent_std: See there.
+    :param initial_std: See there.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class AutoModelComposer(TemplateModelComposer):
         normalize_observations: bool = False,
         initialization: str = "normc",
         state_dependent_std: bool = True,
+        initial_std: float = 1.0,
     ) -> None:
         if recurrence not in (True, False, CARRIED):
             raise ConfigError(f"model.recurrence: expected true, false or `{CARRIED}`, found {recurrence!r}.")
@@ -133,6 +135,7 @@ class AutoModelComposer(TemplateModelComposer):
             else _action_items(action_spaces_dict, observation_spaces_dict, masks, hidden_units, non_lin),
             "initialization": initialization,
             "state_dependent_std": state_dependent_std,
+            "initial_std": initial_std,
         }
         self._parts = {
             "distribution_mapper_config": plain_container(distribution_mapper_config) or [],

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _KEYS = (
     *("_target_", "distribution_mapper_config", "model_builder", "policy", "critic"),
-    *("action_masks", "action_items", "initialization", "state_dependent_std"),
+    *("action_masks", "action_items", "initialization", "state_dependent_std", "initial_std"),
 )
 _SPACES = ("action_spaces_dict", "observation_spaces_dict", "agent_counts_dict")
 
@@ -69,6 +69,10 @@ class TemplateModelComposer(BaseModelComposer):
         length 0.01, those of values 1 in both cases.
     :param state_dependent_std: Whether the standard deviations of (squashed) Gaussian action heads depend on the
         observation; otherwise there is one for each component of an action, learned as a parameter.
+    :param initial_std: What these standard deviations are at first, above 0 and in the unit of the action (before it is
+        squashed, where it is). Where bounds are [-1, 1], 0.4 or so keeps most first actions inside of them, and the
+        environment does what the policy meant (Andrychowicz et al. 2021, What matters for on-policy deep actor-critic
+        methods, found 0.5 to be best).
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class TemplateModelComposer(BaseModelComposer):
         action_items: Mapping[str, Mapping[str, Any]] | None = None,
         initialization: str = "normc",
         state_dependent_std: bool = True,
+        initial_std: float = 1.0,
     ) -> None:
         super().__init__(action_spaces_dict, observation_spaces_dict, agent_counts_dict, distribution_mapper_config)
         self._policy_config = policy
@@ -96,7 +101,12 @@ class TemplateModelComposer(BaseModelComposer):
             raise ConfigError(f"model.initialization: expected one of {known}, found {initialization!r}.")
         self._initialization = INITIALIZATIONS[initialization]
         self._heads = ActionHeads(
-            self.distribution_mapper, action_masks or {}, action_items or {}, self._initialization, state_dependent_std
+            self.distribution_mapper,
+            action_masks or {},
+            action_items or {},
+            self._initialization,
+            state_dependent_std,
+            initial_std,
         )
         self._heads.check_masks(action_spaces_dict, observation_spaces_dict)
         self._heads.check_items(action_spaces_dict, observation_spaces_dict)

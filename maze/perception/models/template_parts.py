@@ -6,13 +6,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import positive_number
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
@@ -169,8 +171,10 @@ class ActionHeads:
         number matters.
     :param initialization: How their layers begin.
     :param state_dependent_std: Whether the standard deviations of normal distributions depend on the observation.
-    :raises ConfigError: They are not to, and there are no normal distributions, or one over something else than a
-        vector.
+    :param initial_std: What these are at first, above 0 and in the unit of the action (before it is squashed, where it
+        is).
+    :raises ConfigError: There are no normal distributions that an option could be for, or one over something else than
+        a vector whose standard deviations are not to depend on the observation.
     """
 
     def __init__(
@@ -180,29 +184,36 @@ class ActionHeads:
         items: Mapping[str, Mapping[str, Any]],
         initialization: Initialization,
         state_dependent_std: bool = True,
+        initial_std: float = 1.0,
     ) -> None:
-        self._mapper = distribution_mapper
+        self._mapper = mapper = distribution_mapper
         self.masks = dict(masks)
         self.items = dict(items)
         self._initialization = initialization
-        self._own_std = () if state_dependent_std else self._gaussian_heads()
+        self._log_std = math.log(positive_number("model.initial_std", initial_std))
+        gaussian = [head for head in mapper.action_heads if issubclass(mapper.distribution_class(head), _GAUSSIAN)]
+        self._gaussian = tuple(gaussian)
+        """Heads whose logits are means and logarithms of standard deviations."""
+        if not state_dependent_std:
+            self._check_gaussian("state_dependent_std", default="true")
+            self._check_vectors()
+        if initial_std != 1.0:
+            self._check_gaussian("initial_std", default="1")
+        self._own_std = () if state_dependent_std else self._gaussian
 
-    def _gaussian_heads(self) -> tuple[str, ...]:
-        """The heads whose logits are means and logarithms of standard deviations."""
-        mapper = self._mapper
-        heads = [head for head in mapper.action_heads if issubclass(mapper.distribution_class(head), _GAUSSIAN)]
-        if not heads:
-            raise ConfigError(
-                "model.state_dependent_std: no action has a normal distribution, found "
-                f"{ {head: mapper.distribution_class(head).__name__ for head in mapper.action_heads} }. Leave it true."
-            )
-        for head in heads:
-            if len(mapper.required_logits_shape(head)) != 1:
+    def _check_gaussian(self, option: str, default: str) -> None:
+        if self._gaussian:
+            return
+        found = {head: self._mapper.distribution_class(head).__name__ for head in self._mapper.action_heads}
+        raise ConfigError(f"model.{option}: no action has a normal distribution, found {found}. Leave it {default}.")
+
+    def _check_vectors(self) -> None:
+        for head in self._gaussian:
+            if len(self._mapper.required_logits_shape(head)) != 1:
                 raise ConfigError(
                     f"model.state_dependent_std: expected actions that are vectors, found {head!r} with the space "
-                    f"{mapper.action_space[head]}. Flatten it in the action conversion, or leave the option true."
+                    f"{self._mapper.action_space[head]}. Flatten it in the action conversion, or leave the option true."
                 )
-        return tuple(heads)
 
     def check_masks(
         self, action_spaces: Mapping[Any, spaces.Dict], observation_spaces: Mapping[Any, spaces.Dict]
@@ -299,11 +310,16 @@ class ActionHeads:
             # starts close to the uniform policy
             if head in self._own_std:
                 latent, shapes = perception_net.out_keys[0], perception_net.out_shapes()
-                means = GaussianOutputBlock(latent, stages[0], shapes, shape[0] // 2)
+                means = GaussianOutputBlock(latent, stages[0], shapes, shape[0] // 2, self._log_std)
                 means.mean_layer.apply(self._initialization.layers(0.01))
                 blocks[stages[0]] = means
             else:
-                blocks |= self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
+                outputs = self.output(head, stages[0], perception_net, math.prod(shape), initial_norm=0.01)
+                if head in self._gaussian and self._log_std:
+                    bias = np.zeros(shape, np.float32)
+                    bias[..., shape[-1] // 2 :] = self._log_std
+                    cast("LinearOutputBlock", outputs[stages[0]]).set_bias(bias.ravel())
+                blocks |= outputs
             if len(shape) != 1:
                 unflatten = partial(_unflatten, shape=shape)
                 blocks[stages[1]] = FunctionalBlock(stages[0], stages[1], [(math.prod(shape),)], unflatten)

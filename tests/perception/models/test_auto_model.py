@@ -471,6 +471,42 @@ def test_standard_deviations_of_their_own_are_the_same_wherever_the_policy_is_an
     assert not head.log_std_layer.weight.any()
 
 
+SQUASHED = [
+    {
+        "action_space": "gymnasium.spaces.Box",
+        "distribution": "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution",
+    }
+]
+
+
+@pytest.mark.parametrize("distributions", [[], SQUASHED], ids=["normal", "squashed"])
+@pytest.mark.parametrize("shape", [(2,), (), (3, 2)], ids=["vector", "number", "matrix"])
+@pytest.mark.parametrize("is_dependent", [True, False])
+def test_standard_deviations_begin_where_they_are_told_to(distributions, shape, is_dependent):
+    if shape != (2,) and not is_dependent:
+        pytest.skip("refused, see below")
+    actions = spaces.Dict({"torque": spaces.Box(-2.0, 2.0, shape, np.float32), "gear": spaces.Discrete(3)})
+    settings = {"distribution_mapper_config": distributions, "state_dependent_std": is_dependent, "initial_std": 0.25}
+    policy = composed(PENDULUM, actions, **settings).policy
+    logits = policy.networks[0](tensors(some(PENDULUM)))
+    means, log_stds = logits["torque"].chunk(2, dim=-1)
+    torch.testing.assert_close(log_stds.exp(), torch.full_like(log_stds, 0.25), rtol=0.1, atol=0)
+    assert means.abs().max() < 0.1, "the bias of the means stays 0"
+    assert len(set(log_stds[:, ..., 0].flatten().tolist())) > 1 or not is_dependent
+    assert logits["gear"].abs().max() < 0.1, "the other heads as well"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), "wide"])
+def test_a_standard_deviation_is_above_zero(value):
+    with pytest.raises(ConfigError, match=r"model\.initial_std"):
+        composed(PENDULUM, TORQUE, initial_std=value)
+
+
+def test_initial_standard_deviations_need_a_normal_distribution():
+    with pytest.raises(ConfigError, match=r"model\.initial_std: no action has a normal distribution.*Leave it 1\."):
+        composed(PENDULUM, spaces.Dict({"gear": spaces.Discrete(3)}), initial_std=0.5)
+
+
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
