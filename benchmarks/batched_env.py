@@ -13,10 +13,12 @@ python benchmarks/batched_env.py cartpole     # or: simulations
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -96,8 +98,9 @@ def trained(n_steps: int, **context: Any) -> float:
         return (time.process_time() - begun) / n_steps * 1e6
 
 
-def simulations(n_rounds: int) -> None:
+def simulations(n_rounds: int) -> dict[str, float]:
     """Simulations written for many."""
+    ratios = {}
     print("CPU microseconds for each step of an environment: one by one, at once, and how many times as fast (medians)")
     for name, env_class in (("lost sales", LostSalesEnv), ("criss-cross", QueueingEnv)):
         rows: dict[str, list[tuple[float, float]]] = {"stepping": [], "PPO training": []}
@@ -107,7 +110,7 @@ def simulations(n_rounds: int) -> None:
                 (simulation_training(env_class, "in_process", 4), simulation_training(env_class, "batched", 10))
             )
         for what, pairs in rows.items():
-            show(f"{name:12} {what:13}", pairs)
+            ratios[f"{name}, {what}"] = show(f"{name:12} {what:13}", pairs)
     for experiment, n_steps in SHIPPED.items():
         # ten take less time at once than two one by one, so that what an epoch costs by itself weighs more there
         sides = (("in_process", 2), ("batched", 10))
@@ -115,7 +118,8 @@ def simulations(n_rounds: int) -> None:
             tuple(shipped_training(experiment, n_steps, placement, n_updates) for placement, n_updates in sides)
             for _ in range(n_rounds)
         ]
-        show(experiment, pairs)
+        ratios[experiment] = show(experiment, pairs)
+    return ratios
 
 
 def raw_cartpoles() -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, Callable[[], Any]]:
@@ -180,7 +184,7 @@ def cartpole_training(n_updates: int) -> float:
     )
 
 
-def cartpoles(n_rounds: int) -> None:
+def cartpoles(n_rounds: int) -> dict[str, float]:
     """gymnasium's CartPole in NumPy."""
     work = WORK["ppo"]
     beside = stable_baselines3(work)
@@ -202,27 +206,31 @@ def cartpoles(n_rounds: int) -> None:
             rows[what].append((raw, maze))
         rows["PPO training"].append((beside_training(5), cartpole_training(20)))
     print("CPU microseconds for each step: gymnasium alone or stable-baselines3, Maze, and how many times as fast")
-    for what, pairs in rows.items():
-        show(f"CartPole {what:13}", pairs)
+    return {f"CartPole, {what}": show(f"CartPole {what:13}", pairs) for what, pairs in rows.items()}
 
 
-def show(what: str, pairs: Iterable[tuple[float, ...]]) -> None:
-    """Medians, and that of the ratios."""
+def show(what: str, pairs: Iterable[tuple[float, ...]]) -> float:
+    """Medians, and that of the ratios, which is returned."""
     one, many = (statistics.median(values) for values in zip(*pairs, strict=True))
     ratio = statistics.median(first / second for first, second in pairs)
     print(f"  {what} {one:8.2f} {many:8.2f} {ratio:8.2f}", flush=True)
+    return ratio
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["simulations", "cartpole"], default=["simulations", "cartpole"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="file for the ratios")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if "simulations" in arguments.what:
-        simulations(arguments.rounds)
-    if "cartpole" in arguments.what:
-        cartpoles(arguments.rounds)
+    parts = {"simulations": simulations, "cartpole": cartpoles}
+    results: dict[str, float] = {}
+    for what, measure in parts.items():
+        if what in arguments.what:
+            results |= measure(arguments.rounds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ decisions.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    rounds = options.rounds
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy.maze"
         path.write_bytes(exported_cartpole())
@@ -49,8 +52,12 @@ def main() -> None:
             print(f"{name:<24} {micros:8.1f} µs, {micros - times['onnxruntime']:+7.1f} µs")
         command = [sys.executable, "-c", FRESH, str(path)]
         runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(5)]
-    print(f"import and load: {min(float(run[0]) for run in runs):.2f} s (best of 5)")
-    print(f"peak memory:     {max(float(run[1]) for run in runs):.0f} MB; heavy modules: {' '.join(runs[0][2:])}")
+    seconds, megabytes = min(float(run[0]) for run in runs), max(float(run[1]) for run in runs)
+    print(f"import and load: {seconds:.2f} s (best of 5)")
+    print(f"peak memory:     {megabytes:.0f} MB; heavy modules: {' '.join(runs[0][2:])}")
+    if options.json:
+        found = {"microseconds": times, "seconds_to_load": seconds, "megabytes": megabytes}
+        options.json.write_text(json.dumps(found, indent=2))
 
 
 def exported_cartpole() -> bytes:

@@ -17,8 +17,10 @@ import argparse
 import contextlib
 import io
 import itertools
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=64, help="number of episodes per update")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="file for the ratios to the first way")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     noise = SharedNoiseTable(10_000_000)
@@ -156,12 +159,15 @@ def main() -> None:
     reference = next(iter(ways))
     n_episodes = arguments.episodes * arguments.rounds
     print(f"{'':<30}{'episodes/s':>12}{'ratio':>8}{'steps/s':>10}{'steps/episode':>15}{'of the floor':>14}")
+    ratios = {}
     for name in ways:
         rate = n_episodes / seconds[name]
-        ratio = rate / (n_episodes / seconds[reference])
+        ratios[name] = ratio = rate / (n_episodes / seconds[reference])
         per_second, per_episode = steps[name] / seconds[name], steps[name] / n_episodes
         of_floor = per_second / (steps[FLOOR] / seconds[FLOOR])
         print(f"{name:<30}{rate:>12.1f}{ratio:>8.2f}{per_second:>10,.0f}{per_episode:>15.0f}{of_floor:>14.0%}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(ratios, indent=2))
 
 
 if __name__ == "__main__":

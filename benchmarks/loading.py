@@ -7,6 +7,7 @@ of the same file, which verifies nothing; medians of runs in turn, and quotients
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -42,7 +43,9 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--json", type=Path, help="file for the ratios")
     options = parser.parse_args()
+    ratios = {}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "state.pt"
@@ -51,10 +54,13 @@ def main() -> None:
             unverified, verified = median_of(
                 [lambda: torch.load(path, weights_only=True), lambda: load_state(path)], options.repeats
             )
+            ratios[f"{6 * n_layers} tensors"] = verified / unverified
             print(
                 f"{path.stat().st_size / 1e6:.1f} MB in {6 * n_layers} tensors: torch.load {unverified:.1f} ms, "
                 f"load_state {verified:.1f} ms: {verified / unverified:.2f}"
             )
+    if options.json:
+        options.json.write_text(json.dumps(ratios, indent=2))
 
 
 if __name__ == "__main__":

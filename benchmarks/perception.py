@@ -38,6 +38,8 @@ from maze.perception.program.numpy_networks import in_numpy
 from maze.train.utils.matrix_products import MatrixProducts, onednn_is_faster
 
 Gradient = Callable[[], None]
+Ratios = dict[str, dict[str, float]]
+"""Times in units of the first way's, by what was measured and by way."""
 OBSERVATION_SIZE, HIDDEN_UNITS, N_LOGITS, BATCH_SIZE = 8, [64, 64], 4, 8
 
 
@@ -106,7 +108,7 @@ def candidates(n: int) -> tuple[dict[str, torch.Tensor], Callable[[dict[str, tor
     return batch, gradient
 
 
-def measure_candidates(n_rounds: int) -> None:
+def measure_candidates(n_rounds: int) -> Ratios:
     """Prints how long they take beside one another."""
     (roomy, of_roomy), (tight, of_tight) = candidates(151), candidates(30)
     many = template_parts._MANY_ROWS
@@ -116,18 +118,17 @@ def measure_candidates(n_rounds: int) -> None:
         of_roomy(roomy)
         template_parts._MANY_ROWS = many
 
-    take_turns(
-        {
-            "room for 30": lambda: of_tight(tight),
-            "room for 151": lambda: of_roomy(roomy),
-            "room for 151, all rows computed": all_rows,
-        },
-        n_rounds,
-    )
+    ways = {
+        "room for 30": lambda: of_tight(tight),
+        "room for 151": lambda: of_roomy(roomy),
+        "room for 151, all rows computed": all_rows,
+    }
+    return {"candidates": take_turns(ways, n_rounds)}
 
 
-def measure_images(n_rounds: int) -> None:
+def measure_images(n_rounds: int) -> Ratios:
     """Prints how long gradients of networks for images take beside the same layers as one writes them down."""
+    ratios: Ratios = {}
     for channels, size in ((4, 84), (3, 96), (3, 32), (5, 10)):
         space = spaces.Box(0, 255, (channels, size, size), np.uint8)
         block = ImageDenseBlock("image", "latent", [space.shape], **_image_params(space, space.shape, "CHW"))
@@ -142,8 +143,9 @@ def measure_images(n_rounds: int) -> None:
         def of_plain(plain: nn.Module = plain, images: torch.Tensor = images, scale: float = block.scale) -> None:
             plain(images.float() * scale).square().mean().backward()
 
-        print(f"{channels} x {size} x {size}")
-        take_turns({"nn.Sequential": of_plain, "blocks": of_blocks}, n_rounds)
+        print(name := f"{channels} x {size} x {size}")
+        ratios[name] = take_turns({"nn.Sequential": of_plain, "blocks": of_blocks}, n_rounds)
+    return ratios
 
 
 def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> tuple[nn.Module, Gradient]:
@@ -160,8 +162,9 @@ def gradient_of_layers(activation: type[nn.Module], n_rows: int, width: int) -> 
     return network, gradient
 
 
-def measure_products(n_rounds: int) -> None:
+def measure_products(n_rounds: int) -> Ratios:
     """Prints how long gradients take as trainers compute them."""
+    ratios: Ratios = {}
     print(f"oneDNN is faster here: {onednn_is_faster()}")
     sizes = ((64, 64), (256, 64), (1024, 64), (64, 256), (256, 128), (256, 256), (2048, 64), (2048, 256))
     for activation, (n_rows, width) in itertools.product((nn.ReLU, nn.Tanh), sizes):
@@ -175,12 +178,16 @@ def measure_products(n_rounds: int) -> None:
             with products.for_batch(n_rows):
                 gradient()
 
-        print(f"{n_rows} rows, {width} units, {activation.__name__}")
-        take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
+        print(name := f"{n_rows} rows, {width} units, {activation.__name__}")
+        ratios[name] = take_turns({"torch": of_torch, "trainers": of_trainers}, n_rounds)
+    return ratios
 
 
-def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> None:
-    """Prints CPU times, and the median of their ratios to the first."""
+def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, float]:
+    """Prints CPU times, and the median of their ratios to the first.
+
+    :return: The latter.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(n_rounds + 1):  # the first is not counted
         for name, function in functions.items():
@@ -188,9 +195,13 @@ def take_turns(functions: dict[str, Callable[[], None]], n_rounds: int) -> None:
             function()
             times[name].append(time.process_time() - start)
     first = next(iter(times.values()))
+    ratios = {
+        name: statistics.median(own / one for own, one in zip(values[1:], first[1:], strict=True))
+        for name, values in times.items()
+    }
     for name, values in times.items():
-        ratio = statistics.median(own / one for own, one in zip(values[1:], first[1:], strict=True))
-        print(f"{name:34s} {statistics.median(values[1:]) * 1e3:8.1f} ms   ratio {ratio:.2f}")
+        print(f"{name:34s} {statistics.median(values[1:]) * 1e3:8.1f} ms   ratio {ratios[name]:.2f}")
+    return ratios
 
 
 def measure(functions: dict[str, Callable[[], object]], n_rounds: int, n_calls: int) -> dict[str, list[float]]:
@@ -226,7 +237,9 @@ def main() -> None:
         (arguments.products, measure_products),
     ):
         if is_asked:
-            measure_those(n_rounds=10 if arguments.quick else 40)
+            found = measure_those(n_rounds=10 if arguments.quick else 40)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(found, indent=2))
             return
     times = measure(variants(), n_rounds=200 if arguments.quick else 2000, n_calls=10)
     microseconds = {name: statistics.median(values) for name, values in times.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import learning
+from benchmarks import learning, speed
 from maze.maze_cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -23,6 +23,62 @@ def test_the_learning_page_shows_the_kept_results() -> None:
     )
     shown = [line for line in page.splitlines() if " within " in line and line.endswith(("| yes |", "| no |"))]
     assert len(shown) == len(results), "results that no table of the page asks for"
+
+
+def test_the_speed_page_shows_the_kept_results(tmp_path: Path) -> None:
+    page = tmp_path / "speed.md"
+    page.write_text(speed.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    speed.main(["--page", str(page)])
+    assert page.read_text(encoding="utf-8") == speed.PAGE.read_text(encoding="utf-8"), "run python -m benchmarks.speed"
+    kept = speed.read_results(speed.RESULTS)
+    named = {line["figure"] for line in kept if "figure" in line} | {
+        n for line in kept for n in line.get("figures", ())
+    }
+    assert named <= {figure.name for figure in speed.FIGURES}, "results that no row of the table asks for"
+
+
+def test_figures_of_speed_have_names_goals_and_benchmarks_that_write_them() -> None:
+    assert len({figure.name for figure in speed.FIGURES}) == len(speed.FIGURES)
+    for figure in speed.FIGURES:
+        assert (figure.at_least is None) != (figure.at_most is None), figure.name
+        source = (speed.DIRECTORY / figure.command.split()[0]).read_text(encoding="utf-8")
+        assert '"--json"' in source or "timing_main" in source, figure.command
+
+
+def test_figures_of_several_runs_are_told_by_their_median_and_range() -> None:
+    figure = speed.FIGURES[0]
+    assert figure.goal == "at least 1.3"
+    runs = [
+        {"figures": {figure.name: {"PPO": ppo, "A2C": 1.25}}, "processor": maker, "busy": ppo > 2.0}
+        for ppo, maker in ((2.0, "Intel"), (2.468, "AMD"), (1.5, "Intel"))
+    ]
+    row = speed.table([*runs, {"figure": figure.name, "told": "two, they say"}]).splitlines()[2]
+    cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+    assert cells[1:5] == [
+        "at least 1.3",
+        "PPO: 2 (1.5 to 2.47); A2C: **1.25** (1.25 to 1.25)",  # bold where the goal is missed
+        "3, AMD, Intel, 1 busy",
+        "two, they say",
+    ]
+
+
+@pytest.mark.slow
+def test_a_benchmark_is_run_and_what_it_measured_is_kept_and_shown(tmp_path: Path) -> None:
+    results, page = tmp_path / "speed.jsonl", tmp_path / "speed.md"
+    page.write_text("<!-- results: speed -->\n<!-- end -->\n")
+    speed.main(["structured_env", "--results", str(results), "--page", str(page)])
+    (line,) = speed.read_results(results)
+    assert line["command"] == "structured_env.py --quick"
+    assert set(line["figures"]) == {"substeps"}
+    assert all(0.1 < value < 10.0 for value in line["figures"]["substeps"].values())
+    assert "structured: " in page.read_text(encoding="utf-8")
+
+
+def test_a_benchmark_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('out of luck')")
+    monkeypatch.setattr(speed, "DIRECTORY", tmp_path)
+    with pytest.raises(SystemExit, match=r"broken\.py --quick: no results, exit status 1\.(.|\n)*out of luck"):
+        speed.run("broken.py --quick")
 
 
 @pytest.fixture
