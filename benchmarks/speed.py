@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +29,8 @@ from benchmarks.page_tables import markdown_table, write_table
 
 DIRECTORY = Path(__file__).parent
 PAGE, RESULTS = (DIRECTORY.parent / "docs" / "benchmarks" / name for name in ("speed.md", "speed.jsonl"))
-BUSY = 0.5
-"""Processes that waited for a processor in the minute before a run, from which a machine counts as busy."""
+BUSY = 0.05
+"""Share of the processors' time that others take, from which a machine counts as busy."""
 
 Values = dict[str, float]
 """Numbers of a figure; where there are several, what tells them apart."""
@@ -386,7 +387,7 @@ def run(command: str) -> dict[str, Any]:
     :return: The line of the file of results.
     :raises SystemExit: It failed; what it said last is in the message.
     """
-    busy = os.getloadavg()[0]
+    busy = share_in_use() >= BUSY
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "results.json"
         script, *options = shlex.split(command)
@@ -401,7 +402,29 @@ def run(command: str) -> dict[str, Any]:
             raise SystemExit(f"{command}: no results, exit status {process.returncode}.\n{process.stderr[-2000:]}")
         found = json.loads(file.read_text(encoding="utf-8"))
     figures = {figure.name: figure.read(found) for figure in FIGURES if figure.command == command}
-    return {"command": command, "processor": processor(), "busy": busy >= BUSY, "figures": figures}
+    return {"command": command, "processor": processor(), "busy": busy, "figures": figures}
+
+
+def share_in_use(seconds: float = 1.0) -> float:
+    """Share of all processors' time in which they did something.
+
+    :param seconds: For so long it is looked at.
+    :return: 0 to 1; 0 where the system does not tell.
+    """
+
+    def idle_and_all() -> tuple[int, int]:
+        user, nice, system, idle, waiting, *others = map(
+            int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        )
+        return idle + waiting, sum((user, nice, system, idle, waiting, *others))
+
+    try:
+        idle, total = idle_and_all()
+        time.sleep(seconds)
+        idle_after, total_after = idle_and_all()
+    except OSError:
+        return 0.0
+    return 1.0 - (idle_after - idle) / max(1, total_after - total)
 
 
 def processor() -> str:
