@@ -57,7 +57,7 @@ class Figure:
         """As a cell of the table."""
         if self.at_least is None and self.at_most is None:
             return ""
-        bound, limit = ("at least", self.at_least) if self.at_least is not None else ("at most", self.at_most)
+        bound, limit = ("≥", self.at_least) if self.at_least is not None else ("≤", self.at_most)
         return f"{bound} {_number(limit or 0.0)}{self.unit}"
 
     def is_reached(self, value: float) -> bool:

@@ -47,7 +47,7 @@ def test_figures_of_speed_have_names_goals_and_benchmarks_that_write_them() -> N
 
 def test_figures_of_several_runs_are_told_by_their_median_and_range() -> None:
     figure = speed.FIGURES[0]
-    assert figure.goal == "at least 1.3"
+    assert figure.goal == "≥ 1.3"
     runs = [
         {"figures": {figure.name: {"PPO": ppo, "A2C": 1.25}}, "processor": maker, "busy": ppo > 2.0}
         for ppo, maker in ((2.0, "Intel"), (2.468, "AMD"), (1.5, "Intel"))
@@ -55,7 +55,7 @@ def test_figures_of_several_runs_are_told_by_their_median_and_range() -> None:
     row = speed.table([*runs, {"figure": figure.name, "told": "two, they say"}]).splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split(" | ")]
     assert cells[1:5] == [
-        "at least 1.3",
+        "≥ 1.3",
         "PPO: 2 (1.5 to 2.47); A2C: **1.25** (1.25 to 1.25)",  # bold where the goal is missed
         "3, AMD, Intel, 1 busy",
         "two, they say",
