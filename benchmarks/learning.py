@@ -82,14 +82,14 @@ TARGETS = {
         ),
         Target("cartpole_impala", "CartPole-v1", mean_return=475.0, max_env_steps=400_000, n_seeds=3, first_seed=10),
         *(
-            Target(experiment, f"{game}-v5", mean_return, max_env_steps, n_seeds=3, variant=f"_{game}")
-            for experiment, game, mean_return, max_env_steps in (
-                ("mujoco_ppo", "InvertedPendulum", 950.0, 1_000_000),
-                ("mujoco_ppo", "HalfCheetah", 2_000.0, 1_000_000),
-                ("mujoco_ppo", "Hopper", 2_500.0, 1_000_000),
-                ("mujoco_ppo", "Walker2d", 3_000.0, 1_000_000),
-                ("mujoco_sac", "HalfCheetah", 6_000.0, 300_000),
-                ("mujoco_sac", "Hopper", 2_500.0, 300_000),
+            Target(experiment, f"{game}-v5", mean_return, max_env_steps, 3, variant=f"_{game}", overrides=overrides)
+            for experiment, game, mean_return, max_env_steps, overrides in (
+                ("mujoco_ppo", "InvertedPendulum", 950.0, 1_000_000, ("model.initial_std=1",)),
+                ("mujoco_ppo", "HalfCheetah", 2_000.0, 1_000_000, ()),
+                ("mujoco_ppo", "Hopper", 2_500.0, 1_000_000, ("model.initial_std=1",)),
+                ("mujoco_ppo", "Walker2d", 3_000.0, 1_000_000, ()),
+                ("mujoco_sac", "HalfCheetah", 6_000.0, 300_000, ()),
+                ("mujoco_sac", "Hopper", 2_500.0, 300_000, ()),
             )
         ),
         Target("minigrid_doorkey_ppo", "MiniGrid-DoorKey-5x5-v0", mean_return=0.9, max_env_steps=200_000, n_seeds=3),
