@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,27 @@ _MANY = 2**13
 
 
 def activation_type(non_lin: str | type[nn.Module], config_path: str) -> type[nn.Module]:
-    """The class of an activation; of `torch.nn.Tanh` one that computes the same sooner.
+    """The class of an activation; of `torch.nn.Tanh`, where torch is slow, one that computes the same sooner.
 
     :param non_lin: The class, or its name.
     :param config_path: Key of the configuration, for messages.
     :raises ConfigError: There is no such module.
     """
     found = Factory(nn.Module).type_from_name(non_lin, config_path=config_path)
-    return Tanh if found is nn.Tanh else found
+    return Tanh if found is nn.Tanh and mkl_is_slow() else found
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Whether this is a processor of AMD, for which MKL, by which torch computes, leaves half of the units or more
+    unused.
+    """
+    find_out: Any = getattr(torch.cpu, "get_capabilities", None)
+    return torch.backends.mkl.is_available() and find_out is not None and "AMD" in str(find_out().get("cpu_name"))
 
 
 class Tanh(nn.Tanh):
-    """The hyperbolic tangent. On processors, NumPy computes that of many numbers in a tenth of torch's time."""
+    """The hyperbolic tangent. NumPy computes that of many numbers in a tenth of the time where MKL is slow."""
 
     @override(nn.Tanh)
     def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from maze.core.errors import ConfigError
+from maze.perception import activations
 from maze.perception.activations import Tanh, activation_type
 from maze.perception.blocks import DenseBlock, InferenceBlock
 from maze.perception.program.numpy_networks import in_numpy
@@ -79,8 +80,10 @@ def test_whoever_records_or_maps_networks_finds_torchs_function():
     torch.testing.assert_close(torch.export.export(net, (rows,)).module()(others), net(others))
 
 
-def test_blocks_have_it_and_are_called_as_before():
-    assert activation_type("torch.nn.Tanh", "non_lin") is Tanh
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_blocks_have_it_where_torch_is_slow_and_are_called_as_before(monkeypatch, is_slow):
+    monkeypatch.setattr(activations, "mkl_is_slow", lambda: is_slow)
+    assert activation_type("torch.nn.Tanh", "non_lin") is (Tanh if is_slow else nn.Tanh)
     assert activation_type(nn.ReLU, "non_lin") is nn.ReLU
     with pytest.raises(ConfigError, match=r"model\.non_lin.*no Module"):
         activation_type("collections.OrderedDict", "model.non_lin")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MKL: Any = torch.backends.mkl
+from maze.perception.activations import mkl_is_slow
+
 _ONEDNN: Any = torch.backends.mkldnn
 WORTH_IT = 2**22
 """Multiplications in a product of matrices from which oneDNN is the faster one."""
@@ -60,10 +61,7 @@ def multiplied_by_onednn() -> Iterator[None]:
 @cache
 def onednn_is_faster() -> bool:
     """Whether this is a processor for which MKL is no good, and oneDNN as precise as MKL is."""
-    if not (_MKL.is_available() and _ONEDNN.is_available()):
-        return False
-    find_out: Any = getattr(torch.cpu, "get_capabilities", None)
-    if find_out is None or "AMD" not in str(find_out().get("cpu_name")) or not hasattr(_ONEDNN, "matmul"):
+    if not (mkl_is_slow() and _ONEDNN.is_available() and hasattr(_ONEDNN, "matmul")):
         return False
     values = 1.0 + torch.arange(256 * 256, dtype=torch.float64).view(256, 256) / 2**20  # needs more than 16 bits
     with multiplied_by_onednn():
