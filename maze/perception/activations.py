@@ -32,8 +32,9 @@ def mkl_is_slow() -> bool:
     """Whether this is a processor of AMD, for which MKL, by which torch computes, leaves half of the units or more
     unused.
     """
+    mkl: Any = torch.backends.mkl
     find_out: Any = getattr(torch.cpu, "get_capabilities", None)
-    return torch.backends.mkl.is_available() and find_out is not None and "AMD" in str(find_out().get("cpu_name"))
+    return bool(mkl.is_available()) and find_out is not None and "AMD" in str(find_out().get("cpu_name"))
 
 
 class Tanh(nn.Tanh):
