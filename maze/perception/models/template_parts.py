@@ -191,15 +191,14 @@ class ActionHeads:
         self.items = dict(items)
         self._initialization = initialization
         self._log_std = math.log(positive_number("model.initial_std", initial_std))
-        gaussian = [head for head in mapper.action_heads if issubclass(mapper.distribution_class(head), _GAUSSIAN)]
-        self._gaussian = tuple(gaussian)
+        self._gaussian = [h for h in mapper.action_heads if issubclass(mapper.distribution_class(h), _GAUSSIAN)]
         """Heads whose logits are means and logarithms of standard deviations."""
         if not state_dependent_std:
             self._check_gaussian("state_dependent_std", default="true")
             self._check_vectors()
         if initial_std != 1.0:
             self._check_gaussian("initial_std", default="1")
-        self._own_std = () if state_dependent_std else self._gaussian
+        self._own_std = [] if state_dependent_std else self._gaussian
 
     def _check_gaussian(self, option: str, default: str) -> None:
         if self._gaussian:
