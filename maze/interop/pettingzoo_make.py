@@ -92,7 +92,8 @@ def _named(name: str, where: str) -> Callable[..., Any]:
     raise ConfigError(
         f"{where}: PettingZoo has no such environment.{did_you_mean(wanted, known)}{missing} Names are those of its "
         f"own, such as classic/tictactoe_v3, those of {_MPE}, such as {_MPE}/simple_spread_v3, or paths of others' "
-        "modules and functions, such as my_package.my_env_v0 or my_package.envs:make."
+        "modules and functions, such as my_package.my_env_v0, my_package.envs:make or, in a file my_env.py, "
+        "my_env:parallel_env."
     )
 
 
