@@ -240,7 +240,9 @@ class WhatIf:
             for future in futures
         ]
         names = sorted({*counts[0], *counts[1]})
-        return rows + [(f"events {name}", float(counts[0][name]), float(counts[1][name])) for name in names]
+        return rows + [
+            (f"from step {self.step} on: {name}", float(counts[0][name]), float(counts[1][name])) for name in names
+        ]
 
     def text(self) -> str:
         """The summary for the console."""
