@@ -9,7 +9,7 @@ episodes of the training itself, with sampled actions, are what many publish.
     python benchmarks/learning.py cartpole_ppo --seeds 5     # one experiment
     python benchmarks/learning.py mujoco                     # continuous control: the names that begin so (hours)
     python benchmarks/learning.py minigrid                   # a locked door, and a corridor for which memory is needed
-    python benchmarks/learning.py atari                      # Pong from pixels (two hours of a core each)
+    python benchmarks/learning.py atari                      # Pong from pixels (96 minutes of a core each)
     python benchmarks/learning.py mujoco --results docs/benchmarks/learning.jsonl --tables docs/benchmarks/learning.md
 
 With `--results` each finished training is appended to that file, and those that it has already are not run again, so
@@ -336,7 +336,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def with_digits(target: Target, value: float) -> str:
     """A return as tables show it: returns of about 1 differ in the third digit."""
-    return f"{value:.{1 if abs(target.mean_return) >= 10 else 3}f}"
+    return f"{value:.{1 if max(abs(target.mean_return), abs(value)) >= 10 else 3}f}"
 
 
 def with_interval(target: Target, values: Sequence[float | None]) -> str:
