@@ -233,9 +233,9 @@ def return_in_training(parts: Sequence[Path], n_episodes: int = 100) -> float:
 
 def evaluate(
     directory: Path,
+    n_episodes: int,
     file: str = "state_dict.pt",
     deterministic: bool = True,
-    n_episodes: int = 100,
     seed: int = 987_654,
 ) -> list[float]:
     """Undiscounted returns of a saved policy in its run's environment, from seeds that training never saw.
@@ -277,9 +277,9 @@ def run_one(target: Target, seed: int, keep: Path | None) -> Result:
         parts, env_steps, seconds = train(target, seed, of_seed)
         directory = parts[-1]
         n_episodes = target.n_evaluation_episodes
-        returns = evaluate(directory, n_episodes=n_episodes)
+        returns = evaluate(directory, n_episodes)
         others = [
-            mean(evaluate(directory, file, deterministic, n_episodes))
+            mean(evaluate(directory, n_episodes, file, deterministic))
             for file, deterministic in (("state_dict.pt", False), ("latest.pt", True), ("latest.pt", False))
         ]
         in_training = return_in_training(parts)

@@ -198,6 +198,9 @@ def test_without_a_change_the_same_policy_goes_on_as_it_did() -> None:
     assert compared.agreement is not None
     assert compared.agreement[0] == compared.agreement[1] > 5
     assert all(one == other for _, one, other in compared.summary())
+    of_events = [name for name, *_ in compared.summary() if "Events." in name]
+    assert of_events
+    assert all(name.startswith("from step 5 on: ") for name in of_events)
     again = what_if(dispatching_env(horizon=30), compared.other, 5, policy=policy, agent_seed=2, deterministic=False)
     assert again.summary() == compared.summary()
 
