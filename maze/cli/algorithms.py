@@ -93,6 +93,7 @@ def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
     :param algorithm: Name of a shipped algorithm.
     :param kind: `dev`, `local` or `ray`.
     """
+    arguments: dict[str, Any]
     prefix = {"dev": "Dev", "local": "Local", "ray": ""}[kind]
     if algorithm in ("a2c", "ppo"):
         runner = f"common.actor_critic.actor_critic_runners.AC{prefix}Runner"
