@@ -387,6 +387,14 @@ class RolloutColumns:
                 for key, value in entry.observation.items():
                     next_observation[key][env_index] = value
 
+    def arrays(self) -> dict[str, Any]:
+        """Return copies of all arrays, nested by sub-step key: a form that files hold without pickled objects."""
+        flags = ("rewards", "terminated", "truncated", "step_complete")
+        return {
+            "substeps": {key: columns.arrays() for key, columns in self.substeps.items()},
+            **{name: getattr(self, name).copy() for name in flags},
+        }
+
     def check_finite(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
         """Looks for numbers that are NaN or infinite.
 

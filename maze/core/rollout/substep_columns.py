@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -133,6 +134,12 @@ class SubstepColumns:
         self.agent_ids = self._all_agent_ids[:n_rows]
         self.ticks = self._all_ticks[:n_rows]
         self.valid = None if is_dense else self._all_valid[:n_rows]
+
+    def arrays(self) -> dict[str, Any]:
+        """Return copies of all arrays."""
+        rows = {"observations": self.observations, "actions": self.actions}
+        copies = {name: {key: array.copy() for key, array in arrays.items()} for name, arrays in rows.items()}
+        return {**copies, "agent_ids": self.agent_ids.copy(), "ticks": self.ticks.copy()}
 
     def entries(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and environment index of all valid entries, in the order of time: `arrays[key][rows, env_indices]`."""
