@@ -23,7 +23,11 @@ from maze.core.annotations import override
 from maze.core.errors import did_you_mean
 
 SAMPLERS = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
-PRUNERS: dict[str, Callable[[], BasePruner]] = {"median": MedianPruner, "halving": SuccessiveHalvingPruner, "hyperband": HyperbandPruner}
+PRUNERS: dict[str, Callable[[], BasePruner]] = {
+    "median": MedianPruner,
+    "halving": SuccessiveHalvingPruner,
+    "hyperband": HyperbandPruner,
+}
 COMMON_OPTIMIZERS = ("OnePlusOne", "TwoPointsDE", "CMA", "NGOpt", "TBPSA", "PSO", "RandomSearch", "ScrHammersleySearch")
 NO_RESULT_YET = 1e6
 """Loss of a failed trial for Nevergrad as long as no other trial has finished."""
