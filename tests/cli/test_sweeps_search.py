@@ -193,6 +193,7 @@ def test_a_resumed_search_goes_on_as_the_one_that_never_stopped(name: str, tmp_p
     with study_of(tmp_path / "whole", plan_of(name, 40, 2)) as study:
         play(study, 24)
         whole = [trial.params for trial in study.trials.values()]
+    parts: list[dict[str, str]] = []
     for n_finished in (5, 11, 24):
         with study_of(tmp_path / "parts", plan_of(name, 40, 2)) as study:
             play(study, n_finished)

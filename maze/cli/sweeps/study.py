@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -36,21 +36,23 @@ class SealedJournal(BaseJournalBackend):
     """Optuna's journal file, with a checksum in each line, locked as long as it is open.
 
     Optuna's own backend reads the file: it ignores the checksums. A torn last line, which a killed process may leave,
-    is cut off when the file is opened.
+    is overwritten. Nothing is written before the first :meth:`one_write`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line = 0
         """Number of the line that was read last."""
-        self._unwritten: list[bytes] | None = None
-        self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed with the study)
+        self._is_held = True
+        self._unwritten: list[bytes] = []
+        if not path.exists():
+            path.touch()
+        self._locked: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed with the study)
         try:
             self._lock()
-            self._file.seek(0)
-            whole, newline, torn = self._file.read().rpartition(b"\n")
+            whole, newline, _ = self._locked.read().rpartition(b"\n")
             self._lines = whole.split(b"\n") if newline else []
-            self._file.truncate(self._file.tell() - len(torn))
+            self._size = len(whole + newline)
         except BaseException:
             self.close()
             raise
@@ -65,29 +67,34 @@ class SealedJournal(BaseJournalBackend):
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = [seal_json(json.dumps(log).encode()) for log in logs]
         self._lines += lines
-        if self._unwritten is None:
-            self._write(lines)
-        else:
-            self._unwritten += lines
+        self._unwritten += lines
+        if not self._is_held:
+            self._write()
 
     @contextmanager
     def one_write(self) -> Iterator[None]:
         """Writes and synchronises all that is appended in this context at its end; nothing after an error."""
-        self._unwritten = []
+        self._is_held = True
         try:
             yield
-            self._write(self._unwritten)
+            self._write()
         finally:
-            self._unwritten = None
+            self._is_held = False
+            self._unwritten.clear()
 
     def close(self) -> None:
-        self._file.close()
+        self._locked.close()
 
-    def _write(self, lines: Sequence[bytes]) -> None:
-        content = b"".join(line + b"\n" for line in lines)
-        if self._file.write(content) != len(content):
-            raise OSError(f"{self.path}: the disk is full. The sweep can be resumed when there is room.")
-        os.fsync(self._file.fileno())
+    def _write(self) -> None:
+        content = b"".join(line + b"\n" for line in self._unwritten)
+        with open(self.path, "r+b", buffering=0) as file:
+            file.truncate(self._size)
+            file.seek(self._size)
+            if file.write(content) != len(content):
+                raise OSError(f"{self.path}: the disk is full. The sweep can be resumed when there is room.")
+            os.fsync(file.fileno())
+        self._size += len(content)
+        self._unwritten.clear()
 
     def _lock(self) -> None:
         try:
@@ -95,7 +102,7 @@ class SealedJournal(BaseJournalBackend):
         except ImportError:  # not a POSIX system
             return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
                 f"hydra.sweep.dir: another process runs the sweep in {self.path.parent}. Wait for it to end, or name "
@@ -272,7 +279,8 @@ class SweepStudy:
                     f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
                     "started with (its multirun.yaml has all overrides), or name another directory."
                 )
-        self._study.set_user_attr("settings", plain)
+        with self._journal.one_write():
+            self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
         if not plan.is_grid:
             self._study.pruner = plan.pruner
