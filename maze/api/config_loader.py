@@ -270,12 +270,11 @@ class ConfigurationLoader:
                     place(full, path, value)
 
     def _job_config(self, full: DictConfig, placed: list[tuple[str, Any]]) -> DictConfig:
-        config = copy.deepcopy(full)
+        config: DictConfig = OmegaConf.create(full, flags={"allow_objects": True, "struct": True})
         with read_write(config), open_dict(config):
             del config["hydra"]
         complete(config, self.project)
         check(config)
-        config._set_flag("allow_objects", True)
         with open_dict(config):
             for path, value in placed:
                 if not path.startswith("hydra."):
