@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import translated
-from maze.cli.local_launcher import FinishedJob, Jobs, LocalLauncher
+from maze.cli.local_launcher import FinishedJob, Jobs, LocalLauncher, outcome
 from maze.cli.sweeps.objective import UnknownObjectiveError
 from maze.cli.sweeps.results import (
     COMPLETED,
@@ -212,7 +212,7 @@ class SweepInProgress:
         trial.runs[trial.runs.index(run)] = ended
         self.study.save(trial)
         self._announce(trial, ended, job.job_return)
-        value = job.job_return._return_value
+        value = outcome(job.job_return)
         if isinstance(value, UnknownObjectiveError) and not any(r.status == COMPLETED for r in self.study.runs):
             raise value  # a misspelt name: all other runs would fail as well
         if not trial.seeds_to_run(self.seeds, retry_failed=False):
@@ -252,7 +252,7 @@ class SweepInProgress:
             f"({run.duration:.1f} s; {_shown(trial.params)})",
             flush=True,
         )
-        error = job_return._return_value
+        error = outcome(job_return)
         is_known = isinstance(error, MazeError) or translated(error) is not None
         if job_return.status is JobStatus.FAILED and run.status != PRUNED and not is_known:
             traceback.print_exception(error, file=sys.stderr)
@@ -267,7 +267,7 @@ class SweepInProgress:
 
 def _ended(run: SweepRun, job_return: JobReturn, needs_objective: bool) -> SweepRun:
     """The run with the status, objective and error of its job."""
-    value = job_return._return_value
+    value = outcome(job_return)
     if job_return.status is not JobStatus.COMPLETED:
         message = translated(value) or value if isinstance(value, BaseException) else value
         return replace(run, status=FAILED, error=f"{type(message).__name__}: {message}")
