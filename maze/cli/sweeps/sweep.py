@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +33,10 @@ from maze.cli.sweeps.results import (
     number_text,
     ranked,
     results_table,
+    write_optimum,
     write_results,
 )
 from maze.cli.sweeps.study import Plan, SweepStudy
-from maze.cli.sweeps.sweepers import MazeSweeper
 from maze.core.errors import MazeError, WorkerError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
@@ -85,23 +85,28 @@ class BatchedJobs:
 class SweepInProgress:
     """One process's part in a sweep.
 
-    :param sweeper: Gives the launcher, the overrides for seeds and the size of batches.
     :param study: The trials so far, of which some may be unfinished.
+    :param launcher: Starts the runs.
+    :param seeds: Seeds of each trial, with the overrides that set them.
+    :param batch_size: Number of runs given at once to a launcher that takes batches only; None: as many as are ready.
     """
 
     def __init__(
         self,
-        sweeper: MazeSweeper,
         plan: Plan,
         study: SweepStudy,
-        seeds: Sequence[int | None],
+        launcher: Launcher,
+        seeds: Mapping[int | None, Sequence[str]],
         directory: Path,
+        batch_size: int | None = None,
     ) -> None:
-        self.sweeper = sweeper
         self.plan = plan
         self.study = study
-        self.seeds = seeds
+        self.launcher = launcher
+        self.seed_overrides = seeds
+        self.seeds = list(seeds)
         self.directory = directory
+        self.batch_size = batch_size
         self.waiting: deque[tuple[SweepTrial, int | None]] = deque()
         self.open_trials: dict[int, SweepTrial] = {}
         self._table_written = -math.inf
@@ -153,14 +158,13 @@ class SweepInProgress:
 
     def _open_jobs(self) -> tuple[Jobs | BatchedJobs, int]:
         """The jobs of the launcher, and the number of jobs to be started before waiting."""
-        launcher = self.sweeper.launcher
-        if isinstance(launcher, LocalLauncher):
-            jobs: Jobs = launcher.open()
-            return jobs, launcher.n_jobs
-        is_sequential = type(launcher).__module__.startswith("hydra._internal.")
+        if isinstance(self.launcher, LocalLauncher):
+            jobs: Jobs = self.launcher.open()
+            return jobs, self.launcher.n_jobs
+        is_sequential = type(self.launcher).__module__.startswith("hydra._internal.")
         n_parallel = self.plan.n_parallel
-        size = self.sweeper.batch_size or (n_parallel * len(self.seeds) if n_parallel else 10**9)
-        return BatchedJobs(launcher), 1 if is_sequential else size
+        size = self.batch_size or (n_parallel * len(self.seeds) if n_parallel else 10**9)
+        return BatchedJobs(self.launcher), 1 if is_sequential else size
 
     def _restore(self) -> None:
         """Takes over the results of an earlier process; its unfinished runs are run again."""
@@ -195,7 +199,7 @@ class SweepInProgress:
         number = max((run.number for run in self.study.runs), default=-1) + 1
         trial.runs.append(SweepRun(number, seed, str(number)))
         self.study.save(trial)
-        overrides = [*self.plan.space.fixed, *trial.overrides, *self.sweeper.seed_overrides(seed)]
+        overrides = [*self.plan.space.fixed, *trial.overrides, *self.seed_overrides[seed]]
         try:
             jobs.start(number, overrides)
         except (HydraException, OmegaConfBaseException) as error:  # a combination of values that does not compose
@@ -261,7 +265,8 @@ class SweepInProgress:
         results = self.results()
         if results:
             write_results(self.directory, results, self.plan.maximize)
-            self.sweeper.on_results(self.directory, results, self.plan.maximize)
+            if not self.plan.is_grid:
+                write_optimum(self.directory, self.plan.name, results, self.plan.maximize)
         self._table_written = time.monotonic()
 
 

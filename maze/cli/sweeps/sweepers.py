@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.local_launcher import CONSOLE_FILE, LocalLauncher
 from maze.cli.sweeps.objective import STEPS
-from maze.cli.sweeps.results import FAILED, TrialResult, has_study, write_optimum
+from maze.cli.sweeps.results import FAILED, TrialResult, has_study
 from maze.core.annotations import override
 from maze.core.errors import MazeError
 
@@ -90,9 +90,6 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         :param seed: For random numbers; the same when the sweep is resumed.
         """
 
-    def on_results(self, directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-        """Called with all results so far when there are new ones, in the order of the trials."""
-
     def sweep(self, arguments: list[str]) -> list[TrialResult]:
         from maze.cli.sweeps.study import SweepStudy
         from maze.cli.sweeps.sweep import SweepInProgress
@@ -113,7 +110,8 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
             settings = {"seeds": seeds, "objective": self.objective, "objective_step": self.objective_step}
             study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
             OmegaConf.save(self.config, directory / "multirun.yaml")
-            results = SweepInProgress(self, plan, study, seeds, directory).run()
+            overrides = {seed: self._seed_overrides(seed) for seed in seeds}
+            results = SweepInProgress(plan, study, self.launcher, overrides, directory, self.batch_size).run()
         failed = [result for result in results if result.status == FAILED]
         if failed and (self.strict or len(failed) == len(results)):
             which = "all" if len(failed) == len(results) else f"{len(failed)} of {len(results)}"
@@ -133,7 +131,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
         first = OmegaConf.select(self.config, SEED_KEYS[0])
         return [(first or 0) + index for index in range(self.n_seeds)]
 
-    def seed_overrides(self, seed: int | None) -> list[str]:
+    def _seed_overrides(self, seed: int | None) -> list[str]:
         """Overrides for the seed of a run; the agents' seed keeps its distance from the environments' seed."""
         if seed is None:
             return []
@@ -151,7 +149,7 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
                 continue
             checked.add(choices)
             overrides = [*plan.space.fixed, *(f"{key}={text}" for key, text in params.items())]
-            self.hydra_context.config_loader.load_sweep_config(self.config, overrides + self.seed_overrides(seeds[0]))
+            self.hydra_context.config_loader.load_sweep_config(self.config, overrides + self._seed_overrides(seeds[0]))
 
     def _check_that_it_can_prune(self, plan: Plan, seeds: Sequence[int | None]) -> None:
         if not plan.prunes:
@@ -233,10 +231,6 @@ class SearchSweep(MazeSweeper):
         options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
         space = parse_space(self.parametrization, arguments, parser)
         return Plan(self.name, space, self.optim["maximize"], options)
-
-    @override(MazeSweeper)
-    def on_results(self, directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-        write_optimum(directory, self.name, results, maximize)
 
 
 class NevergradSweep(SearchSweep):
