@@ -11,23 +11,26 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from maze.cli.errors import UsageError, suggestion
+from maze.cli.errors import UsageError
 from maze.cli.sweeps.results import reported_value
 from maze.cli.sweeps.space import ChoiceParameter, Parameter
 from maze.core.annotations import override
 from maze.core.errors import did_you_mean
 
-SAMPLERS = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
+SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
+"""The samplers by their names in the configuration."""
 PRUNERS: dict[str, Callable[[], BasePruner]] = {
     "median": MedianPruner,
     "halving": SuccessiveHalvingPruner,
     "hyperband": HyperbandPruner,
 }
+"""`median` ends trials that are worse than half of the others at the same epoch. `halving` continues ever fewer trials
+for ever more epochs, `hyperband` does so with several initial numbers of epochs."""
 COMMON_OPTIMIZERS = ("OnePlusOne", "TwoPointsDE", "CMA", "NGOpt", "TBPSA", "PSO", "RandomSearch", "ScrHammersleySearch")
 NO_RESULT_YET = 1e6
 """Loss of a failed trial for Nevergrad as long as no other trial has finished."""
@@ -51,19 +54,6 @@ def required(package: str, purpose: str) -> Any:
         raise MissingPackageError(
             f'{purpose} needs the package {package}, which is not installed: pip install "maze-rl[hpo]"'
         ) from error
-
-
-def make_pruner(name: str | None) -> BasePruner:
-    """Makes a pruner of Optuna.
-
-    :param name: `median` ends trials that are worse than half of the others at the same epoch. `halving` continues ever
-        fewer trials for ever more epochs, `hyperband` does so with several initial numbers of epochs. `None`: no trial
-        ends early.
-    :raises UsageError: There is no such pruner.
-    """
-    if name is not None and name not in PRUNERS:
-        raise UsageError(f"hydra.sweeper.optim.pruner={name}: there is no such pruner.{suggestion(name, PRUNERS)}")
-    return NopPruner() if name is None else PRUNERS[name]()
 
 
 class StatefulOptimizer(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,14 @@ from typing import IO, Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.pruners import NopPruner
+from optuna.samplers import BaseSampler
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState, create_trial
 
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE, SweepRun, SweepTrial, TrialResult
-from maze.cli.sweeps.samplers import SAMPLERS, CmaEs, Nevergrad, ReplayedSampler, make_pruner
+from maze.cli.sweeps.samplers import PRUNERS, SAMPLERS, CmaEs, Nevergrad, ReplayedSampler
 from maze.cli.sweeps.space import SearchSpace
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError, MazeError
@@ -128,13 +130,14 @@ class Plan:
     def __post_init__(self) -> None:
         if self.is_grid:
             return
-        sampler = self.options.get("sampler")
-        if sampler is not None and sampler not in SAMPLERS:
-            raise UsageError(
-                f"hydra.sweeper.optim.sampler={sampler}: there is no such sampler.{suggestion(sampler, SAMPLERS)}"
-            )
-        self.pruner = make_pruner(self.options.get("pruner"))
+        for option, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+            name = self.options.get(option)
+            if name is not None and name not in known:
+                raise UsageError(
+                    f"hydra.sweeper.optim.{option}={name}: there is no such {option}.{suggestion(name, known)}"
+                )
         with self.quietly():
+            self.pruner = PRUNERS[self.options["pruner"]]() if self.prunes else NopPruner()
             self.sampler(0)
 
     @property
@@ -176,7 +179,9 @@ class Plan:
 
     @property
     def n_trials(self) -> int:
-        return sum(1 for _ in self.combinations) if self.is_grid else self.options["budget"]
+        if not self.is_grid:
+            return int(self.options["budget"])
+        return math.prod(len(parameter.examples()) for parameter in self.space.parameters)
 
     def sampler(self, number: int) -> BaseSampler:
         """The sampler of a search for its next trial.
@@ -194,7 +199,7 @@ class Plan:
         if self.options["sampler"] == "cmaes":
             return ReplayedSampler(CmaEs(seed, self.distributions, self.maximize), self.distributions)
         seed = (seed + number * 0x9E3779B1) % 2**32
-        return TPESampler(seed=seed) if self.options["sampler"] == "tpe" else RandomSampler(seed=seed)
+        return SAMPLERS[self.options["sampler"]](seed=seed)
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -282,15 +287,17 @@ class SweepStudy:
         with self._journal.one_write():
             self._study.set_user_attr("settings", plain)
         self.settings, self.plan = plain, plan
-        if not plan.is_grid:
+        if plan.is_grid:
+            known = {tuple(trial.params.items()) for trial in self.trials.values()}
+            self._combinations = (params for params in plan.combinations if tuple(params.items()) not in known)
+        else:
             self._study.pruner = plan.pruner
 
     def propose(self) -> SweepTrial | None:
         """The next trial; None: there are no more."""
         number = len(self.trials)
         if self.plan.is_grid:
-            known = [trial.params for trial in self.trials.values()]
-            params = next((params for params in self.plan.combinations if params not in known), None)
+            params = next(self._combinations, None)
             return None if params is None else self._add(SweepTrial(number, params), params, self.plan.distributions)
         if number >= self.plan.n_trials:
             return None
