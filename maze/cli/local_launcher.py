@@ -13,7 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ CONSOLE_FILE = "console.log"
 GRACE_PERIOD = 5.0
 """Seconds that a job has for saving and closing when it is asked to end."""
 TRAINING_MODULE = "maze.train.trainers.common.training_runner"
+
+
+def outcome(job_return: JobReturn) -> Any:
+    """The returned value of a job, or the error it failed with."""
+    return replace(job_return, status=JobStatus.COMPLETED).return_value
 
 
 @dataclass(frozen=True)
@@ -293,13 +298,13 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
         job_subdir_key="hydra.sweep.subdir",
     )
     if job_return.status is JobStatus.FAILED:
-        traceback.print_exception(job_return._return_value)
+        traceback.print_exception(outcome(job_return))
     return _packed(job_return)
 
 
 def _packed(job_return: JobReturn) -> bytes:
     if job_return.status is JobStatus.FAILED:
-        job_return.return_value = ExceptionReport(job_return._return_value).exception
+        job_return.return_value = ExceptionReport(outcome(job_return)).exception
     try:
         packed: bytes = cloudpickle.dumps(job_return)
     except Exception:  # what the job returned runs code of its class when it is pickled

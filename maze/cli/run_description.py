@@ -27,9 +27,10 @@ from maze.cli.run_info import (
     stored_arguments,
     text_of,
 )
+from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
 from maze.train.utils.training_record import read_record
 
-SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
+SWEEP_FILES = (STUDY_FILE, PREVIOUS_FORMAT, "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"
 _RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 _NEEDED_OF_TRAININGS = ("latest.pt", "state_dict.pt", "spaces_config.pkl")
@@ -308,7 +309,7 @@ def _describe_sweep(directory: Path) -> list[str]:
             lines.append(f"  {what}: {_shown(directory / name)}")
     if runs:
         lines += ["  A single run:", f"    maze-run --info {shlex.quote(str(_shown(runs[0])))}"]
-    if (directory / "sweep.jsonl").is_file():
+    if (directory / STUDY_FILE).is_file() and not (directory / PREVIOUS_FORMAT).is_file():
         lines.append(f"  Run what is left: the same command with hydra.sweep.dir={shlex.quote(str(_shown(directory)))}")
     lines.append(f"  Make the report:\n    maze-run --report {shlex.quote(str(_shown(directory)))}")
     lines.append(f"  Look at the statistics:\n    tensorboard --logdir {shlex.quote(str(_shown(directory)))}")

@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.errors import RunFailedError, tell_from_verdict
-from maze.cli.sweeps.journal import has_journal
+from maze.cli.sweeps.results import has_study
 from maze.core.errors import ConfigError
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 
@@ -173,7 +173,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._claim(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._claim(config, "hydra.sweep.dir", is_resumable=has_journal)
+        self._claim(config, "hydra.sweep.dir", is_resumable=has_study)
 
     @staticmethod
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:

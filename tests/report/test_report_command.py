@@ -99,7 +99,7 @@ def sweep_page(sweep: Path) -> Path:
     with (sweep / "results.csv").open("w", encoding="utf-8", newline="") as file:
         columns = ["objective", "objective_std", "violation", "duration", "status", "error", "run_dir"]
         csv.writer(file).writerows([["trial", "algorithm.lr", "algorithm.note", "seeds", *columns], *rows])
-    (sweep / "sweep.jsonl").write_text("", encoding="utf-8")
+    (sweep / "optuna_study.log").write_text("", encoding="utf-8")
     assert main(["--report", str(sweep)]) == 0
     return sweep / REPORT_FILE
 

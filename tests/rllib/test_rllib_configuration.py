@@ -14,10 +14,9 @@ from hydra import compose, initialize_config_module
 from maze.cli.checks import complete
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
-from maze.rllib.algorithms import ALGORITHMS, DROPPED, find_algorithm, require_ray
+from maze.rllib.algorithms import ALGORITHMS, DROPPED, TuneParameters, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
 from maze.rllib.statistics import read_progress, write_progress
-from maze.rllib.tune_parameters import TuneParameters
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"
 
