@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maze.core.utils.files import csv_text
-from maze.report.estimates import CONFIDENCE, N_RESAMPLES, Estimate, Values, interquartile_mean, mean
+from maze.report.estimates import Estimate, Values, interquartile_mean_interval, mean_interval
 
 RETURN, LENGTH = "return", "steps"
 """Measures that every episode has; the others are its KPIs."""
@@ -36,7 +36,8 @@ class ComparedMeasure(NamedTuple):
     :param mean: Mean over trainings and episodes.
     :param interquartile_mean: Mean of the middle half of them.
     :param difference: How much larger the mean is than that of the reference, in the same episodes.
-    :param improvement: How probable it is that it is better than the reference in the same episode.
+    :param improvement: Probability of a better value than the reference's in the same episode; of measures without a
+        goal, of a larger one.
     """
 
     policy: str
@@ -51,19 +52,17 @@ class ComparedMeasure(NamedTuple):
 class Comparison:
     """Policies in the same episodes.
 
-    Intervals come from a bootstrap that draws trainings and episodes again. All policies get the same episodes in each
-    draw, so that what makes an episode hard or easy cancels out of their differences.
+    Intervals cover episodes and, of policies with several runs, runs; see :mod:`maze.report.estimates`. All policies
+    play the same episodes, so that what makes an episode hard or easy cancels out of their differences.
 
     :param played: What the policies reached, all in the same episodes; the first one is the reference.
     :param minimized: Measures of which less is better.
-    :param seed: Of the bootstrap.
-    :param without_goal: Measures of which neither more nor less is better, unless they are minimized.
+    :param maximized: Measures of which more is better, unless they are minimized.
     """
 
     played: Sequence[PlayedEpisodes]
     minimized: Sequence[str] = ()
-    seed: int = 0
-    without_goal: Sequence[str] = (LENGTH,)
+    maximized: Sequence[str] = (RETURN,)
 
     @property
     def measures(self) -> list[str]:
@@ -91,9 +90,13 @@ class Comparison:
 
     def goal(self, measure: str) -> str:
         """In words, whether more of a measure counts as better, for headings."""
-        if measure in self.without_goal and measure not in self.minimized:
-            return ""
-        return f" ({'less' if measure in self.minimized else 'more'} is better)"
+        if measure in self.minimized:
+            return " (less is better)"
+        return " (more is better)" if measure in self.maximized else ""
+
+    def improvement_name(self, measure: str) -> str:
+        """Heading of the probability of improvement."""
+        return "P(better)" if self.goal(measure) else "P(more)"
 
     def _cells(self, row: ComparedMeasure) -> tuple[str, ...]:
         cells = (row.policy, _short(row.mean.value), _interval(row.mean), _short(row.interquartile_mean.value))
@@ -103,26 +106,17 @@ class Comparison:
         return (*cells, difference, _interval(row.difference), f"{row.improvement.value:.2f}")
 
     def _rows(self, measure: str) -> Iterator[ComparedMeasure]:
-        rng = np.random.default_rng(self.seed)
-        episodes = rng.integers(self.n_episodes, size=(N_RESAMPLES, self.n_episodes))
         reference = self.played[0].measures[measure]
-        drawn_reference = _drawn(reference, episodes, rng)
         sign = -1.0 if measure in self.minimized else 1.0
         for index, played in enumerate(self.played):
             values = played.measures[measure]
-            drawn = drawn_reference if index == 0 else _drawn(values, episodes, rng)
-            difference = improvement = None
-            if index:
-                difference = _estimate(values.mean() - reference.mean(), _means(drawn) - _means(drawn_reference))
-                wins = _wins(sign * values, sign * reference)
-                improvement = _estimate(wins.mean(), wins[episodes].mean(axis=1))
             yield ComparedMeasure(
                 played.name,
                 measure,
-                _estimate(float(mean(values.ravel())), _means(drawn)),
-                _estimate(float(interquartile_mean(values.ravel())), _robust_means(drawn)),
-                difference,
-                improvement,
+                Estimate.of(mean_interval(values)),
+                Estimate.of(interquartile_mean_interval(values)),
+                Estimate.of(mean_interval(values, reference)) if index else None,
+                _improvement(sign * values, sign * reference) if index else None,
             )
 
     def as_csv(self) -> str:
@@ -156,50 +150,20 @@ class Comparison:
     def text(self) -> str:
         """The table for the console, measure by measure."""
         reference = self.played[0].name
-        header = (
-            "policy",
-            "mean",
-            "95 % interval",
-            "IQM",
-            f"difference from {reference}",
-            "95 % interval",
-            "P(better)",
-        )
+        header = ("policy", "mean", "95 % interval", "IQM", f"difference from {reference}", "95 % interval")
         parts = []
         for measure in self.measures:
-            rows = [header, *(self._cells(row) for row in self.rows_of(measure))]
+            rows = [(*header, self.improvement_name(measure)), *map(self._cells, self.rows_of(measure))]
             parts += [f"{measure}{self.goal(measure)}", *aligned(rows), ""]
         parts.append(f"{self.n_episodes} episodes, the same for all; * the interval of the difference leaves out 0.")
         return "\n".join(parts)
 
 
-def _drawn(values: Values, episodes: Values, rng: np.random.Generator) -> Values:
-    """Values `[n_resamples, n_trainings, n_episodes]` of episodes, and of trainings, that are drawn again."""
-    n_trainings = values.shape[0]
-    drawn: Values = values[:, episodes].transpose(1, 0, 2)
-    if n_trainings == 1:
-        return drawn
-    trainings = rng.integers(n_trainings, size=(len(episodes), n_trainings))
-    return np.asarray(np.take_along_axis(drawn, trainings[:, :, np.newaxis], axis=1))
-
-
-def _means(drawn: Values) -> Values:
-    return np.asarray(drawn.mean(axis=(1, 2)))
-
-
-def _robust_means(drawn: Values) -> Values:
-    return interquartile_mean(drawn.reshape(len(drawn), -1))
-
-
-def _wins(ours: Values, theirs: Values) -> Values:
-    """How often one is better in each episode `[n_episodes]`, over all pairs of trainings; ties count half."""
+def _improvement(ours: Values, theirs: Values) -> Estimate:
+    """Probability that one is better in an episode, over all pairs of runs; ties count half."""
     pairs = (ours[:, np.newaxis] > theirs) + 0.5 * (ours[:, np.newaxis] == theirs)
-    return np.asarray(pairs.mean(axis=(0, 1)))
-
-
-def _estimate(value: float, drawn: Values) -> Estimate:
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(float(value), float(low), float(high))
+    # What is subtracted has the mean 0, and the differences between the runs of the other policy.
+    return Estimate.of(mean_interval(pairs.mean(1), pairs.mean((0, 1)) - pairs.mean(0), (0.0, 1.0)))
 
 
 def _short(value: float) -> str:
@@ -207,7 +171,7 @@ def _short(value: float) -> str:
 
 
 def _interval(estimate: Estimate) -> str:
-    return f"[{estimate.low:.4g}, {estimate.high:.4g}]"
+    return f"[{estimate.low:.4g}, {estimate.high:.4g}]" if estimate.is_known else ""
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

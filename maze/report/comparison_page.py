@@ -27,8 +27,8 @@ def comparison_page(comparison: Comparison, written: datetime) -> Page:
     return Page(
         title=" / ".join(names) if len(names) <= 4 else f"{len(names)} policies",
         subtitle=f"{comparison.n_episodes} episodes, the same for all policies; {names[0]} is what others differ from",
-        note=f"written {written:%Y-%m-%d %H:%M:%S}; intervals are those of a bootstrap over episodes and trainings "
-        "(95 %); IQM: mean of the middle half (Agarwal et al. 2021)",
+        note=f"written {written:%Y-%m-%d %H:%M:%S}; 95 % intervals over episodes and runs; "
+        "IQM: mean of the middle half (Agarwal et al. 2021)",
         sections=[page_section("Overview", _overview(comparison)), *_measures(comparison)],
     )
 
@@ -57,24 +57,18 @@ def _verdict(comparison: Comparison, row: ComparedMeasure) -> str:
 
 
 def _measures(comparison: Comparison) -> Iterator[str]:
-    header = (
-        "policy",
-        "mean",
-        "95 %",
-        "IQM",
-        "95 % of IQM",
-        "difference",
-        "95 % of difference",
-        "P(better)",
-        "95 % of P",
-    )
+    header = ("policy", "mean", "95 %", "IQM", "95 % of IQM", "difference", "95 % of difference")
     for measure in comparison.measures:
         rows = [_row(row) for row in comparison.rows_of(measure)]
         figures = _means_figure(comparison, measure) + _differences_figure(comparison, measure)
         yield page_section(
             f"{measure}{comparison.goal(measure)}",
             f'<div class="pair">{figures}</div>\n',
-            facts=table(header, rows, f"{measure}: means, and differences from {comparison.played[0].name}"),
+            facts=table(
+                (*header, comparison.improvement_name(measure), "95 % of P"),
+                rows,
+                f"{measure}: means, and differences from {comparison.played[0].name}",
+            ),
         )
 
 
@@ -86,7 +80,7 @@ def _row(row: ComparedMeasure) -> list[Cell]:
 
 
 def _interval(estimate: Estimate) -> str:
-    return f"{number_text(estimate.low)} to {number_text(estimate.high)}"
+    return f"{number_text(estimate.low)} to {number_text(estimate.high)}" if estimate.is_known else ""
 
 
 def _means_figure(comparison: Comparison, measure: str) -> str:
@@ -138,10 +132,13 @@ def _figure(
             for value, offset in zip(shown.tolist(), offsets.tolist(), strict=True)
             if np.isfinite(value)
         ]
+        if estimate.is_known:
+            parts.append(
+                f'<line x1="{x(estimate.low):.1f}" x2="{x(estimate.high):.1f}" y1="{y}" y2="{y}" '
+                f'style="stroke: {colour}" stroke-width="4" stroke-linecap="round"/>'
+            )
         parts.append(
-            f'<line x1="{x(estimate.low):.1f}" x2="{x(estimate.high):.1f}" y1="{y}" y2="{y}" style="stroke: {colour}" '
-            f'stroke-width="4" stroke-linecap="round"/><circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" '
-            f'style="fill: {colour}; stroke: var(--card)"/>'
+            f'<circle cx="{x(estimate.value):.1f}" cy="{y}" r="5" style="fill: {colour}; stroke: var(--card)"/>'
         )
     label = "; ".join(f"{name} {number_text(estimate.value)}" for name, estimate in rows)
     return (

@@ -48,6 +48,7 @@ class ComparisonRunner(Runner):
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.
     :param deterministic: Take the most probable actions.
     :param minimize: KPIs of which less is better.
+    :param maximize: KPIs of which more is better, as of the return. Of the others neither counts as better.
     """
 
     policies: CollectionOfConfigType
@@ -55,6 +56,7 @@ class ComparisonRunner(Runner):
     max_episode_steps: int = 0
     deterministic: bool = True
     minimize: Sequence[str] = ()
+    maximize: Sequence[str] = ()
     comparison: Comparison | None = field(default=None, init=False)
     """The result, once the episodes have been played."""
 
@@ -86,13 +88,13 @@ class ComparisonRunner(Runner):
 
     def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
         """What the episodes tell."""
-        comparison = Comparison(played, [str(name) for name in self.minimize])
-        unknown = [name for name in comparison.minimized if name not in comparison.measures]
-        if unknown:
-            raise ConfigError(
-                f"runner.minimize: the episodes have no {', '.join(unknown)}; there are "
-                f"{', '.join(comparison.measures)}."
-            )
+        comparison = Comparison(played, [*map(str, self.minimize)], [RETURN, *map(str, self.maximize)])
+        for key, names in (("minimize", comparison.minimized), ("maximize", comparison.maximized)):
+            if unknown := [name for name in names if name not in comparison.measures]:
+                raise ConfigError(
+                    f"runner.{key}: the episodes have no {', '.join(unknown)}; there are "
+                    f"{', '.join(comparison.measures)}."
+                )
         return comparison
 
     def _write(self, comparison: Comparison) -> None:

@@ -12,7 +12,7 @@ from maze.core.errors import ConfigError, GateNotPassedError
 from maze.report.comparison import RETURN, Comparison, PlayedEpisodes
 from maze.report.comparison_page import comparison_page
 from maze.report.comparison_runner import PAGE_FILE, ComparisonRunner
-from maze.report.gate import HOW_IT_IS_JUDGED, MARGIN, Gate, read_thresholds
+from maze.report.gate import HOW_IT_IS_JUDGED, MARGIN, MIN_EPISODES, Gate, read_thresholds, require_episodes
 from maze.report.page import fact_list, page_section, table
 from maze.runner import Runner
 
@@ -30,13 +30,11 @@ class GateRunner(ComparisonRunner):
 
     :param policies: The baseline and the candidate, in this order, as those of a comparison.
     :param n_episodes: Number of episodes.
-    :param maximize: KPIs of which more is better.
     :param margin: By which share of the baseline's mean the candidate may be worse.
     :param thresholds: What is tolerated of single measures, see :func:`maze.report.gate.read_thresholds`.
     """
 
-    n_episodes: int = 200
-    maximize: Sequence[str] = ()
+    n_episodes: int = MIN_EPISODES
     margin: float = MARGIN
     thresholds: Mapping[str, Any] | None = None
     gate: Gate | None = field(default=None, init=False)
@@ -47,6 +45,7 @@ class GateRunner(ComparisonRunner):
         if len(self.policies) != 2:
             raise ConfigError(f"policies: a gate takes a baseline and a candidate, found {len(self.policies)}.")
         self._thresholds = read_thresholds(self.thresholds or {}, self.minimize, self.maximize, self.margin)
+        require_episodes(self.n_episodes, self._thresholds)
 
     @override(Runner)
     def setup(self, cfg: DictConfig) -> None:
