@@ -15,8 +15,8 @@ class SequentialRolloutRunner(RolloutRunner):
 
     :param render: Show the environment after each step; without a display, write pictures into `rendering`. Where a
         library for drawing is not installed, `record_pages` takes its place.
-    :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every `k`-th
-        step only.
+    :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every
+        `k`-th step only.
     """
 
     def __init__(
