@@ -79,6 +79,14 @@ def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> Co
     return ConfigError(f"{what} {key!r} is unknown.{did_you_mean(key, known)} Known: {names}.")
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to an installed Maze.
+
+    The public index has another project of this name, with versions below 1: `>=1` keeps pip from installing it.
+    """
+    return f'pip install "maze-rl[{extra}]>=1"'
+
+
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
     """Returns a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from maze.cli.errors import UsageError
 from maze.cli.sweeps.space import SearchSpace
+from maze.core.errors import install_command
 
 
 class Strategy(ABC):
@@ -222,5 +223,5 @@ def required(package: str, purpose: str) -> Any:
         if error.name != package.partition(".")[0]:
             raise
         raise MissingPackageError(
-            f'{purpose} needs the package {package}, which is not installed: pip install "maze-rl[hpo]"'
+            f"{purpose} needs the package {package}, which is not installed: {install_command('hpo')}"
         ) from error

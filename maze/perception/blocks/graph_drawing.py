@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, install_command
 from maze.perception.blocks.graph_layout import Layout, Node, Point, layered_layout
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _render_graphviz(graph: ModelGraph, suffix: str) -> bytes:
         import pygraphviz
     except ImportError as error:
         raise ConfigError(
-            "Inference graph: the backend `graphviz` needs pygraphviz: pip install 'maze-rl[graph]'."
+            f"Inference graph: the backend `graphviz` needs pygraphviz: {install_command('graph')}."
         ) from error
     drawing = pygraphviz.AGraph(directed=True, strict=False)
     drawing.graph_attr.update(

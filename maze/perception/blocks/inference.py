@@ -183,7 +183,7 @@ class InferenceGraph:
     """A picture of an :class:`InferenceBlock`: blocks in blue, tensors in red, each with its shape.
 
     The deeper the blue, the larger the block's share of all parameters. Drawn by Graphviz where `pygraphviz` is
-    installed (`pip install 'maze-rl[graph]'`), and otherwise by a layout of our own and Matplotlib.
+    installed (`pip install "maze-rl[graph]>=1"`), and otherwise by a layout of our own and Matplotlib.
 
     :param inference_block: The block to draw.
     :param backend: `graphviz`, `matplotlib`, or `None` for the best one there is.
