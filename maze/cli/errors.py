@@ -12,7 +12,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
+from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_mean, first_line
 from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
@@ -120,22 +120,24 @@ def _unknown_key(cause: Any) -> str:
         full_key = _LONG_WRAPPER.sub("wrappers.", full_key)
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     prefix = full_key.removesuffix(wrong)
-    elsewhere = _paths_ending_in(parent._get_root(), wrong) if isinstance(parent, DictConfig) else []
-    if wrong not in siblings and elsewhere and not get_close_matches(wrong, siblings, n=1, cutoff=0.8):
+    synonym = SYNONYMS.get(wrong, wrong)
+    elsewhere = _paths_ending_in(parent._get_root(), (wrong, synonym)) if isinstance(parent, DictConfig) else []
+    is_here = wrong in siblings or synonym in siblings or get_close_matches(wrong, siblings, n=1, cutoff=0.8)
+    if elsewhere and not is_here:
         hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
     else:
         hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
     return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
 
 
-def _paths_ending_in(node: Any, name: str) -> list[str]:
-    """Paths of the values with this name anywhere in the configuration, those nearest to its root first."""
+def _paths_ending_in(node: Any, names: Container[str]) -> list[str]:
+    """Paths of the values with one of these names anywhere in the configuration, those nearest to its root first."""
 
     def walk(node: Any, path: str) -> Iterator[str]:
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
             for key in node:
                 child = f"{path}.{key!s}" if path else str(key)
-                if key == name:
+                if str(key) in names:
                     yield child
                 if child != "hydra":
                     yield from walk(node._get_node(key), child)

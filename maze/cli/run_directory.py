@@ -159,6 +159,15 @@ class ClaimedDirectories:
             directory.remove_if_worthless()
 
 
+def _announce(config: DictConfig) -> None:
+    """Print what starts, before the imports and the checks of the run, which take seconds."""
+    if config.get("verbose") == 0:
+        return
+    chosen = config.hydra.runtime.choices
+    groups = [f"{name}={chosen[name]}" for name in ("env", "algorithm", "policy", "runner") if chosen.get(name)]
+    print(f"-> starting {' '.join(['-cn', str(config.hydra.job.config_name), *groups])}", flush=True)
+
+
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it; its name tells what is chosen by then."""
 
@@ -166,6 +175,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         from maze.cli.stored_model import choose_stored_environment
 
         choose_stored_environment(config)
+        _announce(config)
         if "algorithm" in config:
             from maze.cli.critic_choice import choose_critic
 

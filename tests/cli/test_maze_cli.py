@@ -43,7 +43,9 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     assert len(list((run / "trajectory_data").iterdir())) == 2
     assert (run / "event_logs" / "BaseEnvEvents.reward.tsv").is_file()
     output = capfd.readouterr().out
-    assert output.startswith(f"-> writing into {run.relative_to(tmp_path)}\n")
+    first, second = output.splitlines()[:2]
+    assert first == "-> starting -cn conf_rollout env=gym_env policy=random_policy runner=sequential"
+    assert second == f"-> writing into {run.relative_to(tmp_path)}"
     assert f"Everything is in {run.relative_to(tmp_path)}:\n" in output
     assert "_target_" not in output, "the configuration is in files, and printed with verbose=2"
     assert output.count("total_episode_count") == 1
@@ -89,6 +91,9 @@ USAGE_ERRORS = [
         ["-cn", "conf_train", "algorithm=ppo", "algorithm.lrr=1"],
         "algorithm.lrr: unknown key. Did you mean `algorithm.lr`?",
     ),
+    (["-cn", "conf_train", "algorithm=ppo", "algorithm.learning_rate=1"], "Did you mean `algorithm.lr`?"),
+    (["-cn", "conf_train", "algorithm=ppo", "algorithm.n_envs=4"], "Did you mean `runner.concurrency`?"),
+    (["-cn", "conf_train", "algorithm=sac", "algorithm.buffer_size=9"], "Did you mean `algorithm.replay_buffer_size`?"),
     (
         ["-cn", "conf_train", "wrappers={maze.some.Wrapper:{scale:2}}"],
         "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write +wrappers.maze.some.W",
