@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,18 +22,18 @@ from typing import TYPE_CHECKING
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
 from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.utils.storage import is_url, uploaded
 from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from maze.core.log_stats.log_stats import LogStatsWriter
     from maze.runner import Runner
 
@@ -86,11 +87,12 @@ def maze_run(cfg: DictConfig) -> float | None:
 def _completed(cfg: DictConfig, project: Path) -> list[str]:
     """Checks a configuration, and completes it in place.
 
-    :return: Sections that came from an earlier run.
+    :return: Sections that Hydra has composed in another way: those of an earlier run, and overridden wrappers.
     """
     from maze.cli.checks import check, complete
     from maze.cli.stored_model import use_stored_run
 
+    overridden = ["wrappers"] if apply_overrides(cfg) else []
     complete(cfg, project)
     if "algorithm" in cfg:
         from maze.cli.critic_choice import choose_critic
@@ -99,7 +101,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     check(cfg)
     if not HydraConfig.initialized():
         return []
-    taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
+    taken_over = [*overridden, *use_stored_run(cfg, HydraConfig.get().overrides.task)]
     complete(cfg, project)
     if "policies" in cfg:
         from maze.cli.compared_policies import complete_policies
@@ -253,8 +255,10 @@ def _main(command: list[str]) -> int:
             played = played_run(command)
             if played is not None:
                 command = rollout_arguments(*played)
-            overrides = with_own_algorithm([_readable_to_hydra(argument) for argument in command])
-            with _as_command_of_this_process(_flags_first(overrides), signals):
+            overrides = for_hydra(with_own_algorithm([_readable_to_hydra(argument) for argument in command]))
+            is_shown = any(argument.partition("=")[0] in ("--cfg", "-c") for argument in command)
+            printed = _printed_with_wrappers() if is_shown and overrides != command else nullcontext()
+            with _as_command_of_this_process(_flags_first(overrides), signals), printed:
                 _run_hydra()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -314,15 +318,25 @@ def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for ea
 
 
 def _run_hydra() -> None:
-    from maze.cli.hydra_setup import composed_once, grid_by_default
-    from maze.cli.wrapper_overrides import wrappers_by_name
+    from maze.cli.hydra_setup import grid_by_default
 
-    with grid_by_default(), wrappers_by_name(), composed_once(), warnings.catch_warnings():
+    with grid_by_default(), warnings.catch_warnings():
         # Where a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, which
         # is what is meant: a remark on how Hydra does that, at each composition, is of no use to anybody.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
         # An absolute config path: nothing is looked up beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
+
+
+@contextmanager
+def _printed_with_wrappers() -> Iterator[None]:
+    """Context in which the configuration that Hydra prints gets the overrides of wrappers."""
+    with redirect_stdout(io.StringIO()) as printed:
+        yield
+    cfg = OmegaConf.create(printed.getvalue())
+    OmegaConf.set_struct(cfg, True)
+    is_changed = isinstance(cfg, DictConfig) and apply_overrides(cfg)
+    print(OmegaConf.to_yaml(cfg) if is_changed else printed.getvalue(), end="")
 
 
 def _report_interruption(signals: Sequence[int]) -> int:

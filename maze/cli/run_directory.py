@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.errors import RunFailedError, tell_from_verdict
 from maze.cli.sweeps.journal import has_journal
+from maze.cli.wrapper_overrides import apply_overrides, as_written
 from maze.core.errors import ConfigError
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 
@@ -174,6 +176,7 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from maze.cli.stored_model import choose_stored_environment
 
+        self._apply_overrides(config)
         choose_stored_environment(config)
         _announce(config)
         if "algorithm" in config:
@@ -183,7 +186,16 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._claim(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self._apply_overrides(config)
         self._claim(config, "hydra.sweep.dir", is_resumable=has_journal)
+
+    @staticmethod
+    def _apply_overrides(config: DictConfig) -> None:
+        config.hydra.overrides.task = as_written(config.hydra.overrides.task)
+        try:
+            apply_overrides(config)
+        except (ConfigError, HydraException) as error:
+            raise RunFailedError from error
 
     @staticmethod
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from maze.cli.wrapper_overrides import as_written
 from maze.core.utils.config_description import config_to_yaml
 from maze.utils.process import version_of
 
@@ -25,7 +26,7 @@ VERSIONS_FILE = "versions.json"
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command as it can be pasted into a shell."""
-    return shlex.join(["maze-run", *arguments])
+    return shlex.join(["maze-run", *as_written(arguments)])
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:

@@ -235,34 +235,6 @@ def test_the_command_line_of_the_process_is_left_as_it_was() -> None:
     assert sys.argv == before
 
 
-@pytest.mark.parametrize(("extra", "expected"), [((), 0), (("hydra.mode=RUN",), 0), (("envv.name=x",), 2)])
-def test_a_configuration_is_composed_once_and_says_what_hydra_says(
-    extra: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.hydra_config import HydraConfig
-
-    composed: list[list[str]] = []
-    compose_defaults = ConfigLoaderImpl._compose_config_from_defaults_list
-
-    def count(*args: object, **kwargs: object) -> object:
-        composed.append(sys.argv)
-        return compose_defaults(*args, **kwargs)  # type: ignore[arg-type]
-
-    seen: list[object] = []
-    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", count)
-    monkeypatch.setattr("maze.maze_cli.maze_run", lambda cfg: seen.append(HydraConfig.get().copy()))
-    assert main(["env.name=CartPole-v1", f"hydra.run.dir={tmp_path / 'run'}", *extra]) == expected
-    if expected:
-        assert not seen
-        return
-    assert len(composed) == 1
-    (config,) = seen
-    assert str(config.mode) == "RunMode.RUN"  # type: ignore[attr-defined]
-    assert list(config.overrides.hydra) == [f"hydra.run.dir={tmp_path / 'run'}", "hydra.mode=RUN"]  # type: ignore[attr-defined]
-    assert list(config.overrides.task) == ["env.name=CartPole-v1"]  # type: ignore[attr-defined]
-
-
 def test_maze_run_takes_a_composed_configuration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from hydra import compose, initialize_config_module
 

@@ -14,6 +14,7 @@ from hydra import compose
 from maze.api.process_state import hydra_session
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import _overrides
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.maze_cli import _what_to_show, main
 
 TINY = (
@@ -227,5 +228,6 @@ def test_wrappers_are_configured_by_their_class_paths() -> None:
     assert changes == [f"wrappers.{limit}.max_episode_steps=7", f"+wrappers.{skip}={{n_steps:2}}", f"~wrappers.{clip}"]
     before = [f"+wrappers.{key}={value_text(arguments)}" for key, arguments in default.items()]
     with hydra_session():
-        composed = compose("conf_rollout", overrides=[*before, *changes])
+        composed = compose("conf_rollout", overrides=for_hydra([*before, *changes]))
+    apply_overrides(composed)
     assert composed.wrappers == value

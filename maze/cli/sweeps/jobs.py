@@ -9,6 +9,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 
 from maze.cli.local_launcher import FinishedJob, LocalLauncher
+from maze.cli.wrapper_overrides import for_hydra
 from maze.core.errors import WorkerError
 
 
@@ -57,9 +58,10 @@ class BatchedJobs:
 
     def wait(self, timeout: float | None = None) -> list[FinishedJob]:
         batch, self._waiting = self._waiting, []
+        job_overrides = [for_hydra(overrides) for _, overrides in batch]
         start = time.monotonic()
         try:
-            returns = self._launcher.launch([overrides for _, overrides in batch], initial_job_idx=batch[0][0])
+            returns = self._launcher.launch(job_overrides, initial_job_idx=batch[0][0])
         except Exception as error:
             failure = WorkerError(f"{type(self._launcher).__name__}: {type(error).__name__}: {error}")
             returns = [JobReturn(status=JobStatus.FAILED, _return_value=failure)] * len(batch)

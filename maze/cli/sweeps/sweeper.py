@@ -32,6 +32,7 @@ from maze.cli.sweeps.objective import STEPS, UnknownObjectiveError
 from maze.cli.sweeps.results import RESULTS_FILE, broken_text, number_text, results_table, write_results
 from maze.cli.sweeps.strategy import Strategy
 from maze.cli.sweeps.trials import COMPLETED, FAILED, PRUNED, SweepRun, SweepTrial, TrialResult, ranked
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import MazeError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
@@ -162,7 +163,8 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
                 continue
             checked.add(choices)
             overrides = [*strategy.fixed, *(f"{key}={text}" for key, text in params.items())]
-            self.hydra_context.config_loader.load_sweep_config(self.config, overrides + self.seed_overrides(seeds[0]))
+            overrides = for_hydra(overrides + self.seed_overrides(seeds[0]))
+            apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
 
     def _check_that_it_can_prune(self, strategy: Strategy, seeds: Sequence[int | None]) -> None:
         if not strategy.prunes:
