@@ -277,7 +277,7 @@ def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
     """The flag that shows something and what follows it, unless that is one of Hydra's own words."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
     arguments = [*([value] if equals else []), *command[1:]]
-    if flag in ("--report", "--export", "--plan", "--new-project"):
+    if flag in ("--report", "--export", "--new-project"):
         return flag, arguments
     if flag == "--runs" and not arguments:
         return flag, ["outputs"]
@@ -298,10 +298,6 @@ def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for ea
             from maze.cli.export import export_run
 
             return export_run(arguments)
-        if flag == "--plan":
-            from maze.cli.plan import print_plan
-
-            return print_plan(arguments)
         if flag == "--new-project":
             from maze.cli.new_project import write_project
 

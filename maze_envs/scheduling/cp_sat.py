@@ -46,7 +46,7 @@ def cp_sat_schedule(
     try:
         cp_model: Any = importlib.import_module("ortools.sat.python.cp_model")
     except ImportError as error:
-        raise ConfigImportError(f'CP-SAT needs OR-Tools: {install_command("ortools")} ({error}).') from error
+        raise ConfigImportError(f"CP-SAT needs OR-Tools: {install_command('ortools')} ({error}).") from error
     if not seconds > 0:
         raise ConfigError(f"seconds: expected a time limit above 0 for CP-SAT, found {seconds}.")
     by_rule = solve(DispatchingRule("MWKR"), [Instance("", durations, machines, 0)]).starts[0]
