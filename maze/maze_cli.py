@@ -56,8 +56,8 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: What a sweep compares its runs by: the statistic that `hydra.sweeper.objective` names, or else the
         best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
-    from maze.cli.run_info import config_as_yaml, write_run_info
-    from maze.cli.run_words import beginning
+    from maze.cli.run_directory import config_as_yaml, write_run_info
+    from maze.cli.run_summary import beginning
     from maze.cli.sweeps.objective import recorder_of_sweep
     from maze.core.log_stats.run_console import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
@@ -119,7 +119,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
     :param project: Where the command was started; `None`: there is none, and no report and no log.
     """
-    from maze.cli.run_facts import report_writer
+    from maze.cli.run_summary import report_writer
     from maze.core.log_stats.log_stats import RunPlace, StatsContext
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
@@ -148,7 +148,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 @contextmanager
 def _said_at_the_end(project: Path) -> Iterator[None]:
     """Context after which is said what a run has reached; after an interruption as well, and not after an error."""
-    from maze.cli.run_words import ending
+    from maze.cli.run_summary import ending
 
     directory, start = Path.cwd(), time.monotonic()
     commands = () if HydraConfig.get().mode == RunMode.MULTIRUN else None
@@ -175,7 +175,7 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 
 def _run_logged(cfg: DictConfig) -> float | None:
-    from maze.cli.run_info import command_line
+    from maze.cli.run_directory import command_line
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(command: list[str]) -> int:
     if command == ["--version"]:
-        from maze.cli.run_info import installed_versions
+        from maze.cli.run_directory import installed_versions
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
@@ -286,7 +286,7 @@ def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
     return None if flag == "--info" and arguments[0] in HYDRA_INFO else (flag, arguments)
 
 
-def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for each flag
+def _show(flag: str, arguments: list[str]) -> int:
     try:
         if flag == "--report":
             from maze.cli.report import episode_wanted, make_report
@@ -303,10 +303,10 @@ def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for ea
 
             return write_project(arguments)
         if flag == "--runs":
-            from maze.cli.run_list import print_runs
+            from maze.cli.run_summary import print_runs
 
             return print_runs(*arguments)
-        from maze.cli.run_description import print_run_info
+        from maze.cli.run_summary import print_run_info
 
         return print_run_info(*arguments)
     except MazeError as error:

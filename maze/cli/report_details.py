@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_info import CONFIG_FILE, chosen_options, read_plain_yaml
+from maze.cli.run_directory import CONFIG_FILE, chosen_options, read_plain_yaml
 from maze.core.errors import MazeError
 from maze.report.run_page import RunFacts
 

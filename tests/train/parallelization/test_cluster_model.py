@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
-from cluster_model import Cluster, asynchronous, synchronous  # noqa: E402
+from cluster_model import Cluster, asynchronous, synchronous
 
 
 def test_even_steps_by_hand() -> None:
