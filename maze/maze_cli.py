@@ -26,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
-from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
 from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
@@ -244,17 +243,19 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
-    if (shown := _what_to_show(command)) is not None:
-        return _show(*shown)
+    flag, arguments = _split_flag(command)
+    if (shown := _what_to_show(flag, arguments)) is not None:
+        return _show(flag, shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     signals: list[int] = []
     from maze.cli.hydra_setup import project_importable
 
     with ClaimedDirectories() as claimed, project_importable(command):
         try:
-            played = played_run(command)
-            if played is not None:
-                command = rollout_arguments(*played)
+            if flag == "--play":
+                from maze.cli.report import play_command
+
+                command = play_command(arguments)
             overrides = for_hydra(with_own_algorithm([_readable_to_hydra(argument) for argument in command]))
             is_shown = any(argument.partition("=")[0] in ("--cfg", "-c") for argument in command)
             printed = _printed_with_wrappers() if is_shown and overrides != command else nullcontext()
@@ -273,17 +274,20 @@ def _main(command: list[str]) -> int:
     return 0
 
 
-def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The flag that shows something and what follows it, unless that is one of Hydra's own words."""
+def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The first argument without the value that may be written behind it, and what follows."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
-    arguments = [*([value] if equals else []), *command[1:]]
+    return flag, [*([value] if equals else []), *command[1:]]
+
+
+def _what_to_show(flag: str, arguments: list[str]) -> list[str] | None:
+    """What follows a flag that shows something; `None`: the command is for Hydra, which has an `--info` of its own."""
     if flag in ("--report", "--export", "--new-project"):
-        return flag, arguments
+        return arguments
     if flag == "--runs" and not arguments:
-        return flag, ["outputs"]
-    if flag not in ("--info", "--runs") or len(arguments) != 1:
-        return None
-    return None if flag == "--info" and arguments[0] in HYDRA_INFO else (flag, arguments)
+        return ["outputs"]
+    is_ours = flag in ("--info", "--runs") and len(arguments) == 1
+    return arguments if is_ours and (flag == "--runs" or arguments[0] not in HYDRA_INFO) else None
 
 
 def _show(flag: str, arguments: list[str]) -> int:
@@ -309,6 +313,8 @@ def _show(flag: str, arguments: list[str]) -> int:
         from maze.cli.run_summary import print_run_info
 
         return print_run_info(*arguments)
+    except SystemExit:  # --help
+        return 0
     except MazeError as error:
         return _report(error, full=False)
 

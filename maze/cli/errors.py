@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Container, Iterable, Iterator
 from difflib import get_close_matches
 from importlib import resources
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
+from maze.core.annotations import override
 from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_mean, first_line
 from maze.rllib.algorithms import what_is_there_instead
 
@@ -23,6 +25,23 @@ class UsageError(ConfigError):
     """The command itself is wrong; nothing was started."""
 
     exit_status = 2
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Parses what follows a flag of `maze-run`. Options that are not given are no attributes of the result.
+
+    :param flag: The flag.
+    :param description: What it does.
+    """
+
+    def __init__(self, flag: str, description: str) -> None:
+        super().__init__(f"maze-run {flag}", description=description, allow_abbrev=False)
+        self.argument_default = argparse.SUPPRESS
+        self._flag = flag
+
+    @override(argparse.ArgumentParser)
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self._flag}: {message}. {' '.join(self.format_usage().split())}")
 
 
 class RunFailedError(BaseException):

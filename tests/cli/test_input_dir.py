@@ -235,6 +235,6 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
 
 def test_playing_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--play"]) == 2
-    assert "--play: name the directory of a training" in capfd.readouterr().err
+    assert "--play: the following arguments are required: run" in capfd.readouterr().err
     assert main(["--play", "nowhere"]) == 2
     assert "nowhere is not a directory" in capfd.readouterr().err
