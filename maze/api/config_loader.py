@@ -25,6 +25,7 @@ from maze.cli.checks import check, complete
 from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import value_text
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
@@ -229,7 +230,8 @@ class ConfigurationLoader:
             texts.append(f"input_dir={value_text(earlier)}")
         name = self.configuration or self.run_mode.value
         try:
-            full = compose(name, overrides=texts, return_hydra_config=True)
+            full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)
+            apply_overrides(full)
             choose_critic(full)
             if self.auditor.multirun:
                 self._check_sweeper(full)

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import UsageError
+from maze.cli.wrapper_overrides import for_hydra
 from maze.core.errors import ConfigError
 from maze.core.log_stats.run_console import SHORT
 from maze.core.utils.storage import local_copy
@@ -141,7 +142,7 @@ def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _defaults(overrides: Sequence[str], exclude: set[str]) -> DictConfig:
-    kept = [text for text in overrides if text.partition("=")[0].strip("+~") not in exclude]
+    kept = for_hydra(text for text in overrides if text.partition("=")[0].strip("+~") not in exclude)
     return (
         GlobalHydra.instance()
         .config_loader()

@@ -27,6 +27,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from typing_extensions import Self
 
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
 from maze.utils.console import let_console_last
@@ -109,7 +110,8 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         """All that a process needs to run a job."""
         assert self.config is not None
         assert self.hydra_context is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, for_hydra(overrides))
+        apply_overrides(config)
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
             config.hydra.job.num = number

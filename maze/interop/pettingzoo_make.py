@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 
-from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
+from maze.core.errors import ConfigError, ConfigImportError, did_you_mean, install_command
 from maze.core.utils.targets import locate
 
 _MPE = "mpe2"
@@ -65,7 +65,7 @@ def as_aec(env: Any) -> Any:
 def require_pettingzoo(where: str) -> None:
     """Raises a :class:`ConfigError` that names the extra where PettingZoo is not installed."""
     if importlib.util.find_spec("pettingzoo") is None:
-        raise ConfigImportError(f'{where}: PettingZoo is not installed: pip install "maze-rl[pettingzoo]".')
+        raise ConfigImportError(f"{where}: PettingZoo is not installed: {install_command('pettingzoo')}.")
 
 
 def _named(name: str, where: str) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ def _named(name: str, where: str) -> Callable[..., Any]:
     ) is not None:
         return functools.partial(pettingzoo.make, "aec", id)
     known = [*registered, *(f"{_MPE}/{each}" for each in _modules_of(_MPE))]
-    missing = "" if _modules_of(_MPE) else f' {_MPE} is not installed: pip install "maze-rl[pettingzoo]".'
+    missing = "" if _modules_of(_MPE) else f" {_MPE} is not installed: {install_command('pettingzoo')}."
     raise ConfigError(
         f"{where}: PettingZoo has no such environment.{did_you_mean(wanted, known)}{missing} Names are those of its "
         f"own, such as classic/tictactoe_v3, those of {_MPE}, such as {_MPE}/simple_spread_v3, or paths of others' "

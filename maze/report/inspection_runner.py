@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from maze.core.rollout.rollout_runner import Progress
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
+from maze.core.wrappers.frame_recording_wrapper import with_frames
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.report.comparison import RETURN
 from maze.report.comparison_runner import env_and_policy, played_measures, trainings_of, wrappers_for
@@ -51,6 +50,7 @@ class InspectionRunner(Runner):
     :param video: A film of it, named by a file that ends in .mp4 or .gif; `None`: none.
     :param frames_per_second: Steps in a second of the film.
     :param gamma: Discount factor of temporal-difference errors; `None`: that of the training, or 0.99.
+    :param every_k_states: Draw only every so many states of the episode.
     """
 
     policies: CollectionOfConfigType
@@ -61,9 +61,11 @@ class InspectionRunner(Runner):
     video: str | None = None
     frames_per_second: int = 30
     gamma: float | None = None
+    every_k_states: int = 1
 
     def __post_init__(self) -> None:
         self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        self.every_k_states = whole_number("runner.every_k_states", self.every_k_states, at_least=1)
         self.n_episodes = whole_number("runner.n_episodes", self.n_episodes, at_least=1)
         self.frames_per_second = whole_number("runner.frames_per_second", self.frames_per_second, at_least=1)
         if self.choose not in _CHOICES:
@@ -92,8 +94,7 @@ class InspectionRunner(Runner):
         others = {other: self._built(entry, wrappers)[1] for other, entry in list(entries.items())[1:]}
         env_seed, agent_seed = self._chosen_seeds(acting, wrappers)
         try:
-            with suppress(ConfigError):  # it has a renderer of its own, or draws no pictures
-                env = FrameRecordingWrapper.wrap(env)
+            env = with_frames(env)
             env.seed(env_seed)
             for agent in (policy, *others.values()):
                 agent.seed(agent_seed)
@@ -105,7 +106,11 @@ class InspectionRunner(Runner):
         finally:
             env.close()
         page = write_trajectory_page(
-            episode.record, EPISODE_FILE, title=f"{name}, seed {env_seed}", decisions=episode.decisions
+            episode.record,
+            EPISODE_FILE,
+            title=f"{name}, seed {env_seed}",
+            decisions=episode.decisions,
+            every_k_states=self.every_k_states,
         )
         print(f"The episode is in {page.absolute()}; open it in a browser.", flush=True)
         if self.video is not None:

@@ -259,15 +259,16 @@ class WhatIf:
             )
         return text
 
-    def write_page(self, path: str | Path, title: str | None = None) -> Path:
+    def write_page(self, path: str | Path, title: str | None = None, every_k_states: int = 1) -> Path:
         """Writes both futures side by side as one page.
 
         :param path: The page.
         :param title: Shown at the top; `None`: the episode's id.
+        :param every_k_states: Draw only every so many states.
         """
         rows = [(name, f"{a:.6g}", f"{b:.6g}", f"{b - a:+.6g}" if b != a else "") for name, a, b in self.summary()]
         other = OtherFuture(self.other, (RECORDED, WHAT_IF), self.step, self.substep, rows, self.headline())
-        return write_trajectory_page(self.recorded, path, title=title, other=other)
+        return write_trajectory_page(self.recorded, path, title=title, other=other, every_k_states=every_k_states)
 
 
 def what_if(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Trajec
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
+from maze.core.wrappers.frame_recording_wrapper import with_frames
 from maze.report.comparison_page import comparison_page
 from maze.report.comparison_runner import (
     COMPARISON_FILE,
@@ -57,6 +56,7 @@ class ReplayRunner(Runner):
     :param deterministic: Take the most probable actions.
     :param n_recorded: How many episodes the recorded rollout had, whose seeds follow from those of `seeding`.
     :param versions: How versions differ from those of the record, for messages.
+    :param every_k_states: Draw only every so many states of what-if pages.
     """
 
     trajectory_data: str
@@ -69,11 +69,13 @@ class ReplayRunner(Runner):
     deterministic: bool = True
     n_recorded: int = 1
     versions: str = ""
+    every_k_states: int = 1
 
     def __post_init__(self) -> None:
         changes: Any = self.what_if or {}
         self._change: dict[str, Any] = dict(changes)
         self.max_episode_steps = whole_number("runner.max_episode_steps", self.max_episode_steps or 0, at_least=0)
+        self.every_k_states = whole_number("runner.every_k_states", self.every_k_states, at_least=1)
         for name in ("step", "substep"):
             if self._change.get(name) is not None:
                 self._change[name] = whole_number(f"what_if.{name}", self._change[name], at_least=0)
@@ -151,10 +153,8 @@ class ReplayRunner(Runner):
                 f"trajectory_data=<file>."
             )
         (episode,) = episodes
-        with suppress(ConfigError):  # it has a renderer of its own, or draws no pictures
-            env = FrameRecordingWrapper.wrap(env)
         compared = what_if(
-            env,
+            with_frames(env),
             episode,
             self._change["step"],
             self._change.get("action"),
@@ -165,7 +165,8 @@ class ReplayRunner(Runner):
             self.versions,
         )
         print(compared.text(), flush=True)
-        page = compared.write_page(WHAT_IF_FILE, title=f"What if? Episode {episode.id}, step {compared.step}")
+        title = f"What if? Episode {episode.id}, step {compared.step}"
+        page = compared.write_page(WHAT_IF_FILE, title, self.every_k_states)
         TrajectoryWriterFile(TRAJECTORY_DIR).write(compared.other)
         print(f"Both futures are in {page.absolute()}; open it in a browser.", flush=True)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean, first_line
+from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
 from maze.rllib.statistics import value_at
 
-INSTALLATION = "pip install maze-rl[rllib]"
+INSTALLATION = install_command("rllib")
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",

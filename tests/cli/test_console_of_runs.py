@@ -32,7 +32,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_training_says_where_it_writes_what_it_reached_and_what_comes_next(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(SHORT) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == "-> writing into run"
+    assert lines[:2] == ["-> starting -cn conf_train env=gym_env algorithm=a2c runner=dev", "-> writing into run"]
     (first, last) = [line for line in lines if line.startswith("epoch ")]
     assert re.match(
         r"epoch 1/2: return [\d.]+ ± [\d.]+ \(eval [\d.]+ ± [\d.]+\), [\d,]+ environment steps/s, 160 ", first

@@ -236,7 +236,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     package: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r'pip install "maze-rl\[hpo\]"') as caught:
+    with pytest.raises(ImportError, match=r'pip install "maze-rl\[hpo\]>=1"') as caught:
         plan_of(name, 1)
     assert isinstance(caught.value, ConfigError)
     assert f"needs the package {package}" in str(caught.value)

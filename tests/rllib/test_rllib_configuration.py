@@ -67,7 +67,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install maze-rl\[rllib\]"):
+    with pytest.raises(ConfigError, match=r'pip install "maze-rl\[rllib\]>=1"'):
         require_ray()
 
 

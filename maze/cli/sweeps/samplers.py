@@ -20,7 +20,7 @@ from maze.cli.errors import UsageError
 from maze.cli.sweeps.results import reported_value
 from maze.cli.sweeps.space import ChoiceParameter, Parameter
 from maze.core.annotations import override
-from maze.core.errors import did_you_mean
+from maze.core.errors import did_you_mean, install_command
 
 SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
 """The samplers by their names in the configuration."""
@@ -52,7 +52,7 @@ def required(package: str, purpose: str) -> Any:
         if error.name != package.partition(".")[0]:
             raise
         raise MissingPackageError(
-            f'{purpose} needs the package {package}, which is not installed: pip install "maze-rl[hpo]"'
+            f"{purpose} needs the package {package}, which is not installed: {install_command('hpo')}"
         ) from error
 
 

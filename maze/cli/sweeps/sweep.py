@@ -37,6 +37,7 @@ from maze.cli.sweeps.results import (
     write_results,
 )
 from maze.cli.sweeps.study import Plan, SweepStudy
+from maze.cli.wrapper_overrides import for_hydra
 from maze.core.errors import MazeError, WorkerError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
 from maze.train.utils.training_record import read_record
@@ -71,7 +72,9 @@ class BatchedJobs:
         batch, self._waiting = self._waiting, []
         start = time.monotonic()
         try:
-            returns = self._launcher.launch([overrides for _, overrides in batch], initial_job_idx=batch[0][0])
+            returns = self._launcher.launch(
+                [for_hydra(overrides) for _, overrides in batch], initial_job_idx=batch[0][0]
+            )
         except Exception as error:
             failure = WorkerError(f"{type(self._launcher).__name__}: {type(error).__name__}: {error}")
             returns = [JobReturn(status=JobStatus.FAILED, _return_value=failure)] * len(batch)

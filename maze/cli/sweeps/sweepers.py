@@ -20,6 +20,7 @@ from maze.cli.errors import UsageError, suggestion
 from maze.cli.local_launcher import CONSOLE_FILE, LocalLauncher
 from maze.cli.sweeps.objective import STEPS
 from maze.cli.sweeps.results import FAILED, TrialResult, has_study
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.annotations import override
 from maze.core.errors import MazeError
 
@@ -149,7 +150,8 @@ class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
                 continue
             checked.add(choices)
             overrides = [*plan.space.fixed, *(f"{key}={text}" for key, text in params.items())]
-            self.hydra_context.config_loader.load_sweep_config(self.config, overrides + self._seed_overrides(seeds[0]))
+            overrides = for_hydra(overrides + self._seed_overrides(seeds[0]))
+            apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
 
     def _check_that_it_can_prune(self, plan: Plan, seeds: Sequence[int | None]) -> None:
         if not plan.prunes:

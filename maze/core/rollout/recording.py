@@ -40,7 +40,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Trajec
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import csv_text, write_whole
 from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
+from maze.core.wrappers.frame_recording_wrapper import with_frames
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
@@ -118,13 +118,13 @@ def recorded(
     record_trajectory: bool,
     record_event_logs: bool,
     record_actions: bool = False,
-    record_pages: bool = False,
+    record_pages: int = 0,
     record_parquet: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
     """Wraps an environment so that its episodes are recorded; what is recorded of them is written as they end.
 
     :param env: A Maze environment.
-    :param record_pages: Write a page of each episode, and have gymnasium environments that can be drawn draw each step.
+    :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
     :param record_parquet: Write a table of each episode.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
@@ -145,9 +145,8 @@ def recorded(
         if record_pages:
             from maze.core.rendering.trajectory_page import TrajectoryPageWriter
 
-            writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages))
-            if draws_frames_only(env):
-                env = FrameRecordingWrapper.wrap(env)
+            writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages, record_pages))
+            env = with_frames(env, record_pages)
         for writer in writers:
             TrajectoryWriterRegistry.register_writer(writer)
             stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)

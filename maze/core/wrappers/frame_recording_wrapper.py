@@ -31,6 +31,42 @@ def draws_frames_only(env: Any) -> bool:
     return env.core_env.can_be_made_again and "rgb_array" in gym_env.metadata.get("render_modes", [])
 
 
+def with_frames(env: Any, every_k_steps: int = 1) -> Any:
+    """Wrap an environment that draws its current state alone in a :class:`FrameRecordingWrapper`.
+
+    Other environments are returned as they are. Where a library that the environment draws with is not installed, its
+    episodes are recorded without pictures.
+
+    :param env: A Maze environment.
+    :param every_k_steps: Record a frame only every so many environment steps.
+    """
+    if not draws_frames_only(env):
+        return env
+    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps, is_optional=True)
+
+
+def missing_for_drawing(env: Any) -> str | None:
+    """Return what gymnasium says is not installed for drawing an environment; `None`: nothing is missing.
+
+    :param env: A Maze environment.
+    """
+    if not draws_frames_only(env):
+        return None
+    gym_env = env.core_env.env
+    spec = getattr(gym_env, "spec", None)
+    drawn: Any = gym_env if spec is None else gymnasium.make(spec, render_mode="rgb_array")
+    try:
+        drawn.unwrapped.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        return str(error)
+    except Exception:  # there is no state to draw before the first reset
+        return None
+    finally:
+        if drawn is not gym_env:
+            drawn.close()
+    return None
+
+
 class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     """Records a frame for each state of an episode, so that recorded trajectories can be viewed afterwards.
 
@@ -41,12 +77,13 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
     :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
         without such a render mode is made again with it.
     :param every_k_steps: Record a frame only every so many environment steps.
+    :param is_optional: Record episodes without frames where a library for drawing is not installed.
     :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
     """
 
     keeps_observations_and_actions = True
 
-    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1) -> None:
+    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
         if every_k_steps < 1:
             raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, got {every_k_steps}.")
         if not isinstance(env.get_renderer(), GymRenderer):
@@ -55,6 +92,8 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
                 f"renderer at any time; frames are not needed."
             )
         self.every_k_steps = every_k_steps
+        self.is_optional = is_optional
+        self._can_draw = True
         self._renderer = RecordedFramesRenderer()
         super().__init__(env)
         if self._gym_env().render_mode not in _PICTURE_MODES:
@@ -85,9 +124,15 @@ class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
         return self._renderer
 
     def _take_frame(self, env_time: int) -> None:
+        if not self._can_draw:
+            return
         try:
             picture: Any = self._gym_env().render()
         except gymnasium.error.DependencyNotInstalled as error:
+            if self.is_optional:
+                self._can_draw = False
+                print(f"Episodes are recorded as numbers, without pictures: {error}", flush=True)
+                return
             raise ConfigError(f"FrameRecordingWrapper: {self.env!r} cannot be drawn: {error}") from error
         if isinstance(picture, list):
             picture = picture[-1] if picture else None

@@ -205,5 +205,5 @@ def test_a_full_disk_costs_tables_and_gives_one_warning(
 
 def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]"'):
+    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]>=1"'):
         ParquetRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)

@@ -543,7 +543,7 @@ def test_a_signal_saves_the_training_and_nothing_of_ray_is_left(tmp_path: Path) 
 
 def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'maze-rl\[ray\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "maze-rl\[ray\]>=1"'):
         OnRay().vector_env(random_walk_env, 2)
 
 

@@ -1,19 +1,18 @@
-"""`maze-run --plan actors=64 step_ms=5`: how fast a cluster would collect, and what would limit it.
+"""How fast a cluster of Ray would collect, and what would limit it.
+
+    python benchmarks/cluster_model.py --actors 128 --step-ms 5 --sigma 1
 
 A model, not a measurement: what a call and a megabyte cost was measured with Ray 2.60 on one machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 import numpy as np
-
-from maze.cli.errors import UsageError
-from maze.core.errors import did_you_mean
 
 _UPDATES = 50
 """Updates that are simulated where step times are uneven."""
@@ -136,37 +135,20 @@ def _share(n: float, cost: float) -> float:
     return n / cost if cost else math.inf
 
 
-def print_plan(arguments: Sequence[str]) -> int:
-    """Prints what the model says of a cluster.
-
-    :param arguments: Fields of :class:`Cluster`, as `name=value`.
-    :raises UsageError: One is not known, or no number that it can be; or `actors` or `step_ms` is missing.
-    """
-    cluster = _cluster_of(dict(argument.partition("=")[::2] for argument in arguments))
+def main() -> None:
+    """Print what the model computes for a cluster."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in fields(Cluster):
+        kind, option = int if field.type == "int" else float, f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=kind, **({} if field.default is MISSING else {"default": field.default}))
+    options = parser.parse_args()
+    if not options.actors or not options.step_ms:
+        parser.error("--actors and --step-ms are required, and above zero")
+    cluster = Cluster(**vars(options))
     print(f"computed, not measured: {cluster.actors} actors could collect {cluster.alone:,.0f} steps/s by themselves")
     for name, (rate, limit) in {"A2C, PPO": synchronous(cluster), "IMPALA": asynchronous(cluster)}.items():
         print(f"{name:10s} {rate:12,.0f} steps/s  {rate / cluster.alone:5.0%}  limited by: {limit}")
-    return 0
 
 
-def _cluster_of(values: Mapping[str, str]) -> Cluster:
-    known = {field.name: int if field.type == "int" else float for field in fields(Cluster)}
-    numbers: dict[str, float] = {}
-    for name, text in values.items():
-        if name not in known:
-            raise UsageError(
-                f"--plan: {name} is not known.{did_you_mean(name, list(known))} Known: {', '.join(known)}."
-            )
-        try:
-            numbers[name] = known[name](text)
-        except ValueError as error:
-            raise UsageError(f"--plan: {name}: expected a number, found {text!r}.") from error
-        smallest = 0 if name in ("sigma", "weights_mb", "learner_us", "call_ms") else 1e-9
-        if not smallest <= numbers[name] < np.inf:
-            raise UsageError(f"--plan: {name}: expected a number above zero, found {text}.")
-        if name == "wait_for" and numbers[name] > 1:
-            raise UsageError(f"--plan: wait_for: expected a share up to 1, found {text}.")
-    missing = [name for name in ("actors", "step_ms") if name not in numbers]
-    if missing:
-        raise UsageError(f"--plan: {missing[0]} is missing, as in: maze-run --plan actors=64 step_ms=5")
-    return Cluster(**numbers)  # type: ignore[arg-type]  # converted to the types of its fields
+if __name__ == "__main__":
+    main()

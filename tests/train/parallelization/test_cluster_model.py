@@ -1,11 +1,15 @@
-"""`maze-run --plan`: figures worked out by hand, and laws."""
+"""The model of a cluster: figures worked out by hand, and laws."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from maze.cli.plan import Cluster, asynchronous, synchronous
-from maze.maze_cli import main
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+
+from cluster_model import Cluster, asynchronous, synchronous
 
 
 def test_even_steps_by_hand() -> None:
@@ -55,18 +59,3 @@ def test_not_waiting_for_all_pays_where_fragments_are_short_and_actors_are_many(
     assert gain(32, 50) > gain(16, 50) > 1.25 > gain(10, 50) > 1.1
     assert gain(16, 20) > gain(16, 50) > gain(16, 200)
     assert gain(16, 50, envs=8) < 1.15  # eight environments one after the other are as even as longer fragments
-
-
-def test_the_command_prints_and_refuses(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--plan", "actors=10", "step_ms=5", "weights_mb=0", "learner_us=10"]) == 0
-    output = capfd.readouterr().out
-    assert "1,923 steps/s    96%  limited by: environments" in output
-    for wrong, said in (
-        (["actors=4"], "step_ms is missing"),
-        (["actors=4", "step_ms=0"], "above zero, found 0"),
-        (["actors=4", "stepms=1"], "Did you mean `step_ms`?"),
-        (["actors=4", "step_ms=1", "wait_for=1.5"], "a share up to 1, found 1.5"),
-        (["actors=many", "step_ms=1"], "expected a number, found 'many'"),
-    ):
-        assert main(["--plan", *wrong]) == 2
-        assert said in capfd.readouterr().err
