@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from maze.cli.wrapper_overrides import wrappers_by_name
+from maze.console.streams import lasting_console
 from maze.core.log_stats.log_stats import StatsContext
-from maze.utils.console import lasting_console
 
 CONFIG_MODULE = "maze.conf"
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze.console.runs import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
 from maze.core.log_stats.figures import Figures
 from maze.core.log_stats.hyperparameters import HyperparametersWriter, flat_hyperparameters
@@ -16,7 +17,6 @@ from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
-from maze.core.log_stats.run_console import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
