@@ -101,7 +101,7 @@ def _statistics(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _events(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
-    from maze.core.log_stats.event_file import read_event_file
+    from maze.utils.tensorboard_reader import read_event_file
 
     content = read_event_file(path)
     if content.n_damaged:

@@ -16,7 +16,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsWriter, StatsContext
-from maze.core.log_stats.stats_format import column_name, event_names, scalar_value, significant
+from maze.core.log_stats.stats_format import name_parts, scalar_value, significant, statistic_name
 
 QUIET, SHORT, EVERYTHING = 0, 1, 2
 """Values of `verbose`: only warnings and errors; a short table; the configuration and every statistic."""
@@ -114,8 +114,8 @@ class RunConsole(LogStatsWriter):
         for key, value in stats.items():
             number = scalar_value(value)
             if number is not None:
-                values[column_name(key)] = number
-                self._interfaces[event_names(key.event)[0]] = not key.event.__module__.startswith("maze.")
+                values[statistic_name(key)] = number
+                self._interfaces[name_parts(key)[0]] = not key.event.__module__.startswith("maze.")
         self._paths[path or ""] = (step, values)
 
     def epoch_done(self, progressed: Progressed) -> None:
@@ -547,7 +547,7 @@ def unfinished_epoch(statistics: LogStatsAggregator) -> str:
         shown["/".join(map(str, group or ()))] = values
     if any(shown.values()):
         return ", ".join(f"{name} {significant(sum(values) / len(values))}" for name, values in shown.items() if values)
-    last = {column_name(key): value for key, value in statistics.last_stats.items()}
+    last = {statistic_name(key): value for key, value in statistics.last_stats.items()}
     names = {RETURN: "BaseEnvEvents/reward/mean"} | {name: f"{KPI}mean/{name}" for name in list(shown)[1:]}
     return ", ".join(f"{label} {significant(last[name])}" for label, name in names.items() if name in last)
 

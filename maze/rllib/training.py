@@ -168,9 +168,7 @@ class RLlibTraining:
             rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
             self._n_env_steps = int(steps)
             shown = "" if score is None else significant(score)
-            console.epoch_done(
-                Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration")
-            )
+            console.epoch_done(Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration"))
             return
         shown = "-" if mean is None else f"{mean:.2f}"
         best = self.model_selection.best_reward

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from maze.console.runs import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
-from maze.core.log_stats.figures import Figures
-from maze.core.log_stats.hyperparameters import HyperparametersWriter, flat_hyperparameters
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+from maze.core.log_stats.log_stats_writer_tensorboard import (
+    HyperparametersWriter,
+    LogStatsWriterTensorboard,
+    flat_hyperparameters,
+)
+from maze.core.log_stats.stats_format import Figures
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker

@@ -8,7 +8,7 @@ from typing import Any
 from maze.console.streams import print_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter
-from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
 
 _COLUMN = 22
 _LONGEST_NAME = 20
@@ -54,8 +54,7 @@ def format_value(value: Any) -> str:
 
 
 def _path(path: str | None, key: LogStatsKey) -> str:
-    interface, method = event_names(key.event)
-    name = statistic_name(key)
+    interface, method, name = name_parts(key)
     columns = [_cut(path or ""), _cut(interface), _cut(method), _cut(name) if name else "·" * _COLUMN]
     return "".join(f"{column:<{_COLUMN}}" for column in columns)
 
