@@ -168,7 +168,7 @@ def test_sums_of_episodes_are_added_in_order():
         stats.complete_step()
         over = (tick + np.arange(n_envs)) % 7 == 6
         if over.any():
-            stats.end(over)
+            stats.end(over.nonzero()[0])
             finished.append(stats.finished())
             for row in np.flatnonzero(over).tolist():
                 expected.append(sum(rewards[begun[row] : tick + 1, row].tolist()))
