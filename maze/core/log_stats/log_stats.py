@@ -76,7 +76,7 @@ class LogStatsAggregator(LogStatsConsumer):
     """
 
     joins_samples: ClassVar[bool] = True
-    """Whether :meth:`receive_columns` takes an array of all samples where a statistic is one list of them."""
+    """Whether :meth:`receive_columns` takes arrays of samples of many periods where a statistic is a list of them."""
 
     def __init__(self, level: LogStatsLevel, *consumers: LogStatsConsumer) -> None:
         self.level = level

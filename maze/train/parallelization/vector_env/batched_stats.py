@@ -39,6 +39,10 @@ def _kpi_key(name: str) -> LogStatsKey:
     return LogStatsKey(BaseEnvEvents.kpi, None, (name,))
 
 
+_Ended = tuple[np.ndarray, np.ndarray, int, Mapping[str, np.ndarray] | None, np.ndarray | None]
+"""Episodes that ended together: environments, first steps, the step after the last, KPIs, which are delivered."""
+
+
 class _Episodes(NamedTuple):
     """Episodes that are over, in the order in which they ended.
 
@@ -84,8 +88,8 @@ class BatchedEpisodeStats:
         self._sources: dict[tuple[Any, ...], _Source] = {}
         self._starts = np.zeros(n_envs, np.int64)
         """First step of the running episode of each environment."""
-        self._undelivered: list[_Episodes] = []
-        self._latest: _Episodes | None = None
+        self._undelivered: list[_Ended] = []
+        self._latest: _Ended | None = None
         """The episodes that ended last."""
         self.n_steps = 0
         """Number of steps that were kept, which is the number of the step under way."""
@@ -170,18 +174,18 @@ class BatchedEpisodeStats:
         :param pauses: Whether the episodes that follow begin with the step after the next one.
         :param counts: Which of them are delivered, bool `[n_ended]`; `None`: all.
         """
-        starts = self._starts[rows]
-        self._latest = episodes = _Episodes(rows, starts, self.n_steps - starts, kpis or {})
-        self._undelivered.append(episodes if counts is None else episodes.some(counts))
+        # This is called in nearly every step; all else is done for many episodes at once.
+        self._latest = ended = (rows, self._starts[rows], self.n_steps, kpis, counts)
+        self._undelivered.append(ended)
         self._starts[rows] = self.n_steps + pauses
 
     def finished(self) -> dict[int, LogStats]:
         """Return the statistics of the episodes that ended last by environment, until the next step is completed."""
         if self._latest is None:
             return {}
-        columns, occurrences = self._reduced(self._latest, joins=False)
-        each = split_columns(columns, len(self._latest.rows), occurrences)
-        return dict(zip(self._latest.rows.tolist(), each, strict=True))
+        rows, starts, end, kpis, _ = self._latest
+        columns, occurrences = self._reduced(_Episodes(rows, starts, end - starts, kpis or {}), joins=False)
+        return dict(zip(rows.tolist(), split_columns(columns, len(rows), occurrences), strict=True))
 
     def deliver(self, receiver: LogStatsAggregator) -> None:
         """Hand over the statistics of the episodes that have ended since the last time.
@@ -191,9 +195,14 @@ class BatchedEpisodeStats:
         waiting, self._undelivered = self._undelivered, []
         if not waiting:
             return
-        rows, starts, lengths, kpis = zip(*waiting, strict=True)
-        joined = {name: np.concatenate([of_some[name] for of_some in kpis]) for name in kpis[0]}
-        episodes = _Episodes(*map(np.concatenate, (rows, starts, lengths)), joined)
+        rows, starts, ends, kpis, counts = zip(*waiting, strict=True)
+        lengths = np.repeat(ends, [*map(len, rows)])
+        lengths -= (joined_starts := np.concatenate(starts))
+        joined_kpis = {name: np.concatenate([of_some[name] for of_some in kpis]) for name in kpis[0] or ()}
+        episodes = _Episodes(np.concatenate(rows), joined_starts, lengths, joined_kpis)
+        if any(of_some is not None for of_some in counts):
+            of_each = [np.ones(len(r), np.bool_) if c is None else c for r, c in zip(rows, counts, strict=True)]
+            episodes = episodes.some(np.concatenate(of_each))
         if len(episodes.rows):
             columns, occurrences = self._reduced(episodes, receiver.joins_samples)
             receiver.receive_columns(columns, len(episodes.rows), occurrences)
@@ -204,7 +213,7 @@ class BatchedEpisodeStats:
         """Calculate the statistics of episodes.
 
         :param episodes: The episodes.
-        :param joins: Whether lists of which an epoch makes one list are joined already, into arrays.
+        :param joins: Whether statistics of which an epoch makes one list are given as arrays of many episodes.
         :return: The values by statistic, numbers as arrays; of statistics that not all have, the indices of those that
             have one.
         """
@@ -228,7 +237,8 @@ class BatchedEpisodeStats:
                     where = sizes.nonzero()[0]
                     sizes, n_absent = sizes[where], n_absent[where]
                 for key, stat, is_joined in source.stats:
-                    of_each = values if joins and is_joined else stat.reduce_each(values, sizes, n_absent)
+                    # As one list of arrays: the epoch's histogram makes lists of them faster than of single values.
+                    of_each = [values] if joins and is_joined else stat.reduce_each(values, sizes, n_absent)
                     parts.setdefault(key, []).append(of_each)
                     if where is not None:
                         indices.setdefault(key, []).append(where + first)
