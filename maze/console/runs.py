@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, NamedTuple, cast
 
 from maze.console.streams import LastingStream, print_text
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsWriter, StatsContext
 from maze.core.log_stats.stats_format import name_parts, scalar_value, significant, statistic_name
 
@@ -25,7 +23,7 @@ INTERVAL = 5.0
 TRAINING = "train"
 RETURN, LENGTH = "return", "episode length"
 _REWARD, KPI = "BaseEnvEvents/reward/", "BaseEnvEvents/kpi/"
-_KNOWN = {
+_NAMED_ROWS = {
     RETURN: (f"{_REWARD}mean", f"{_REWARD}std"),
     LENGTH: (f"{_REWARD}mean_step_count", None),
 }
@@ -61,8 +59,7 @@ class Progressed(NamedTuple):
     unit: str = "epoch"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row of the table.
 
     :param label: Its label.
@@ -135,60 +132,62 @@ class RunConsole(LogStatsWriter):
         self._show()
 
     def cells(self) -> dict[str, dict[str, str]]:
-        """The figures of each row by prefix, such as `train`; `-` where the prefix has no such statistic."""
-        in_order = sorted(self._paths.items(), key=lambda item: item[0] != TRAINING)
-        columns = {path: values for path, (_, values) in in_order if values}
+        """Return the figures of each row by prefix, such as `train`; `-` where the prefix has no such statistic."""
+        columns = self._columns()
         return {row.label: {path: _cell(row, values) for path, values in columns.items()} for row in self._rows()}
 
     def line(self, progressed: Progressed) -> str:
-        """The state of a training in one line, with its return and what has a standard deviation, or the rows chosen.
+        """Return a training's state in one line: the configured rows, or return and what has a standard deviation.
 
         :param progressed: State of the training.
         """
-        spread = {row.label for row in self._rows() if row.spread}
-        cells = self.cells()
-        labels = list(cells) if self._wanted else [label for label in cells if label in spread][:2]
+        rows, cells = self._rows(), self.cells()
+        shown = rows if self._wanted else [row for row in rows if row.label == RETURN or row.spread][:2]
         parts = []
-        for label in labels or list(cells)[:2]:
-            shown = {path: cell for path, cell in cells[label].items() if cell != "-"}
-            own = shown.pop(TRAINING, "")
-            others = ", ".join(f"{path} {cell}".strip() for path, cell in shown.items())
+        for row in shown or rows[:2]:
+            figures = {path: cell for path, cell in cells[row.label].items() if cell != "-"}
+            own = figures.pop(TRAINING, "")
+            others = ", ".join(f"{path} {cell}".strip() for path, cell in figures.items())
             if own or others:
-                parts.append(f"{label} {own}{f' ({others})' if own and others else others}")
+                parts.append(f"{row.label} {own}{f' ({others})' if own and others else others}")
         head, *more = _heading(progressed)
         return f"{head}: {', '.join([*parts, *filter(None, (progressed.rate,)), *more])}"
 
-    def _rows(self) -> list[Row]:
-        """The rows that were configured, or else a choice of those that there are."""
-        names = self._names()
-        if self._wanted:
-            rows = [_row(wanted, names) for wanted in self._wanted]
-            return [row if row is not None else Row(name, ()) for row, name in zip(rows, self._wanted, strict=True)]
-        return list(self._chosen(names))
+    def _columns(self) -> dict[str, dict[str, float]]:
+        """The latest statistics by prefix, those of the training first."""
+        in_order = sorted(self._paths.items(), key=lambda item: item[0] != TRAINING)
+        return {path: values for path, (_, values) in in_order if values}
 
-    def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for _, values in self._paths.values() for name in values))
-
-    def _chosen(self, names: Sequence[str]) -> Iterator[Row]:
-        for label in (RETURN, LENGTH):
-            row = _row(label, names)
-            if row is not None:
-                yield row
-        kpis = [name for name in names if name.startswith(f"{KPI}mean/")]
-        for name in kpis[:_MOST_KPIS]:
-            yield _kpi_row(name)
-        if not kpis:
-            own = [name for name in names if self._interfaces.get(name.partition("/")[0])]
-            yield from (Row("/".join(name.split("/")[1:]), (name,)) for name in own[:2])
+    def _known_rows(self) -> dict[str, Row]:
+        """Every row that there is, by the names that it may be configured by."""
+        names = list(dict.fromkeys(name for _, values in self._paths.values() for name in values))
+        rows = {
+            label: Row(label, (column,), spread) for label, (column, spread) in _NAMED_ROWS.items() if column in names
+        }
         by_event: dict[str, list[str]] = {}
         for name in names:
-            if not name.startswith("BaseEnvEvents") and not self._interfaces.get(name.partition("/")[0]):
-                by_event.setdefault(_event(name), []).append(name)
-        learning = [event for part in _LEARNING for event in by_event if event.endswith(part)]
-        for event in learning[: min(_MOST_OF_LEARNING, _MOST_OF_BOTH - len(kpis[:_MOST_KPIS]))]:
-            yield Row(event, tuple(by_event[event]))
-        if "learning_rate" in by_event:
-            yield Row("learning_rate", tuple(by_event["learning_rate"]))
+            if name.startswith(f"{KPI}mean/"):
+                kpi = name.removeprefix(f"{KPI}mean/")
+                rows.setdefault(kpi, Row(kpi, (name,), f"{KPI}std/{kpi}"))
+            rows.setdefault(name, Row(name, (name,)))
+            by_event.setdefault(_event(name), []).append(name)
+        return {event: Row(event, tuple(of_event)) for event, of_event in by_event.items()} | rows
+
+    def _rows(self) -> list[Row]:
+        """The rows that were configured, or else a choice of those that there are."""
+        rows = self._known_rows()
+        if self._wanted:
+            return [rows.get(wanted, Row(wanted, ())) for wanted in self._wanted]
+        kpis = [row for row in rows.values() if row.spread and row.label not in _NAMED_ROWS][:_MOST_KPIS]
+        names = [row.label for row in rows.values() if row.columns == (row.label,)]
+        is_own = {name: self._interfaces.get(name.partition("/")[0], False) for name in names}
+        own = [] if kpis else [Row(name.partition("/")[2], (name,)) for name in names if is_own[name]][:2]
+        events = dict.fromkeys(_event(name) for name in names if not (is_own[name] or name.startswith("BaseEnvEvents")))
+        learning = [event for part in _LEARNING for event in events if event.endswith(part)]
+        learning = learning[: min(_MOST_OF_LEARNING, _MOST_OF_BOTH - len(kpis))]
+        learning += ["learning_rate"] if "learning_rate" in events else []
+        named = [rows[label] for label in _NAMED_ROWS if label in rows]
+        return [*named, *kpis, *own, *(rows[event] for event in learning)]
 
     def _show(self) -> None:
         progressed, self._waiting = self._waiting, None
@@ -225,16 +224,12 @@ class RunConsole(LogStatsWriter):
         console.print(Padding(table, (0, 0, 0, 2)))
 
     def _report_unknown_rows(self) -> None:
-        if self._is_checked:
-            return
-        self._is_checked = True
-        names = self._names()
-        for wanted in self._wanted:
-            if _row(wanted, names) is None:
-                short = [name.removeprefix(f"{KPI}mean/") for name in names]
-                close = difflib.get_close_matches(wanted, [*_KNOWN, *short, *map(_event, names)], n=3)
-                hint = f" Did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
-                print(f"console.rows: no statistic is called `{wanted}` so far.{hint}", file=sys.stderr, flush=True)
+        if not self._is_checked:
+            self._is_checked, rows = True, self._known_rows()
+            for wanted in self._wanted:
+                if wanted not in rows:
+                    hint = did_you_mean(wanted, rows)
+                    print(f"console.rows: no statistic is called `{wanted}` so far.{hint}", file=sys.stderr, flush=True)
 
 
 def active_console() -> RunConsole | None:
@@ -254,23 +249,6 @@ def checked_verbosity(value: object) -> int:
         f"verbose: expected 0 (warnings and errors), 1 (a short table) or 2 (the configuration and every statistic), "
         f"got {value!r}."
     )
-
-
-def _row(wanted: str, names: Sequence[str]) -> Row | None:
-    if wanted in _KNOWN:
-        column, spread = _KNOWN[wanted]
-        return Row(wanted, (column,), spread) if column in names else None
-    if f"{KPI}mean/{wanted}" in names:
-        return _kpi_row(f"{KPI}mean/{wanted}")
-    if wanted in names:
-        return Row(wanted, (wanted,))
-    of_event = tuple(name for name in names if _event(name) == wanted)
-    return Row(wanted, of_event) if of_event else None
-
-
-def _kpi_row(name: str) -> Row:
-    kpi = name.removeprefix(f"{KPI}mean/")
-    return Row(kpi, (name,), f"{KPI}std/{kpi}")
 
 
 def _event(name: str) -> str:

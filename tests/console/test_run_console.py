@@ -132,7 +132,7 @@ def test_rows_are_chosen_by_name_event_or_column(capsys):
     assert [figures["train"] for figures in shown.cells().values()] == ["12", "2.5e-4", "-0.01235 / 1e-5", "-70", "-"]
     shown.epoch_done(PROGRESSED)
     assert "`usgae`" in (errors := capsys.readouterr().err)
-    assert "usage?" in errors
+    assert "`usage`?" in errors
 
 
 def test_tables_come_at_intervals_and_the_last_one_at_the_end(capsys):

@@ -7,7 +7,6 @@ values in arrays and reduce many episodes at once (:meth:`CompiledStat.reduce_ea
 
 from __future__ import annotations
 
-import operator
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -36,18 +35,8 @@ _ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
 """Reducers whose result for an absent event is the number 0, however long the period."""
 
 
-_Fold = tuple[Callable[[Any, Any], Any], Reducer]
-
-# Cumulative statistics that can be continued without keeping every value since the beginning.
-_FOLDS: dict[Any, _Fold] = {
-    sum: (operator.add, sum),
-    np.sum: (operator.add, sum),
-    len: (operator.add, len),
-    max: (max, max),
-    np.max: (max, max),
-    min: (min, min),
-    np.min: (min, min),
-}
+_ADDED, _COMPARED = (sum, np.sum, len), (max, np.max, min, np.min)
+"""Cumulative statistics that can be continued without keeping every value since the beginning."""
 
 _MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
 """They make an array of a list first, which takes longer than all the rest where it is long."""
@@ -383,14 +372,14 @@ class StatsSlot:
         return [stat.of_absence([0] * length) for length in absent]
 
     def _accumulate(self, stat: CompiledStat, values: Any) -> Any:
-        fold = _FOLDS.get(stat.reduce_function) if stat.reduce_function is not None else None
-        if fold is None:
+        function, known = stat.reduce_function, self._cumulative.get(stat.position)
+        if function in _ADDED:
+            value = stat.reduce(values) + (0 if known is None else known)
+        elif function in _COMPARED:
+            value = stat.reduce([*([] if known is None else [known]), stat.reduce(values)])
+        else:
             history = self._cumulative.setdefault(stat.position, [])
             history.extend(values)
             return stat.reduce(history)
-        combine, reduce_function = fold
-        value = reduce_function(values)
-        if stat.position in self._cumulative:
-            value = combine(self._cumulative[stat.position], value)
         self._cumulative[stat.position] = value
         return value
