@@ -119,15 +119,11 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         :param text: Markdown.
         :param step: Number of the log step.
         """
-        from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text import metadata
+        from tensorboard.util import tensor_util
 
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        self.add_metadata(f"{tag}/text_summary", plugin, tensor, step)
+        plugin = metadata.create_summary_metadata(display_name="", description="")
+        self.add_metadata(f"{tag}/text_summary", plugin, tensor_util.make_tensor_proto([text]), step)
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
