@@ -55,7 +55,7 @@ GIVEN: tuple[tuple[str, ...], ...] = (
         f"{SB3}.callbacks",
         "maze.train.trainers.common.training_session",
         "maze.train.utils.interrupt",
-        "maze.train.utils.progress",
+        "maze.console.runs",
     ),
     # files: what is saved, and where a run begins
     (

@@ -28,9 +28,9 @@ from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
 from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.utils.storage import is_url, uploaded
-from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
     from maze.core.log_stats.log_stats import LogStatsWriter
@@ -58,7 +58,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     from maze.cli.run_directory import config_as_yaml, write_run_info
     from maze.cli.run_summary import beginning
     from maze.cli.sweeps.objective import recorder_of_sweep
-    from maze.core.log_stats.run_console import EVERYTHING, checked_verbosity
+    from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score

@@ -16,8 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from maze.console.streams import lasting_console
 from maze.core.log_stats.log_stats import StatsContext
-from maze.utils.console import lasting_console
 
 CONFIG_MODULE = "maze.conf"
 

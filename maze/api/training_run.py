@@ -30,12 +30,12 @@ from maze.cli.run_directory import (
     write_run_info,
 )
 from maze.cli.run_summary import beginning, ending, report_writer
+from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.run_console import EVERYTHING, QUIET, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import UsageError
 from maze.cli.wrapper_overrides import for_hydra
+from maze.console.runs import SHORT
 from maze.core.errors import ConfigError
-from maze.core.log_stats.run_console import SHORT
 from maze.core.utils.storage import local_copy
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")

@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from typing_extensions import Self
 
 from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.console.streams import let_console_last
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
-from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
 

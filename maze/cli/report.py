@@ -139,7 +139,7 @@ def _with_details(facts: RunFacts, directory: Path) -> RunFacts:
 
 def _differences(directory: Path) -> Sequence[tuple[str, str, str | None]]:
     """Name, value and default of each setting that is not what the chosen options bring; empty: it cannot be told."""
-    from maze.core.log_stats.hyperparameters import flat_hyperparameters
+    from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 
     stored = read_plain_yaml(directory / CONFIG_FILE)
     try:

@@ -651,7 +651,7 @@ def _read_statistics(path: Path) -> None:
 
 
 def _read_events(path: Path) -> str:
-    from maze.core.log_stats.event_file import read_event_file
+    from maze.utils.tensorboard_reader import read_event_file
 
     content = read_event_file(path)
     if content.n_damaged:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStats, LogStatsLevel
-from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType
 from maze.core.utils.files import write_whole

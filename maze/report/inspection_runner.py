@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.errors import ConfigError, MazeError
 from maze.core.rendering.trajectory_page import write_trajectory_page
-from maze.core.rollout.rollout_runner import Progress
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding

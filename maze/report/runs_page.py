@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.log_stats.hyperparameters import flat_hyperparameters
+from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 from maze.report.charts import Chart, Series, charts_of_columns, column_of
 from maze.report.estimates import Estimate, interquartile_mean_interval, t_interval
 from maze.report.page import Cell, Page, RunData, fact_list, number_text, page_section, table

@@ -6,21 +6,21 @@ import json
 import math
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
-from maze.core.log_stats.event_file import EventFileWriter
 from maze.core.log_stats.log_stats import (
     LogStats,
     LogStatsAggregator,
     LogStatsLevel,
-    LogStatsWriter,
     StatsContext,
     get_stats_logger,
 )
+from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.core.utils.files import read_json_object, write_whole
 
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
@@ -63,7 +63,7 @@ class TrainingStatistics:
         self.episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
-        self._writer = None if directory is None else ResultsWriter(directory)
+        self._writer = None if directory is None else LogStatsWriterTensorboard(directory, False)
 
     def write(self, result: Mapping[str, Any], episodes: Iterable[LogStats], seconds: float, iteration: int) -> None:
         """Writes the statistics of an iteration.
@@ -92,8 +92,7 @@ class TrainingStatistics:
         self._events.time_iteration(value=seconds)
         self._results.reduce()
         if self._writer is not None:
-            writer = self._writer
-            StatsContext.active().guarded(writer, lambda: writer.write_result(result, iteration))
+            StatsContext.active().guarded(self._writer, partial(_write_result, self._writer, result, iteration))
 
     def close(self) -> None:
         """Finishes writing."""
@@ -101,25 +100,13 @@ class TrainingStatistics:
             StatsContext.active().guarded(self._writer, self._writer.close)
 
 
-class ResultsWriter(LogStatsWriter):
-    """Everything that RLlib reports, under its own names, in an event file of its own."""
+def _write_result(writer: LogStatsWriterTensorboard, result: Mapping[str, Any], iteration: int) -> None:
+    """Write all numbers of a result of RLlib, under its own names."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def __init__(self, directory: str | Path) -> None:
-        self._file = EventFileWriter(directory)
-
-    def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        """Statistics of Maze have writers of their own."""
-
-    def write_result(self, result: Mapping[str, Any], iteration: int) -> None:
-        """Writes all numbers of a result."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
-        self._file.add_summary(Summary(value=values), iteration)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
+    writer.add_summary(Summary(value=values), iteration)
+    writer.on_log_step_increment()
 
 
 def learner_results(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

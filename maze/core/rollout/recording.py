@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 
+from maze.console.runs import EVERYTHING
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, MazeError
@@ -32,7 +33,6 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.run_console import EVERYTHING
 from maze.core.rendering.offscreen import figure_png, offscreen
 from maze.core.rendering.renderer import draw_current_state
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.wrappers.frame_recording_wrapper import missing_for_drawing

@@ -11,19 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from maze.console.runs import TrainingProgress, active_console, unfinished_epoch
+from maze.console.streams import lasting_console
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
-from maze.core.log_stats.run_console import active_console
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.checkpoint import save_state
 from maze.core.utils.storage import upload_changes
 from maze.core.utils.update_profile import UpdateProfile
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.utils.progress import TrainingProgress, unfinished_epoch
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
-from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
     from maze.train.trainers.common.trainer import EpochTrainer
@@ -114,12 +113,13 @@ class TrainingSession:
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if trainer.evaluates_between_epochs or self.evaluated_epoch == trainer.epoch:
             increment_log_step()
-        self._progress.training_done(self._best())
+        self._progress.training_done()
 
     def goes_on(self) -> bool:
         """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
         trainer, n_done = self._trainer, self._trainer.epoch - self.first_epoch
         self.evaluate_if_due()
+        self._progress.evaluated(self._best())
         if 0 < self._n_epochs <= n_done:
             return False
         if self._has_stopped_improving():
@@ -186,9 +186,7 @@ class TrainingSession:
         self.history.append(EpochSummary(trainer.epoch, trainer.n_env_steps, self.training_reward))
         self._tell_where_no_episode_ends()
         increment_log_step()
-        seconds = self._progress.epoch_done(
-            trainer.epoch, trainer.epoch - self.first_epoch, trainer.n_env_steps, self._best()
-        )
+        seconds = self._progress.epoch_done(trainer.epoch, trainer.epoch - self.first_epoch, trainer.n_env_steps)
         trainer.stats.add_value("time_epoch", seconds)
         if trainer.model_selection is not None:
             trainer.model_selection.epoch_completed(trainer.epoch)
@@ -207,7 +205,7 @@ class TrainingSession:
         self.before_statistics()
         if trainer.evaluator is not None:
             if trainer.epoch == self.first_epoch:
-                self._progress.announce("evaluating the policy that the training starts from")
+                self._progress.first_evaluation(trainer.epoch)
             trainer.evaluate()
         elif selection is not None and trainer.epoch > 0 and not math.isnan(self.training_reward):
             selection.update(self.training_reward)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maze.console.runs import TrainingProgress
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -17,7 +18,6 @@ from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, Rollo
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_trainer import PPO
-from maze.train.utils.progress import TrainingProgress
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env
 from tests.train.trainers.common.test_structured_training import build_model
 from tests.train.trainers.common.test_structured_training import train as train_structured

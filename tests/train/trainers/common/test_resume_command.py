@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from maze.core.log_stats.event_file import read_event_file
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
+from maze.utils.tensorboard_reader import read_event_file
 
 COMMAND = (
     *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner.concurrency=2", "algorithm.patience=0"),

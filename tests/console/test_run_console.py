@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import re
 from abc import ABC
 
 import numpy as np
 import pytest
 
+from maze.console.runs import Progressed, RunConsole, checked_verbosity
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import define_epoch_stats
 from maze.core.log_stats.log_stats import LogStatsKey
-from maze.core.log_stats.run_console import Progressed, RunConsole, checked_verbosity, has_colours
 from maze.core.log_stats.stats_format import significant
 from maze.train.trainers.common.actor_critic.actor_critic_events import ActorCriticEvents
 
@@ -73,69 +75,75 @@ def test_numbers_have_four_significant_digits_and_none_is_rounded_to_nothing(num
     assert significant(number) == text
 
 
-def test_the_table_holds_return_length_kpis_losses_rate_and_time():
-    text = console(EPISODES, KPIS, LEARNING).text(PROGRESSED, 80, is_table=True)
-    assert text.splitlines() == [
-        "epoch 3/50, 12,000 environment steps, best -71.95, about 9 min left",
-        "                        train             eval",
-        "  return                -71.95 ± 1.47     -71 ± 0.5",
-        "  episode length        20                -",
-        "  usage                 0.3604 ± 0.0071   -",
-        "  waste                 12                -",
-        "  policy_loss           -0.01235 / 1e-5   -",
-        "  critic_value_loss     116.7             -",
-        "  policy_grad_norm      0.5               -",
-        "  learning_rate         2.5e-4            -",
-        "  environment steps/s   2,843",
-        "  time                  4.22 s",
-    ]
+def test_the_table_has_returns_lengths_kpis_and_losses_of_each_prefix():
+    assert console(EPISODES, KPIS, LEARNING).cells() == {
+        "return": {"train": "-71.95 ± 1.47", "eval": "-71 ± 0.5"},
+        "episode length": {"train": "20", "eval": "-"},
+        "usage": {"train": "0.3604 ± 0.0071", "eval": "-"},
+        "waste": {"train": "12", "eval": "-"},
+        "policy_loss": {"train": "-0.01235 / 1e-5", "eval": "-"},
+        "critic_value_loss": {"train": "116.7", "eval": "-"},
+        "policy_grad_norm": {"train": "0.5", "eval": "-"},
+        "learning_rate": {"train": "2.5e-4", "eval": "-"},
+    }
 
 
-def test_there_are_at_most_ten_rows():
+def test_there_are_at_most_eight_rows_of_statistics_three_of_them_kpis():
     many = {kpi(f"k{number}"): 1.0 for number in range(5)}
-    text = console(EPISODES, many, LEARNING).text(PROGRESSED, 80, is_table=True)
-    assert len(text.splitlines()) == 2 + 10
-    assert [f"k{number}" in text for number in range(5)] == [True] * 3 + [False] * 2
+    labels = [*console(EPISODES, many, LEARNING).cells()]
+    assert len(labels) <= 8
+    assert [label for label in labels if label.startswith("k")] == ["k0", "k1", "k2"]
 
 
 def test_an_environment_without_kpis_is_shown_by_events_of_its_own():
-    labels = [row.label for row in console(EPISODES, {LogStatsKey(OwnEvents.cut, "mean", None): 2.0}).rows()]
-    assert labels == ["return", "episode length", "cut/mean"]
+    shown = console(EPISODES, {LogStatsKey(OwnEvents.cut, "mean", None): 2.0}).cells()
+    assert [*shown] == ["return", "episode length", "cut/mean"]
 
 
-def test_without_a_terminal_it_is_one_line():
-    text = console(EPISODES, KPIS, LEARNING).text(PROGRESSED, 80, is_table=False)
-    assert text == (
-        "epoch 3/50: return -71.95 ± 1.47 (eval -71 ± 0.5), usage 0.3604 ± 0.0071, 2,843 environment steps/s, "
-        "12,000 environment steps, best -71.95, about 9 min left"
-    )
+def test_without_a_terminal_one_line_has_the_returns_of_both_prefixes_and_the_best():
+    head, figures = console(EPISODES, KPIS, LEARNING).line(PROGRESSED).split(": ")
+    assert head == "epoch 3/50"
+    assert figures.split(", ")[:2] == ["return -71.95 ± 1.47 (eval -71 ± 0.5)", "usage 0.3604 ± 0.0071"]
+    assert {"2,843 environment steps/s", "best -71.95", "about 9 min left"} <= set(figures.split(", "))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 @pytest.mark.parametrize("width", [30, 80, 120])
-def test_no_line_is_wider_than_the_terminal(width):
+def test_no_line_of_a_terminal_is_wider_than_it(width, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
     many = {kpi("a very long name of an indicator of this environment"): 1.0, kpi("x" * 200): 2.0}
-    text = console(EPISODES, many, LEARNING).text(PROGRESSED, width, is_table=True)
-    assert max(map(len, text.splitlines())) <= width
+    console(EPISODES, many, LEARNING).epoch_done(PROGRESSED)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert lines[0].startswith("epoch 3/50")
+    assert len(lines) > 6
+    assert max(map(len, lines)) <= width
 
 
 def test_rows_are_chosen_by_name_event_or_column(capsys):
     rows = ("waste", "learning_rate", "policy_loss", "BaseEnvEvents/reward/max", "usgae")
     shown = console(EPISODES, KPIS, LEARNING, rows=rows)
-    assert [line.split()[0] for line in shown.text(PROGRESSED, 80, is_table=True).splitlines()[2:7]] == list(rows)
+    assert [figures["train"] for figures in shown.cells().values()] == ["12", "2.5e-4", "-0.01235 / 1e-5", "-70", "-"]
     shown.epoch_done(PROGRESSED)
-    assert capsys.readouterr().err == ("console.rows: no statistic is called `usgae` so far. Did you mean usage?\n")
+    assert "`usgae`" in (errors := capsys.readouterr().err)
+    assert "`usage`?" in errors
 
 
 def test_tables_come_at_intervals_and_the_last_one_at_the_end(capsys):
     now = [0.0]
     shown = console(EPISODES, interval=5.0, clock=lambda: now[0])
     for epoch in range(1, 9):
-        shown.epoch_done(PROGRESSED._replace(epoch=epoch), is_last=epoch == 8)
+        shown.epoch_done(PROGRESSED._replace(epoch=epoch))
         now[0] += 2.0
-    shown.finish("-70")
+    shown.finish()
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"epoch {epoch}/50" for epoch in (1, 4, 7, 8)]
-    assert "best -70," in lines[-1]
     shown.finish()
     assert capsys.readouterr().out == ""
 
@@ -143,19 +151,11 @@ def test_tables_come_at_intervals_and_the_last_one_at_the_end(capsys):
 def test_statistics_of_an_earlier_log_step_are_not_shown_as_those_of_this_one():
     shown = console(EPISODES)
     shown.write("train", 4, LEARNING)
-    assert "policy_loss" in shown.text(PROGRESSED, 80, is_table=True)
-    assert "-71.95 ±" not in shown.text(PROGRESSED, 80, is_table=True)
+    assert shown.cells()["policy_loss"]["train"] == "-0.01235 / 1e-5"
+    assert shown.cells()["return"]["train"] == "-"
 
 
 @pytest.mark.parametrize("value", [3, -1, "2", True, None, 1.5])
 def test_other_verbosities_are_refused(value):
     with pytest.raises(ConfigError, match=r"^verbose: expected 0 .*, 1 .* or 2 .*, got "):
         checked_verbosity(value)
-
-
-def test_no_color_is_heard(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert has_colours()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_colours()

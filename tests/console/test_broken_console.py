@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from maze.console.streams import LastingStream, lasting_console
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
-from maze.utils.console import LastingStream, lasting_console
 
 SEEDS = ("seeding.env_base_seed=1", "seeding.agent_base_seed=1")
 TRAINING = (

@@ -1,4 +1,4 @@
-"""Console output of runs, which never ends one: a pipe may be closed, a disk may be full."""
+"""Standard streams that never end a run: if stdout is closed or its disk is full, the run continues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STREAMS = ("stdout", "stderr")
 
 
 class LastingStream:
-    """Text stream that loses what its target does not take, and is otherwise that target.
+    """Text stream that drops what its target does not accept, and otherwise behaves as the target.
 
-    A disk may have room again, so every text is tried.
+    Each text is tried: a full disk may have room again.
 
     :param target: The stream that is written to.
     """
@@ -43,7 +43,7 @@ class LastingStream:
         return getattr(self._target, name)
 
     def drop_buffered(self) -> None:
-        """Forgets what could not be written: Python would try again, and fail, when the process ends."""
+        """Drop text that could not be written; Python would write it again, and fail, when the process ends."""
         try:
             self._target.flush()
         except OSError:
@@ -60,20 +60,20 @@ class LastingStream:
 
 @contextmanager
 def lasting_console() -> Iterator[None]:
-    """Context in which `print`, logging and progress bars go on silently where the console takes nothing more."""
+    """Context in which `print`, logging and progress bars raise no error if the console accepts no more output."""
     previous = {name: getattr(sys, name) for name in STREAMS}
     streams = let_console_last()
     try:
         yield
     finally:
         for name, stream in streams.items():
-            if getattr(sys, name) is stream:  # otherwise somebody else has replaced it since
+            if getattr(sys, name) is stream:  # other code may have replaced it since
                 setattr(sys, name, previous[name])
             stream.drop_buffered()
 
 
 class NoTerminal(LastingStream):
-    """A stream that says that it is no terminal, so that nobody draws live lines on it."""
+    """Stream that is not reported as a terminal, so that no live line is drawn on it."""
 
     def isatty(self) -> bool:
         return False
@@ -81,22 +81,22 @@ class NoTerminal(LastingStream):
 
 @contextmanager
 def quiet_console() -> Iterator[None]:
-    """Context in which nothing is printed but what goes to the error stream, and no live lines."""
+    """Context without output on stdout and without live lines; errors still go to stderr."""
     with _nowhere() as nowhere, redirect_stdout(LastingStream(nowhere)), redirect_stderr(NoTerminal(sys.stderr)):
         yield
 
 
 def _nowhere() -> TextIO:
-    """Stands for a stream that Python does not have, because its descriptor was closed."""
+    """Stand in for a standard stream that is missing because its descriptor was closed."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 def let_console_last() -> dict[str, LastingStream]:
-    """Replaces the standard streams of this process, for processes that end with what they do.
+    """Replace the standard streams of this process by lasting ones, for the rest of the process.
 
-    :return: The streams that have taken their place, by name; what lasts already stays.
+    :return: The streams that were installed, by name; streams that last already stay.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # where one was closed, files would be printed into
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # otherwise a file that is opened next is printed into
         pass
     os.close(descriptor)
     replaced = {}
@@ -109,14 +109,10 @@ def let_console_last() -> dict[str, LastingStream]:
     return replaced
 
 
-def progress_bar(**arguments: Any) -> Any:
-    """A bar of tqdm without the thread that watches over bars: it would outlive them, and every fork after it.
+def print_text(text: str) -> None:
+    """Prints a text; the run continues where stdout does not accept it.
 
-    :param arguments: Those of `tqdm.tqdm`.
+    Letters that the console's encoding does not have become question marks.
     """
-    from tqdm import tqdm
-
-    class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
-        monitor_interval = 0
-
-    return Bar(**arguments)
+    if sys.stdout is not None:
+        print(text, file=LastingStream(sys.stdout), flush=True)
