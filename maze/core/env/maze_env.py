@@ -298,7 +298,11 @@ class _StepPath:
             if self.clip is not None:
                 action = self.clip(action)
             maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
-            maze_state, reward, done, info = core_env.step(maze_action)
+            result = core_env.step(maze_action)
+            try:
+                maze_state, reward, done, info = result
+            except (TypeError, ValueError) as error:
+                raise _wrong_result(result, core_env) from error
         except Exception as error:
             # The simulation's own errors pass, unless the action was no element of its space to begin with.
             origin = origin_of(error)
@@ -380,6 +384,14 @@ def _context_of(core_env: CoreEnv) -> EnvironmentContext:
         raise EnvironmentContractError(
             f"{type(core_env).__name__} has no context; call `super().__init__()` in its constructor."
         ) from None
+
+
+def _wrong_result(result: Any, core_env: CoreEnv) -> EnvironmentContractError:
+    n_values = len(result) if isinstance(result, tuple | list) else 1
+    return EnvironmentContractError(
+        f"{type(core_env).__name__}.step: expected four values (state, reward, done, info), found {n_values}: "
+        f"{result!r:.200}. Return all four."
+    )
 
 
 def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,69 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
     :param place: Where the spaces belong, for error messages.
     """
     return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
+
+
+class Cast:
+    """Converts the values of one space entry to its dtype.
+
+    Floating-point dtypes take any number. Integer and boolean dtypes take a value of another dtype only if it stays the
+    same number: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
+
+    >>> Cast(np.dtype(np.uint8), "observation `image`")(np.array([7.0]))
+    array([7], dtype=uint8)
+
+    :param dtype: The dtype of the space.
+    :param place: Environment and key, for messages.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], place: str) -> None:
+        self.dtype = dtype
+        self._place = place
+        self._given: np.dtype[Any] | None = None
+        """The dtype of the first array that was given."""
+
+    def __call__(self, value: Any) -> np.ndarray:
+        """Return the value as an array of the dtype; an array that has it already is not copied.
+
+        :param value: A number or array.
+        :raises EnvironmentContractError: It is another number in the dtype.
+        """
+        if value.__class__ is np.ndarray and value.dtype == self.dtype and self._given is self.dtype:
+            return value  # type: ignore[no-any-return]
+        converted = self._converted(value)
+        if isinstance(value, np.ndarray | np.generic) and (self._given is None or value.dtype != self._given):
+            self._note_dtype(value.dtype)
+        return converted
+
+    def _converted(self, value: Any) -> np.ndarray:
+        if self.dtype.kind == "f":
+            return np.asarray(value, self.dtype)
+        array = np.asarray(value)
+        if array.dtype == self.dtype:
+            return array
+        try:
+            with np.errstate(invalid="ignore"):
+                converted = array.astype(self.dtype)
+            is_same = converted == array
+        except (TypeError, ValueError, OverflowError):
+            is_same = np.zeros(array.shape, np.bool_)
+        if not np.all(is_same):
+            found = array[~is_same].flat[0]
+            raise EnvironmentContractError(
+                f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found {found!r} in an "
+                f"array of dtype {array.dtype}. Correct the values, or declare a space that contains them."
+            )
+        return converted
+
+    def _note_dtype(self, dtype: np.dtype[Any]) -> None:
+        if self._given is not None and dtype.kind != self._given.kind:
+            warnings.warn(
+                f"{self._place}: the dtype of the values has changed from {self._given} to {dtype}; the space declares "
+                f"{self.dtype}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._given = self.dtype if dtype == self.dtype else dtype
 
 
 def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:

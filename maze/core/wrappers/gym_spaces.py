@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.space_arrays import Cast
 from maze.core.errors import ConfigError
 
 _SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
@@ -23,18 +24,20 @@ class Leaf:
     """Conversion of one entry: by default a cast between array types.
 
     :param space: The space on gymnasium's side.
+    :param place: Environment and key, for messages.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
         self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
         self.dtype = self.space.dtype
         self.gym_dtype = space.dtype
+        self._cast = Cast(np.dtype(self.dtype), place)
 
     def to_gym(self, value: Any) -> Any:
         return np.asarray(value, dtype=self.gym_dtype)
 
-    def from_gym(self, value: Any) -> Any:
-        return np.asarray(value, dtype=self.dtype)
+    def from_gym(self, value: Any) -> np.ndarray:
+        return self._cast(value)
 
     def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
         """The values of several environments, `[n_envs, ...]`."""
@@ -110,10 +113,14 @@ def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf
     return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
 
 
-def observation_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
-    """Conversions of an observation space; result as for :func:`action_leaves`."""
+def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
+    """Conversions of an observation space; result as for :func:`action_leaves`.
+
+    :param space: The space.
+    :param env_name: The environment, for messages.
+    """
     kind, entries = _entries(space, "observation")
-    return kind, {key: Leaf(entry) for key, entry in entries.items()}
+    return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}
 
 
 def packed(kind: type | None, parts: dict[str, Any]) -> Any:

@@ -373,3 +373,16 @@ def test_an_environment_without_a_renderer_says_so_when_it_is_to_be_drawn():
     env.reset()
     with pytest.raises(ConfigError, match=r"MazeEnv cannot be drawn: it has no renderer.*get_renderer"):
         draw_current_state(env)
+
+
+def test_a_step_with_too_few_values_and_the_name_of_an_environment_are_readable():
+    class Dock(CountdownEnv):
+        def step(self, maze_action):
+            return super().step(maze_action)[:3]
+
+    env = countdown_env()
+    env.core_env = Dock()
+    assert repr(env) == "MazeEnv(Dock())"
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"Dock.step: expected four values .*, found 3"):
+        env.step({"by": 1})
