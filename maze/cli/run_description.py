@@ -27,6 +27,8 @@ from maze.cli.run_info import (
     stored_arguments,
     text_of,
 )
+from maze.cli.run_list import environment_option
+from maze.core.utils.config_utils import gym_env_defaults
 from maze.train.utils.training_record import read_record
 
 SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
@@ -199,13 +201,19 @@ def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[s
             continue  # the model brings one of its own
         section = OmegaConf.select(cfg, group)
         details = []
+        option, choice = choice, environment_option(choice, section) if group == "env" else choice
         if isinstance(section, DictConfig):
             if group == "wrappers":
                 details = [str(name).rpartition(".")[2] for name in section]
             elif section.get("_target_") and not (group == "algorithm" and choice):
                 details = [str(section._target_)]
         if group == "env" and isinstance(section, DictConfig):
-            details += [f"{key!s}={section[key]}" for key in section if key != "_target_" and _is_scalar(section, key)]
+            left_over = gym_env_defaults() if choice != option else {}  # arguments of the default environment
+            details += [
+                f"{key!s}={section[key]}"
+                for key in section
+                if key != "_target_" and _is_scalar(section, key) and section[key] != left_over.get(str(key), ...)
+            ]
         if choice or details:
             yield group, f"{choice or '(own)'}{': ' if details else ''}{', '.join(details)}"
     seeding = OmegaConf.select(cfg, "seeding")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.errors import RunFailedError, tell_from_verdict
+from maze.cli.run_list import environment_option
 from maze.cli.sweeps.journal import has_journal
 from maze.core.errors import ConfigError
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
@@ -140,6 +141,20 @@ def uploads_of_run(directory: Path) -> Uploads | None:
     return Uploads(directory, stores[0]) if stores and stores[0] is not None else None
 
 
+@contextmanager
+def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
+    """Within this block, one's own environment (`env._target_`) stands among the choices instead of the default."""
+    choices = config.hydra.runtime.choices
+    option = choices.get("env")
+    with read_write(config.hydra), open_dict(config.hydra):
+        choices.env = environment_option(option, config.get("env"))
+    try:
+        yield
+    finally:
+        with read_write(config.hydra), open_dict(config.hydra):
+            choices.env = option
+
+
 class ClaimedDirectories:
     """Context that knows which directories were claimed in it."""
 
@@ -179,7 +194,8 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
         hydra_config = HydraConfig.instance()
         previous = hydra_config.cfg
-        hydra_config.set_config(config)  # the names contain ${hydra:...}
+        with _own_environment_as_choice(config):
+            hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
             named = str(OmegaConf.select(config, key))
             store = _store_of(named, key) if is_url(named) else None

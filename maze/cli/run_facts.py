@@ -21,7 +21,7 @@ from maze.cli.run_info import (
     stored_arguments,
     text_of,
 )
-from maze.cli.run_list import algorithm_name, environment_name
+from maze.cli.run_list import algorithm_name, environment_name, environment_option
 from maze.core.errors import MazeError
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def title_of(directory: Path, cfg: Mapping[str, Any]) -> str:
 
 def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     choices = chosen_options(directory)
+    choices["env"] = environment_option(choices.get("env"), cfg.get("env"))
     for group in _GROUPS:
         if choices.get(group):
             yield group, str(choices[group])

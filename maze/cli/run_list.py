@@ -84,6 +84,19 @@ def environment_name(env: Any) -> str:
     return name if isinstance(name, str) and not is_left_over else str(target).rpartition(".")[2]
 
 
+def environment_option(option: Any, env: Any) -> Any:
+    """The chosen option of the group `env`; with the default option and another `env._target_`, the target's name.
+
+    :param option: The option.
+    :param env: The section `env` of the configuration.
+    """
+    from maze.core.utils.config_utils import gym_env_defaults
+
+    target = env.get("_target_") if isinstance(env, Mapping) else None
+    is_own = option == "gym_env" and target not in (None, gym_env_defaults()["_target_"])
+    return str(target).rpartition(".")[2] if is_own else option
+
+
 def algorithm_name(algorithm: Any, run: Path) -> str:
     """The name of the algorithm that a section of a run's configuration describes.
 

@@ -47,7 +47,8 @@ class DictObservationConversion(ObservationConversionInterface):
     def __init__(self, entries: Mapping[str, spaces.Space[Any]]) -> None:
         self._space = entries if isinstance(entries, spaces.Dict) else spaces.Dict(dict(entries))
         self._casts = {
-            key: Cast(dtype, f"observation `{key}`") for key, (_, dtype) in dict_specs(self._space, "observation").items()
+            key: Cast(dtype, f"observation `{key}`")
+            for key, (_, dtype) in dict_specs(self._space, "observation").items()
         }
 
     @override(ObservationConversionInterface)

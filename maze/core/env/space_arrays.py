@@ -81,7 +81,7 @@ class Cast:
         :raises EnvironmentContractError: It is another number in the dtype.
         """
         if value.__class__ is np.ndarray and value.dtype == self.dtype and self._given is self.dtype:
-            return value  # type: ignore[no-any-return]
+            return value
         converted = self._converted(value)
         if isinstance(value, np.ndarray | np.generic) and (self._given is None or value.dtype != self._given):
             self._note_dtype(value.dtype)
@@ -93,6 +93,7 @@ class Cast:
         array = np.asarray(value)
         if array.dtype == self.dtype:
             return array
+        converted = np.zeros(array.shape, self.dtype)
         try:
             with np.errstate(invalid="ignore"):
                 converted = array.astype(self.dtype)

@@ -58,9 +58,9 @@ def refuse_vector_env(env: Any) -> None:
         )
 
 
-def in_current_api(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, made to fit gymnasium's current API where its `reset` takes no seed."""
-    return env if takes_seed(env.unwrapped) else CurrentApi(env)
+def in_current_api(env: Any) -> Any:
+    """The environment of gymnasium, made to fit its current API where its `reset` takes no seed; others as they are."""
+    return env if not isinstance(env, gymnasium.Env) or takes_seed(env.unwrapped) else CurrentApi(env)
 
 
 def takes_seed(env: Any) -> bool:
@@ -119,9 +119,9 @@ def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, 
         return result  # type: ignore[no-any-return]
     if n_values != 4:
         raise EnvironmentContractError(
-            f"{gym_env_name(env)}: expected five values from `step` (observation, reward, terminated, truncated, info), "
-            f"or the four of the older API (observation, reward, done, info); found {n_values}: {result!r:.200}. Return "
-            "all five."
+            f"{gym_env_name(env)}: expected five values from `step` (observation, reward, terminated, truncated, "
+            f"info), or the four of the older API (observation, reward, done, info); found {n_values}: "
+            f"{result!r:.200}. Return all five."
         )
     observation, reward, done, info = result
     truncated = bool(done and info.get(TRUNCATION_KEY, False))
@@ -270,12 +270,12 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         RecordConstructorArgs.__init__(self, name=name)
         super().__init__(env)
         assert isinstance(env.action_space, spaces.Discrete)
-        size = int(env.action_space.n)
+        self._n_actions = int(env.action_space.n)
         shown = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else None
         self._name = name
         self._is_dict = shown is not None
         shown = dict(shown) if shown is not None else {"observation": env.observation_space}
-        self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (size,), np.int8)})
+        self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (self._n_actions,), np.int8)})
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Return the first observation with its mask."""
@@ -291,7 +291,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
     def _with_mask(self, observation: Any, info: Mapping[str, Any], is_over: bool) -> dict[str, Any]:
         mask = told_mask(self.env, info, self._name)
         if mask is None and is_over:
-            mask = np.ones(self.observation_space[ACTION_MASK].shape, np.int8)
+            mask = np.ones(self._n_actions, np.int8)
         if mask is None:
             raise EnvironmentContractError(
                 f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}`, which the first reset "

@@ -31,13 +31,13 @@ class Leaf:
         self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
         self.dtype = self.space.dtype
         self.gym_dtype = space.dtype
-        self._cast = Cast(np.dtype(self.dtype), place)
+        self.cast = Cast(np.dtype(self.dtype), place)
 
     def to_gym(self, value: Any) -> Any:
         return np.asarray(value, dtype=self.gym_dtype)
 
     def from_gym(self, value: Any) -> np.ndarray:
-        return self._cast(value)
+        return self.cast(value)
 
     def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
         """The values of several environments, `[n_envs, ...]`."""

@@ -72,7 +72,7 @@ class GymBatch(BatchedCoreEnv):
         self._only = None
         """Key of the only observation, which comes by itself, and its cast."""
         if self._kind is None and action_mask is None:
-            self._only = next((key, leaf.from_gym) for key, leaf in self._leaves.items())
+            self._only = next((key, leaf.cast) for key, leaf in self._leaves.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
         self._is_own = True
         """Whether nobody else has the arrays of `_shown`."""

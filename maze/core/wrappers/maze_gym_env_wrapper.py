@@ -144,7 +144,7 @@ def adapted_gym_maze_env(
 
     :param env: The environment.
     """
-    env = gym_wrapped(in_current_api(env) if isinstance(env, gymnasium.Env) else env, gym_wrappers)
+    env = gym_wrapped(in_current_api(env), gym_wrappers)
     if reset_options:
         env = ResetOptions(env, reset_options)
     if reward_weights:
@@ -183,9 +183,10 @@ class GymCoreEnv(CoreEnv):
     @override(CoreEnv)
     def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
         result: Any = self.env.step(maze_action)
-        if result.__class__ is not tuple or len(result) != 5:
-            result = step_values(self.env, result)
-        self._maze_state, reward, done, truncated, info = result
+        try:
+            self._maze_state, reward, done, truncated, info = result
+        except (TypeError, ValueError):
+            self._maze_state, reward, done, truncated, info = step_values(self.env, result)
         if done:
             info.pop(TRUNCATION_KEY, None)
         elif truncated:
@@ -314,7 +315,7 @@ class GymObservationConversion(ObservationConversionInterface):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self._kind, self._leaves = observation_leaves(env.observation_space, gym_env_name(env))
         self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
-        self._cast_only = self._leaves["observation"].from_gym if self._kind is None else None
+        self._cast_only = self._leaves["observation"].cast if self._kind is None else None
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
 """Whether masks allow what is possible and forbid what is not, tried out with clones.
 
-An environment may refuse a forbidden action (an exception, an entry `error` in the info, an event that no allowed action
-fires), let it change nothing, or carry it out like any other, where the mask leaves out what is possible but not wanted.
-A forbidden action that is carried out is a finding only in an environment that refuses others, or documents an event of
-invalid actions.
+An environment may refuse a forbidden action (an exception, an entry of the info or an event that no allowed action
+leads to), let it change nothing, or carry it out like any other, where the mask leaves out what is possible but not
+wanted. A forbidden action that is carried out is a finding only in an environment that refuses others, or documents an
+event of invalid actions.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def check_masks(
         if done:
             observation = env.reset()
     for (where, head), outcomes in forbidden.items():
-        if (value := outcomes.get(Outcome.CARRIED_OUT)) is None:
+        if Outcome.CARRIED_OUT not in outcomes:
             continue
+        value = outcomes[Outcome.CARRIED_OUT]
         if Outcome.REFUSED in outcomes or is_invalid is not looks_invalid or _documents_invalid_actions(env):
             report.add(
                 "mask-legal",

@@ -219,7 +219,10 @@ def test_a_mask_that_is_missing_later_is_reported():
         del gymnasium.registry["Forgetful-v0"]
     env.reset()
     shown.info = {}
-    with pytest.raises(EnvironmentContractError, match=r"Forgetful-v0: expected the mask of valid actions `action_mask`.* found `info` with \[\]"):
+    with pytest.raises(
+        EnvironmentContractError,
+        match=r"Forgetful-v0: expected the mask of valid actions `action_mask`.* found `info` with \[\]",
+    ):
         env.step({"action": 0})
 
 

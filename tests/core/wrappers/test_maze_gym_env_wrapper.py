@@ -319,8 +319,12 @@ def test_an_integer_that_wraps_around_ends_a_run_with_its_place(algorithm, tmp_p
         "sac": {"algorithm.epoch_length": 10, "algorithm.initial_buffer_size": 20, "algorithm.replay_buffer_size": 60},
         "dqn": {"algorithm.epoch_length": 100, "algorithm.initial_buffer_size": 20, "algorithm.replay_buffer_size": 60},
     }
-    context = RunContext(env=Overflowing, algorithm=algorithm, run_dir=tmp_path, overrides=small[algorithm], silent=True)
-    with pytest.raises(EnvironmentContractError, match=r"Overflowing, observation `observation`: .* uint8, .*found .*300"):
+    context = RunContext(
+        env=Overflowing, algorithm=algorithm, run_dir=tmp_path, overrides=small[algorithm], silent=True
+    )
+    with pytest.raises(
+        EnvironmentContractError, match=r"Overflowing, observation `observation`: .* uint8, .*found .*300"
+    ):
         context.train(n_epochs=2)
 
 

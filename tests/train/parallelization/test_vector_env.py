@@ -271,9 +271,13 @@ def test_a_number_that_its_dtype_cannot_hold_is_refused_in_any_step(value):
     envs = SequentialVectorEnv([counting_env, lambda: Drifting(counting_env())])
     envs.seed([1, 2])
     envs.reset()
-    with pytest.raises(EnvironmentContractError, match=r"environment 1, sub-step 0.*`flag`.* dtype int64.*0.5|nan"):
+
+    def run() -> None:
         for _ in range(30):
             envs.step(moves(0, 0))
+
+    with pytest.raises(EnvironmentContractError, match=r"environment 1, sub-step 0.*`flag`.* dtype int64.*(0.5|nan)"):
+        run()
 
 
 def test_spaces_that_have_no_fixed_shape_are_refused():

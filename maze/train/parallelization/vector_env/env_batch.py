@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
 
+ndarray = np.ndarray
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
 _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
@@ -256,7 +257,7 @@ class EnvBatch:
     def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_key = self.actor_ids[0].step_key
         casts = self._casts[step_key]
-        columns = [(key, column, casts[key]) for key, column in out[step_key].items()]
+        columns = [(key, column, column.dtype, casts[key]) for key, column in out[step_key].items()]
         rewards, last = self.rewards, self._last
         taken = self._columns(step_key, _of_step(step_key, actions))
         self._log.append(taken)
@@ -269,8 +270,9 @@ class EnvBatch:
                 if done:
                     observation = self._finish_episode(index, observation, info)
                 last[index] = observation
-                for key, column, cast in columns:
-                    column[index] = cast(observation[key])
+                for key, column, dtype, cast in columns:
+                    value = observation[key]  # mostly an array of the right dtype: a call shows in the step's time
+                    column[index] = value if value.__class__ is ndarray and value.dtype == dtype else cast(value)
                 infos.append(info)
                 index += 1
         except USER_CODE_ERRORS as error:
@@ -303,7 +305,7 @@ class EnvBatch:
                 if done:
                     observation = self._finish_episode(index, observation, info)
                 self._last[index] = observation
-                self.actor_ids[index] = actor = env.actor_id()
+                self.actor_ids[index] = env.actor_id()
                 if self._n_checks_left:
                     self._write_checked(index, observation, out)
                 else:
