@@ -94,7 +94,7 @@ def _spaces(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _statistics(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
-    from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 
     load_statistics(path)
     return None, None

@@ -13,8 +13,7 @@ from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.agent_deployment.stored_run import read_stored_run
-from maze.core.env.space_arrays import split_rows
-from maze.core.env.space_checks import ActionBounds
+from maze.core.env.space_arrays import ActionBounds, split_rows
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_runner import RolloutRunner

@@ -13,13 +13,13 @@ from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
-from maze.core.env.error_origin import note_origin, origin_of
 from maze.core.env.event_env_mixin import EventEnvMixin
+from maze.core.env.faults import note_origin, origin_of
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
-from maze.core.env.space_checks import ActionBounds, action_problem, check_observation
+from maze.core.env.space_arrays import ActionBounds, action_problem, check_in_space
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -367,7 +367,7 @@ class _StepPath:
         """Checks the first observations of each sub-step."""
         step_key = self.env.actor_id().step_key if self.only_key is None else self.only_key
         if step_key in self.unchecked:
-            check_observation(observation, self.env.observation_space, type(self.env).__name__, step_key)
+            check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
             self.unchecked[step_key] -= 1
             if self.unchecked[step_key] == 0:
                 del self.unchecked[step_key]

@@ -30,12 +30,15 @@ from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryW
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import csv_text, write_whole
-from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import (
+    ActionRecordingWrapper,
+    FrameRecordingWrapper,
+    ParquetRecordingWrapper,
+    draws_frames_only,
+)
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:

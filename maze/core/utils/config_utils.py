@@ -105,7 +105,7 @@ class EnvFactory:
 
     def __call__(self) -> Any:
         """Makes an environment."""
-        from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper
+        from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         env = self._make_env()

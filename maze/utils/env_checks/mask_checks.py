@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.events.event_topic_factory import event_methods
-from maze.utils.env_checks.acting import RandomActor, Transition, same, take
-from maze.utils.env_checks.findings import CheckReport
+from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, same, take
 
 IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 

@@ -289,10 +289,13 @@ def test_recorded_states_and_actions_convert_back():
 @pytest.mark.parametrize(
     ("observation", "message"),
     [
-        ({"turn": np.zeros(2, np.float32)}, r"sub-step 0, observation `turn`: expected the shape \(1,\), got \(2,\)"),
-        ({"turn": np.zeros(1, np.complex64)}, "`turn`: expected values of type float32, got complex64"),
-        ({"tern": np.zeros(1)}, r"has the keys \['tern'\], but its space has \['turn'\]"),
-        (np.zeros(1), "must be a dictionary"),
+        (
+            {"turn": np.zeros(2, np.float32)},
+            r"sub-step 0, observation `turn`: expected shape \(1,\) .* found shape \(2,\)",
+        ),
+        ({"turn": np.zeros(1, np.complex64)}, "`turn`: expected .* dtype float32 .* found .* dtype complex64"),
+        ({"tern": np.zeros(1)}, r"with the keys \['turn'\], found \['tern'\]"),
+        (np.zeros(1), "with the keys .*, found ndarray"),
     ],
 )
 def test_first_observations_that_do_not_fit_their_space_are_named(observation, message):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maze.core.wrappers.running_statistics import statistics_states
+from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
 from maze.train.parallelization.distributed_actors.env_groups import EnvGroup, EpisodeRelay, RolloutPlan
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from maze.core.wrappers.running_statistics import load_statistics_states
+from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states
 from maze.train.parallelization.distributed_actors.acting_group import ActingGroup
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces

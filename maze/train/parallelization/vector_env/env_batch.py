@@ -20,7 +20,7 @@ from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
-from maze.core.wrappers.running_statistics import (
+from maze.core.wrappers.return_normalization_reward_wrapper import (
     RunningStatistics,
     load_statistics_states,
     statistics_states,
