@@ -53,7 +53,7 @@ class MazeEnv(
     :param observation_conversion_dict: Conversion of states to observations, by sub-step key.
     """
 
-    _TRANSIENT = (*Wrapper._TRANSIENT, "_step_path")
+    TRANSIENT = (*Wrapper.TRANSIENT, "step_path")
 
     converted_actor: ActorID | None = None
     """Whose recorded states and actions are being converted, see :meth:`converting`."""
@@ -69,12 +69,13 @@ class MazeEnv(
         self.observation_conversion_dict = dict(observation_conversion_dict)
         self._action_spaces = {key: conv.space() for key, conv in self.action_conversion_dict.items()}
         self._observation_spaces = {key: conv.space() for key, conv in self.observation_conversion_dict.items()}
-        self._last_maze_action: MazeActionType | None = None
+        self.last_maze_action: MazeActionType | None = None
+        """The action that was given to the simulation last."""
         super().__init__(core_env)
 
     @override(Wrapper)
     def _bind(self) -> None:
-        self._step_path = _StepPath(self)
+        self.step_path = _StepPath(self)
 
     @property
     def core_env(self) -> CoreEnvType:
@@ -93,11 +94,11 @@ class MazeEnv(
     @override(StructuredEnv)
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
         """Carries out an action; values of bounded `Box` heads are clipped first, whatever drew them."""
-        return self._step_path.step(action)
+        return self.step_path.step(action)
 
     @override(StructuredEnv)
     def reset(self) -> ObservationType:
-        return self._step_path.reset()
+        return self.step_path.reset()
 
     @override(StructuredEnv)
     def seed(self, seed: Any) -> None:
@@ -126,7 +127,7 @@ class MazeEnv(
 
     @override(RecordableEnvMixin)
     def get_maze_action(self) -> MazeActionType:
-        return self._last_maze_action
+        return self.last_maze_action
 
     @override(RecordableEnvMixin)
     def get_episode_id(self) -> str:
@@ -254,7 +255,7 @@ class MazeEnv(
     @override(Wrapper)
     def clone_from(self, env: MazeEnv[CoreEnvType]) -> None:
         self.context.clone_from(env.context)
-        self._last_maze_action = env.get_maze_action()
+        self.last_maze_action = env.get_maze_action()
         self.env.clone_from(env.core_env)
 
 
@@ -274,7 +275,7 @@ class _StepPath:
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
         self.only_key = self._only_step_key()
         self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
-        self.bounds = {key: ActionBounds(space) for key, space in env._action_spaces.items()}
+        self.bounds = {key: ActionBounds(conversion.space()) for key, conversion in self.action_conversions.items()}
         self.clip = self._clipping()
 
     def _only_step_key(self) -> StepKeyType | None:
@@ -297,7 +298,7 @@ class _StepPath:
         try:
             if self.clip is not None:
                 action = self.clip(action)
-            maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
+            maze_action = env.last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
             result = core_env.step(maze_action)
             try:
                 maze_state, reward, done, info = result
@@ -347,7 +348,7 @@ class _StepPath:
 
     def reset(self) -> ObservationType:
         self.context.reset_env_episode()
-        self.env._last_maze_action = None
+        self.env.last_maze_action = None
         return self.observe(self.core_env.reset())
 
     def observe(self, maze_state: MazeStateType) -> ObservationType:

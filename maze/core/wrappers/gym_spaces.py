@@ -7,7 +7,7 @@ numbers its entries, anything else is a single entry.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -141,12 +141,33 @@ def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[
     :param leaves: Conversions of the entries.
     :param value: What gymnasium has.
     """
-    if kind is None:
-        ((key, leaf),) = leaves.items()
-        return {key: leaf.from_gym(value)}
+    return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
+
+
+def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
+    """The entries of a value of gymnasium by key, in the order of the keys.
+
+    :param kind: As of :func:`entries_of`.
+    :param keys: Keys of the entries.
+    :param value: What gymnasium has.
+    """
     if kind is dict:
-        return {key: leaf.from_gym(value[key]) for key, leaf in leaves.items()}
-    return {key: leaf.from_gym(part) for (key, leaf), part in zip(leaves.items(), value, strict=True)}
+        return ((key, value[key]) for key in keys)
+    return zip(keys, (value,) if kind is None else value, strict=True)
+
+
+def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    """The entries of a space by key.
+
+    :param space: The space.
+    :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
+    :return: How gymnasium packs the entries (`dict`, `tuple`, None: there is one only), and the entries.
+    """
+    if isinstance(space, spaces.Dict):
+        return dict, dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    return None, {name: space}
 
 
 def _action_leaf(space: spaces.Space[Any]) -> Leaf:
@@ -160,14 +181,9 @@ def _action_leaf(space: spaces.Space[Any]) -> Leaf:
 
 
 def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
-    kind: type | None = None
-    entries: dict[str, spaces.Space[Any]] = {name: space}
-    if isinstance(space, spaces.Dict):
-        kind, entries = dict, {str(key): entry for key, entry in space.spaces.items()}
-        if list(entries) != list(space.spaces):
-            raise ConfigError(f"The {name} space has keys that are not strings: {list(space.spaces)}. Rename them.")
-    elif isinstance(space, spaces.Tuple):
-        kind, entries = tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    kind, entries = entries_of(space, name)
+    if not all(isinstance(key, str) for key in entries):
+        raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
     for key, entry in entries.items():
         _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
     return kind, entries

@@ -35,7 +35,7 @@ from maze.core.wrappers.gym_adapters import (
     with_action_mask,
 )
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
-from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed
+from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
 
 if TYPE_CHECKING:
     from maze.core.env.batched_core_env import BatchedCoreEnv
@@ -177,7 +177,8 @@ class GymCoreEnv(CoreEnv):
         self.env = env
         self.renderer = GymRenderer(env)
         self._maze_state: MazeStateType | None = None
-        self._next_seed: int | None = None
+        self.next_seed: int | None = None
+        """The seed of the coming reset."""
         self._takes_seed = takes_seed(env)
 
     @override(CoreEnv)
@@ -201,21 +202,21 @@ class GymCoreEnv(CoreEnv):
 
     @override(CoreEnv)
     def reset(self) -> MazeStateType:
-        if self._next_seed is None or not self._takes_seed:
+        if self.next_seed is None or not self._takes_seed:
             result: Any = self.env.reset()
         else:
-            result = self.env.reset(seed=self._next_seed)
-        self._next_seed = None
+            result = self.env.reset(seed=self.next_seed)
+        self.next_seed = None
         self._maze_state = reset_values(result)[0]
         return self._maze_state
 
     @override(CoreEnv)
     def seed(self, seed: int | None) -> None:
         """Makes the next reset a seeded one; the resets after it continue the sequence."""
-        self._next_seed = None if seed is None else int(seed)
-        self.env.action_space.seed(self._next_seed)
+        self.next_seed = None if seed is None else int(seed)
+        self.env.action_space.seed(self.next_seed)
         if not self._takes_seed and hasattr(self.env, "seed"):
-            self.env.seed(self._next_seed)
+            self.env.seed(self.next_seed)
 
     @override(CoreEnv)
     def close(self) -> None:
@@ -259,8 +260,8 @@ class GymCoreEnv(CoreEnv):
             self.env = self.renderer.env = copy.deepcopy(env.env)
         except Exception as error:
             raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
-        self._maze_state = copy.deepcopy(env._maze_state)
-        self._next_seed = env._next_seed
+        self._maze_state = copy.deepcopy(env.get_maze_state())
+        self.next_seed = env.next_seed
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({gym_env_name(self.env)})"
@@ -321,9 +322,7 @@ class GymObservationConversion(ObservationConversionInterface):
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
         if self._cast_only is not None:
             return {"observation": self._cast_only(maze_state)}
-        if self._kind is dict:
-            return {key: leaf.from_gym(maze_state[key]) for key, leaf in self._leaves.items()}
-        return {key: leaf.from_gym(part) for (key, leaf), part in zip(self._leaves.items(), maze_state, strict=True)}
+        return unpacked(self._kind, self._leaves, maze_state)
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
@@ -361,10 +360,7 @@ class GymActionConversion(ActionConversionInterface):
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        if self._only_leaf is not None:
-            return {"action": self._only_leaf.from_gym(maze_action)}
-        parts = maze_action if self._kind is dict else dict(zip(self._leaves, maze_action, strict=True))
-        return {key: leaf.from_gym(parts[key]) for key, leaf in self._leaves.items()}
+        return unpacked(self._kind, self._leaves, maze_action)
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:

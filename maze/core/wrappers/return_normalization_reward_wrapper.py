@@ -94,7 +94,7 @@ class ReturnNormalizationRewardWrapper(RewardWrapper[MazeEnv[Any]], RunningStati
     :raises ConfigError: `gamma` is outside [0, 1], or `epsilon` negative.
     """
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
 
     def __init__(self, env: MazeEnv[Any], gamma: float, epsilon: float) -> None:
         if not 0.0 <= gamma <= 1.0:

@@ -25,9 +25,9 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     keeps_observations_and_actions = True
 
-    _CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
+    CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
 
     def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)

@@ -112,10 +112,10 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     :param env: The environment to wrap.
     """
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
+    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
     """Attributes made by :meth:`_bind`; they are neither pickled nor copied."""
 
-    _CLONED: ClassVar[tuple[str, ...]] = ()
+    CLONED: ClassVar[tuple[str, ...]] = ()
     """Attributes of which :meth:`clone_from` takes over a (shallow) copy; for what is replaced, never written to."""
 
     keeps_observations_and_actions: ClassVar[bool] = False
@@ -201,7 +201,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def clone_from(self, env: Any) -> None:
         """Takes over the state of an environment wrapped in the same way.
 
-        A wrapper names the attributes that are its state in `_CLONED`; one that has more than that takes it over
+        A wrapper names the attributes that are its state in `CLONED`; one that has more than that takes it over
         itself, and calls this.
 
         :raises EnvironmentContractError: The other environment is wrapped in another way.
@@ -213,7 +213,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
             )
         inner: Any = self.env
         inner.clone_from(env.env)
-        for name in self._CLONED:
+        for name in self.CLONED:
             setattr(self, name, copy.copy(getattr(env, name)))
 
     @override(SimulatedEnvMixin)
@@ -256,7 +256,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         return f"{type(self).__name__}({self.__dict__.get('_wrapped_env')!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._TRANSIENT}
+        return {name: value for name, value in self.__dict__.items() if name not in self.TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -337,7 +337,7 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     keeps_observations_and_actions = True
 
-    _CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
+    CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
 
     _last_rewards: tuple[Any, Any] = (0.0, 0.0)
 
