@@ -20,7 +20,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from maze.core.agent.state_action_values import masked_log_probs
+from maze.core.agent.torch_state_action_critic import masked_log_probs
 
 DISCRETE_SHARE = 0.98
 

@@ -11,16 +11,19 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from maze.core.agent.state_action_values import masked_log_probs
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_state_action_critic import TorchSharedStateActionCritic, TorchStateActionCritic
+from maze.core.agent.torch_state_action_critic import (
+    TorchSharedStateActionCritic,
+    TorchStateActionCritic,
+    masked_log_probs,
+)
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
-from maze.perception.program.torch_networks import JointEvaluation
+from maze.perception.program.network_program import JointEvaluation
 from maze.train.trainers.common.learning import Key
 from maze.train.trainers.common.replay_buffer.transitions import TensorDict
 from maze.train.trainers.sac.losses import choice_logits

@@ -13,8 +13,8 @@ from torch import nn
 from maze.core.agent.acting import ActionHeads
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
+from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
-from maze.perception.program.torch_networks import TorchPopulation
 from maze.train.trainers.es.es_utils import n_trained_parameters, trained_parameters
 
 if TYPE_CHECKING:
