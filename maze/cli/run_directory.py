@@ -8,8 +8,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -27,6 +27,7 @@ from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE, has_study
 from maze.cli.wrapper_overrides import apply_overrides, as_written
 from maze.core.errors import ConfigError
 from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.files import write_whole
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 from maze.utils.process import version_of
@@ -152,6 +153,20 @@ def uploads_of_run(directory: Path) -> Uploads | None:
     return Uploads(directory, stores[0]) if stores and stores[0] is not None else None
 
 
+@contextmanager
+def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
+    """Within this block, one's own environment (`env._target_`) stands among the choices instead of the default."""
+    choices = config.hydra.runtime.choices
+    option = choices.get("env")
+    with read_write(config.hydra), open_dict(config.hydra):
+        choices.env = environment_option(option, config.get("env"))
+    try:
+        yield
+    finally:
+        with read_write(config.hydra), open_dict(config.hydra):
+            choices.env = option
+
+
 class ClaimedDirectories:
     """Context that knows which directories were claimed in it."""
 
@@ -211,7 +226,8 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
         hydra_config = HydraConfig.instance()
         previous = hydra_config.cfg
-        hydra_config.set_config(config)  # the names contain ${hydra:...}
+        with _own_environment_as_choice(config):
+            hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
             named = str(OmegaConf.select(config, key))
             store = _store_of(named, key) if is_url(named) else None
@@ -446,3 +462,14 @@ def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILE
             for file in directory.glob(f"{depth}{name}"):
                 if is_run(file.parent) or is_sweep(file.parent):
                     yield file.parent
+
+
+def environment_option(option: Any, env: Any) -> Any:
+    """Return the chosen option of the group `env`, or the name of `env._target_` where an own class replaces it.
+
+    :param option: The option.
+    :param env: The section `env` of the configuration.
+    """
+    target = env.get("_target_") if isinstance(env, Mapping) else None
+    is_own = option == "gym_env" and target not in (None, gym_env_defaults()["_target_"])
+    return str(target).rpartition(".")[2] if is_own else option

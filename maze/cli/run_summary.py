@@ -25,6 +25,7 @@ from maze.cli.run_directory import (
     HYDRA_CONFIG,
     VERSIONS_FILE,
     chosen_options,
+    environment_option,
     find_run,
     installed_versions,
     is_sweep,
@@ -37,6 +38,7 @@ from maze.cli.run_directory import (
 from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
 from maze.core.errors import MazeError
 from maze.core.log_stats.stats_format import significant
+from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.files import TEMPORARY_PREFIX, read_json_object
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
@@ -302,6 +304,7 @@ def facts_of(directory: Path, project: Path) -> RunFacts:
 
 def _facts(directory: Path, cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     choices = chosen_options(directory)
+    choices["env"] = environment_option(choices.get("env"), cfg.get("env"))
     yield from ((group, str(choices[group])) for group in _GROUPS if choices.get(group))
     versions, commit = _versions(directory) or ({}, "")
     shown = ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if versions.get(name))
@@ -477,13 +480,16 @@ def _components(cfg: DictConfig, choices: Mapping[str, Any]) -> Iterator[tuple[s
         choice, section = choices.get(group) or choices.get(f"rllib/{group}"), plain.get(group)
         if group == "critic" and OmegaConf.select(cfg, "model.critic") != OmegaConf.select(cfg, "critic"):
             continue  # the model brings one of its own
+        option, choice = choice, environment_option(choice, section) if group == "env" else choice
         details: list[str] = []
         if isinstance(section, dict) and group == "wrappers":
             details = [str(name).rpartition(".")[2] for name in section]
         elif isinstance(section, dict) and section.get("_target_") and not (group == "algorithm" and choice):
             details = [str(section["_target_"])]
         if isinstance(section, dict) and group == "env":
-            values = {key: value for key, value in section.items() if key != "_target_" and value != "???"}
+            left_over = gym_env_defaults() if choice != option else {}  # arguments of the default environment
+            shown = {key: value for key, value in section.items() if key != "_target_" and value != "???"}
+            values = {key: value for key, value in shown.items() if value != left_over.get(str(key), ...)}
             details += [f"{key!s}={value}" for key, value in values.items() if not isinstance(value, (dict, list))]
         if choice or details:
             yield group, f"{choice or '(own)'}{': ' if details else ''}{', '.join(details)}"
@@ -645,7 +651,7 @@ def _read_spaces(path: Path) -> None:
 
 
 def _read_statistics(path: Path) -> None:
-    from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 
     load_statistics(path)
 

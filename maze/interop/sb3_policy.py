@@ -312,8 +312,10 @@ def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Pat
         kwargs.pop(name, None)
     if stored.data.get("use_sde") and "use_sde" not in kwargs:
         kwargs["use_sde"] = True
+    if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # those of ARS have none
+        kwargs["lr_schedule"] = lambda _: 0.0
     try:
-        policy: Any = stored.policy_class(observation_space, action_space, lambda _: 0.0, **kwargs)
+        policy: Any = stored.policy_class(observation_space, action_space, **kwargs)
         policy.load_state_dict(dict(stored.weights))
     except (RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise CheckpointError(

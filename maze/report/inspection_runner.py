@@ -15,8 +15,8 @@ from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.frame_recording_wrapper import with_frames
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.recording_wrapper import with_frames
 from maze.report.comparison import RETURN
 from maze.report.comparison_runner import env_and_policy, played_measures, trainings_of, wrappers_for
 from maze.report.inspection import inspected_episode

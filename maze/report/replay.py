@@ -18,7 +18,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import USER_CODE_ERRORS, Place, fail
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.reward import RewardAggregatorInterface
-from maze.core.env.space_checks import ActionBounds, action_problem
+from maze.core.env.space_arrays import ActionBounds, action_problem
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError
 from maze.core.events.event_collection import EventCollection

@@ -19,7 +19,7 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Trajec
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.frame_recording_wrapper import with_frames
+from maze.core.wrappers.recording_wrapper import with_frames
 from maze.report.comparison_page import comparison_page
 from maze.report.comparison_runner import (
     COMPARISON_FILE,

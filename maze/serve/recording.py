@@ -201,7 +201,7 @@ def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
     base = operations.environment
     if not issubclass(type(base), MazeEnv):
         return action
-    action = action if base._step_path.clip is None else base._step_path.clip(action)
+    action = action if base.step_path.clip is None else base.step_path.clip(action)
     if operations.actions[actor.step_key][-1]["kind"] == "converted":
         return action
     return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())

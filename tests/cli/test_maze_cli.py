@@ -52,6 +52,18 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     assert "rollout_stats" in output
 
 
+def test_a_run_of_an_own_environment_is_named_after_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own = ["env._target_=gymnasium.envs.classic_control.AcrobotEnv", *SEQUENTIAL[1:]]
+    assert main(own) == 0
+    run = only_run(tmp_path)
+    assert run.parent.name == "rollout-AcrobotEnv-random_policy-sequential"
+    capfd.readouterr()
+    assert main(["--info", str(run)]) == 0
+    assert re.search(r"env +AcrobotEnv: gymnasium.envs.classic_control.AcrobotEnv\n", capfd.readouterr().out)
+    assert main([*own, "policy=torch_policy"]) != 0
+    assert "conf_train env._target_=gymnasium.envs.classic_control.AcrobotEnv" in capfd.readouterr().err
+
+
 def test_the_seeds_that_were_drawn_are_written_down_and_repeat_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
     from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
     from maze.core.utils.checkpoint import save_state
-    from maze.core.wrappers.observation_normalization.statistics_file import save_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import save_statistics
     from maze.perception.models.space_config import SpacesConfig
     from maze_envs.logistics.cutting_2d.env.maze_state import Cutting2DMazeState
 
@@ -158,7 +158,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns, read_stacked_columns
     from maze.core.utils.checkpoint import load_state
     from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
-    from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
     from maze.perception.models.space_config import SpacesConfig
 
     def config(path: Path) -> None:

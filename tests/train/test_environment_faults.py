@@ -138,7 +138,7 @@ NOT_FINITE: dict[str, str] = {
     "reward inf": "reward.* is inf",
     "observation nan": r"observation `position`.*(index \[1\]|sub-step 0).* is (NaN|nan)",
     "observation inf": r"observation `position`.*(index \[2\]|sub-step 0).* is inf",
-    "observation value none": "observation `position`.*( is (NaN or None|nan)|expected the shape)",
+    "observation value none": "observation `position`.*( is (NaN or None|nan)|expected shape)",
 }
 BEFORE_ANY_STEP: dict[str, str] = {
     "raise in factory": f"environment.*{LOST}",

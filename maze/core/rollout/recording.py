@@ -39,12 +39,14 @@ from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryW
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import csv_text, write_whole
-from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
-from maze.core.wrappers.frame_recording_wrapper import with_frames
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
-from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    with_frames,
+)
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:
@@ -145,7 +147,8 @@ def recorded(
         if record_pages:
             from maze.core.rendering.trajectory_page import TrajectoryPageWriter
 
-            writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages, record_pages))
+            name = env_name(base_maze_env(env))
+            writers.append(TrajectoryPageWriter(PAGE_DIR, name, recorder.pages, record_pages))
             env = with_frames(env, record_pages)
         for writer in writers:
             TrajectoryWriterRegistry.register_writer(writer)
@@ -157,18 +160,6 @@ def recorded(
         if record_parquet:
             env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
         yield env, recorder
-
-
-def _name_of(env: Any) -> str:
-    """The id, name or class of an environment of others, or the class of one of Maze."""
-    gym_env = getattr(env.core_env, "env", None)
-    if gym_env is None:
-        return type(base_maze_env(env)).__name__
-    spec = getattr(gym_env, "spec", None)
-    if spec is not None:
-        return str(spec.id)
-    name = (getattr(gym_env, "metadata", None) or {}).get("name")  # as PettingZoo's environments have it
-    return str(name or type(getattr(gym_env, "unwrapped", gym_env)).__name__)
 
 
 class RolloutReport:

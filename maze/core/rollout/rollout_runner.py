@@ -24,7 +24,7 @@ from maze.core.env.faults import (
     failure_of_acting,
 )
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_checks import check_observation
+from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.recording import StepRenderer
@@ -33,12 +33,11 @@ from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigTy
 from maze.core.utils.files import inside_directory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
-from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.running_statistics import freeze_statistics
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.return_normalization_reward_wrapper import freeze_statistics
+from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.runner import Runner
 
@@ -272,7 +271,7 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
         return error
     try:
         step_key = place.actor.step_key if place.actor is not None else ""
-        check_observation(observation, env.observation_space, type(env).__name__, step_key)
+        check_in_space(observation, env.observation_space, type(env).__name__, step_key)
     except EnvironmentContractError as misfit:
         return failure(misfit, place, call)
     if not isinstance(error, MazeError):

@@ -8,7 +8,7 @@ from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
-from maze.core.wrappers.frame_recording_wrapper import missing_for_drawing
+from maze.core.wrappers.recording_wrapper import missing_for_drawing
 
 
 class SequentialRolloutRunner(RolloutRunner):

@@ -197,7 +197,8 @@ def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:
 
 def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return in_current_api(creator(**kwargs))
+    env: gymnasium.Env[Any, Any] = in_current_api(creator(**kwargs))
+    return env
 
 
 def _successor(name: str) -> str | None:

@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from maze.core.wrappers.running_statistics import load_statistics_states, statistics_states
+from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states, statistics_states
 from maze.train.parallelization.distributed_actors.env_groups import EnvGroup, EpisodeRelay, RolloutPlan
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
 from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze.core.env.space_checks import ActionBounds
+from maze.core.env.space_arrays import ActionBounds
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.env.space_arrays import dict_specs
-from maze.core.env.space_checks import ActionBounds
+from maze.core.env.space_arrays import ActionBounds, dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns

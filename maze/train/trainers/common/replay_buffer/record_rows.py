@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
-from maze.core.env.space_checks import ActionBounds
+from maze.core.env.space_arrays import ActionBounds
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
