@@ -17,7 +17,7 @@ from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
-from maze.rllib.algorithms import RLlibAlgorithm, TuneParameters, validated
+from maze.rllib.algorithms import RLlibAlgorithm, validated
 from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, network_keys
 from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
 from maze.rllib.rl_module import (
@@ -29,6 +29,7 @@ from maze.rllib.rl_module import (
     TargetPolicyModule,
     to_module_state,
 )
+from maze.rllib.statistics import TuneParameters
 from maze.rllib.training import MazeModel, RLlibTraining, explained
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv

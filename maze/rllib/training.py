@@ -22,10 +22,9 @@ from maze.console.runs import Progressed, active_console
 from maze.core.errors import MazeError, WorkerError
 from maze.core.log_stats.log_stats import LogStats, StatsContext, increment_log_step
 from maze.core.log_stats.stats_format import significant
-from maze.rllib.algorithms import TuneParameters
 from maze.rllib.environment import decode_episodes, take_seen_of_runner, take_statistics_of_runner
 from maze.rllib.rl_module import Parts, buffer_state, load_into_runner, load_module_state, require_finite
-from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
+from maze.rllib.statistics import TrainingStatistics, TuneParameters, value_at, write_progress
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
 from maze.train.trainers.common.observation_statistics import ObservationStatistics

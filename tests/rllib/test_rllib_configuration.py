@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_module
 from maze.cli.checks import complete
 from maze.core.errors import ConfigError
 from maze.maze_cli import main
-from maze.rllib.algorithms import ALGORITHMS, DROPPED, TuneParameters, find_algorithm, require_ray
+from maze.rllib.algorithms import ALGORITHMS, DROPPED, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
-from maze.rllib.statistics import read_progress, write_progress
+from maze.rllib.statistics import TuneParameters, read_progress, write_progress
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"
 
@@ -113,7 +113,7 @@ def test_rllibs_own_model_gets_no_critic_of_maze() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"stopp": {}}, "Did you mean `stop`"),
+        ({"stopp": {}}, "Did you mean `runner.tune_config.stop`"),
         ({"stop": {"training_iteration": "many"}}, r"runner\.tune_config\.stop\.training_iteration"),
         ({"checkpoint_freq": -1}, r"runner\.tune_config\.checkpoint_freq"),
     ],
