@@ -102,10 +102,13 @@ def write_run_info(
 
 
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
-    """Has what Hydra wrote, by which policy and environment are built again later, say what was used.
+    """Correct the files of Hydra, by which policy and environment are built again later.
 
-    That is what came from an earlier run, and the distributions that the algorithm wants.
+    They get what came from an earlier run, the distributions that the algorithm wants, and overrides as written.
     """
+    overrides = file.with_name("overrides.yaml")
+    if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
+        write_whole(overrides, OmegaConf.to_yaml(as_written(yaml.safe_load(text))))
     stored = OmegaConf.load(file) if file.is_file() else None
     if not isinstance(stored, DictConfig):
         return
