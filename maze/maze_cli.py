@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,14 @@ OPTIONAL_GROUPS = ("critic", "wrappers")
 PRINTING = ("verbose", "console")
 """Settings that say what is printed."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
+SHOWN = {
+    "--export": ("maze.cli.export", "export_run"),
+    "--info": ("maze.cli.run_summary", "print_run_info"),
+    "--new-project": ("maze.cli.new_project", "write_project"),
+    "--report": ("maze.cli.report", "make_report"),
+    "--runs": ("maze.cli.run_summary", "print_runs"),
+}
+"""Flags of commands that compose no configuration, with the functions that take what follows them."""
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """What Hydra's own `--info` can be followed by."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
@@ -55,7 +63,7 @@ def maze_run(cfg: DictConfig) -> float | None:
     :return: What a sweep compares its runs by: the statistic that `hydra.sweeper.objective` names, or else the
         best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
-    from maze.cli.run_directory import config_as_yaml, write_run_info
+    from maze.cli.run_info import config_as_yaml, write_run_info
     from maze.cli.run_summary import beginning
     from maze.cli.sweeps.objective import recorder_of_sweep
     from maze.console.runs import EVERYTHING, checked_verbosity
@@ -174,7 +182,7 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 
 def _run_logged(cfg: DictConfig) -> float | None:
-    from maze.cli.run_directory import command_line
+    from maze.cli.run_info import command_line
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
@@ -239,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(command: list[str]) -> int:
     if command == ["--version"]:
-        from maze.cli.run_directory import installed_versions
+        from maze.cli.run_info import installed_versions
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
@@ -282,37 +290,26 @@ def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
 
 def _what_to_show(flag: str, arguments: list[str]) -> list[str] | None:
     """What follows a flag that shows something; `None`: the command is for Hydra, which has an `--info` of its own."""
-    if flag in ("--report", "--export", "--new-project"):
-        return arguments
     if flag == "--runs" and not arguments:
         return ["outputs"]
-    is_ours = flag in ("--info", "--runs") and len(arguments) == 1
-    return arguments if is_ours and (flag == "--runs" or arguments[0] not in HYDRA_INFO) else None
+    is_hydras = (flag in ("--info", "--runs") and len(arguments) != 1) or (
+        flag == "--info" and arguments[0] in HYDRA_INFO
+    )
+    return arguments if flag in SHOWN and not is_hydras else None
 
 
-def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for each flag
+def _show(flag: str, arguments: list[str]) -> int:
+    from importlib import import_module
+
+    module, name = SHOWN[flag]
     try:
         if flag == "--report":
-            from maze.cli.report import episode_wanted, make_report
+            from maze.cli.report import episode_wanted
 
             if (episode := episode_wanted(arguments)) is not None and _main(episode):
                 print("The report has no episode: none could be played.", file=sys.stderr)
-            return make_report(arguments)
-        if flag == "--export":
-            from maze.cli.export import export_run
-
-            return export_run(arguments)
-        if flag == "--new-project":
-            from maze.cli.new_project import write_project
-
-            return write_project(arguments)
-        if flag == "--runs":
-            from maze.cli.run_summary import print_runs
-
-            return print_runs(*arguments)
-        from maze.cli.run_summary import print_run_info
-
-        return print_run_info(*arguments)
+        show: Callable[[list[str]], int] = getattr(import_module(module), name)
+        return show(arguments)
     except SystemExit:  # --help
         return 0
     except MazeError as error:

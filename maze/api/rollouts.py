@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze.api.config_loader import LoadedRun
 from maze.api.process_state import GlobalGenerators, hydra_config, output
-from maze.cli.run_directory import claim_directory, write_run_info
+from maze.cli.run_directory import claim_directory
+from maze.cli.run_info import write_run_info
 from maze.cli.stored_model import use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext

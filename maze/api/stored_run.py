@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from maze.api.utils import InvalidSpecificationError
-from maze.cli.run_directory import chosen_options
+from maze.cli.run_info import chosen_options
 from maze.cli.stored_model import STORED_CONFIG, stored_sections
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY

@@ -20,15 +20,8 @@ from maze.api.placing import place
 from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_config, output
 from maze.api.rollouts import Evaluation
 from maze.api.utils import InvalidSpecificationError, RunContextError
-from maze.cli.run_directory import (
-    CLAIM,
-    COMMAND_FILE,
-    ClaimedDirectory,
-    claim_directory,
-    command_line,
-    config_as_yaml,
-    write_run_info,
-)
+from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
+from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
 from maze.cli.run_summary import beginning, ending, report_writer
 from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy

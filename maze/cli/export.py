@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.cli.errors import FlagParser, UsageError
-from maze.cli.run_directory import find_run
+from maze.cli.run_info import find_run
 from maze.serve.bundle import PolicyBundle
 
 FLAG = "--export"

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.compared_policies import PolicyReader
 from maze.cli.errors import UsageError
-from maze.cli.run_directory import CONFIG_FILE, VERSIONS_FILE, installed_versions, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE, VERSIONS_FILE, installed_versions, read_plain_yaml
 from maze.cli.stored_model import STORED_CONFIG, packages_with_configurations, stored_sections
 from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.utils.files import read_json_object

@@ -12,7 +12,7 @@ from typing import Any
 
 from maze.cli.errors import FlagParser
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_directory import CONFIG_FILE, chosen_options, find_run, is_run, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE, chosen_options, find_run, is_run, read_plain_yaml
 from maze.cli.run_summary import facts_of, record_of
 from maze.core.errors import MazeError
 from maze.report.page import Page

@@ -19,13 +19,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import UsageError
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_directory import (
+from maze.cli.run_directory import environment_option
+from maze.cli.run_info import (
     COMMAND_FILE,
     CONFIG_FILE,
     HYDRA_CONFIG,
     VERSIONS_FILE,
     chosen_options,
-    environment_option,
     find_run,
     installed_versions,
     is_sweep,
@@ -346,13 +346,14 @@ class ListedRun(NamedTuple):
     date: str
 
 
-def print_runs(argument: str) -> int:
+def print_runs(arguments: Sequence[str]) -> int:
     """Print a table of the trainings below a directory, the newest last; checkpoints are not read.
 
+    :param arguments: The directory.
     :return: Exit status.
     :raises UsageError: It is no directory.
     """
-    directory = Path(argument)
+    directory = Path(*arguments)
     if not directory.is_dir():
         raise UsageError(f"--runs: {directory} is no directory. Name the one that runs are written to: outputs.")
     found = [(run, read_plain_yaml(run / CONFIG_FILE)) for run in runs_below(directory, [CONFIG_FILE])]
@@ -390,13 +391,13 @@ def _listed(run: Path, cfg: Mapping[str, Any]) -> ListedRun:
 # -- the description of a run ------------------------------------------------------------------------------------------
 
 
-def print_run_info(argument: str) -> int:
+def print_run_info(arguments: Sequence[str]) -> int:
     """Print what is known about a run or a sweep.
 
-    :param argument: Its directory, as it was given.
+    :param arguments: Its directory, as it was given.
     :return: Exit status: 1 if a file is damaged.
     """
-    directory = find_run(Path(argument))
+    directory = find_run(Path(*arguments))
     if is_sweep(directory):
         print("\n".join(_describe_sweep(directory)))
         return 0

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.run_directory import chosen_options
+from maze.cli.run_info import chosen_options
 from maze.cli.wrapper_overrides import changed_wrappers
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY

@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import shipped_algorithms
-from maze.cli.run_directory import config_as_yaml
+from maze.cli.run_info import config_as_yaml
 from tests.configs import composed
 
 CONF = Path(str(resources.files("maze.conf")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +100,20 @@ def test_changes_are_merged_and_further_wrappers_follow() -> None:
     expected = {"a.C": {"x": {"y": 3, "z": 2}}, "a.D": {"k": 1}, "E": {}}
     assert changed_wrappers(wrappers, changes) == expected
     assert changed_wrappers([{"_target_": "a.C"}], {"E": {}}) == [{"_target_": "a.C"}, {"E": {}}]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "local"])
+def test_a_sweep_over_an_argument_of_a_wrapper(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fixed = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", f"hydra/launcher={launcher}"]
+    swept = "+wrappers.TimeLimitWrapper.max_episode_steps=2,3"
+    assert main(["-m", swept, *fixed, "hydra.sweep.dir=sweep"]) == 0
+    for number, steps in enumerate((2, 3)):
+        run = tmp_path / "sweep" / str(number)
+        for file in ("hydra_config.yaml", ".hydra/config.yaml"):
+            assert OmegaConf.load(run / file).wrappers == {"TimeLimitWrapper": {"max_episode_steps": steps}}
+        assert f"+wrappers.TimeLimitWrapper.max_episode_steps={steps}" in OmegaConf.load(run / ".hydra/overrides.yaml")
+    assert main(["-m", "wrappers.TimeLimitWrapper.max_episode_steps=2,3", *fixed]) != 0
+    assert "no such wrapper is configured" in capfd.readouterr().err
