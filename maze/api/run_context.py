@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
     from maze.core.wrappers.wrapper import Wrapper
+    from maze.evaluation.comparison import Comparison
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import BaseModelComposer
     from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
-    from maze.report.comparison import Comparison
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 T = TypeVar("T")

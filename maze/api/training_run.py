@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.report.comparison import Comparison
+    from maze.evaluation.comparison import Comparison
 
 COMPARISON_DIR = "comparison"
 """Directory of comparisons, in that of the training run."""
@@ -349,7 +349,7 @@ class TrainingRun:
         :param minimize: KPIs of which less is better.
         :param deterministic: Take the most probable actions.
         """
-        from maze.report.comparison_runner import ComparisonRunner
+        from maze.evaluation.comparison_runner import ComparisonRunner
 
         self._require_weights("compare")
         assert self.run_dir is not None

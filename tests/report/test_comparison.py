@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maze.evaluation.comparison import Comparison, PlayedEpisodes
+from maze.evaluation.comparison_page import comparison_page
 from maze.maze_cli import main
-from maze.report.comparison import Comparison, PlayedEpisodes
-from maze.report.comparison_page import comparison_page
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 

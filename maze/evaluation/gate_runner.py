@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, GateNotPassedError
-from maze.report.comparison import RETURN, Comparison, PlayedEpisodes
-from maze.report.comparison_page import comparison_page
-from maze.report.comparison_runner import PAGE_FILE, ComparisonRunner
-from maze.report.gate import HOW_IT_IS_JUDGED, MARGIN, MIN_EPISODES, Gate, read_thresholds, require_episodes
+from maze.evaluation.comparison import RETURN, Comparison, PlayedEpisodes
+from maze.evaluation.comparison_page import comparison_page
+from maze.evaluation.comparison_runner import PAGE_FILE, ComparisonRunner
+from maze.evaluation.gate import HOW_IT_IS_JUDGED, MARGIN, MIN_EPISODES, Gate, read_thresholds, require_episodes
 from maze.report.page import fact_list, page_section, table
 from maze.runner import Runner
 
@@ -31,7 +31,7 @@ class GateRunner(ComparisonRunner):
     :param policies: The baseline and the candidate, in this order, as those of a comparison.
     :param n_episodes: Number of episodes.
     :param margin: By which share of the baseline's mean the candidate may be worse.
-    :param thresholds: What is tolerated of single measures, see :func:`maze.report.gate.read_thresholds`.
+    :param thresholds: What is tolerated of single measures, see :func:`maze.evaluation.gate.read_thresholds`.
     """
 
     n_episodes: int = MIN_EPISODES

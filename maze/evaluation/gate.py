@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maze.core.errors import ConfigError, did_you_mean, unknown_key_error
-from maze.report.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned
 from maze.report.estimates import (
     Bounds,
     Estimate,
