@@ -243,6 +243,7 @@ class RunContext:
         n_episodes: int = 50,
         minimize: Sequence[str] = (),
         deterministic: bool = True,
+        maximize: Sequence[str] = (),
     ) -> Comparison | Any:
         """Plays the same episodes with given policies, random decisions and the trained policy.
 
@@ -253,10 +254,11 @@ class RunContext:
         :param n_episodes: Number of episodes.
         :param minimize: KPIs of which less is better.
         :param deterministic: Take the most probable actions.
+        :param maximize: KPIs of which more is better.
         """
         self._require_training("compare")
         return self._one_or_all(
-            [run.compare(policies or {}, n_episodes, minimize, deterministic) for run in self._runs]
+            [run.compare(policies or {}, n_episodes, minimize, maximize, deterministic) for run in self._runs]
         )
 
     def rollout(
