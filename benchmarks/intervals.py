@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from maze.evaluation.gate import MIN_EPISODES
 from maze.report.estimates import interquartile_mean_interval, mean_interval
-from maze.report.gate import MIN_EPISODES
 
 Values = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

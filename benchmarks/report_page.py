@@ -35,8 +35,8 @@ from maze.core.rendering.trajectory_page import write_trajectory_page
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.evaluation.inspection import inspected_episode
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
-from maze.report.inspection import inspected_episode
 from maze.report.progress import Progress
 from maze.report.run_page import RunFacts, run_page
 

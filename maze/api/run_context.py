@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
     from maze.core.wrappers.wrapper import Wrapper
+    from maze.evaluation.comparison import Comparison
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import BaseModelComposer
     from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
-    from maze.report.comparison import Comparison
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 T = TypeVar("T")
@@ -243,6 +243,7 @@ class RunContext:
         n_episodes: int = 50,
         minimize: Sequence[str] = (),
         deterministic: bool = True,
+        maximize: Sequence[str] = (),
     ) -> Comparison | Any:
         """Plays the same episodes with given policies, random decisions and the trained policy.
 
@@ -253,10 +254,11 @@ class RunContext:
         :param n_episodes: Number of episodes.
         :param minimize: KPIs of which less is better.
         :param deterministic: Take the most probable actions.
+        :param maximize: KPIs of which more is better.
         """
         self._require_training("compare")
         return self._one_or_all(
-            [run.compare(policies or {}, n_episodes, minimize, deterministic) for run in self._runs]
+            [run.compare(policies or {}, n_episodes, minimize, maximize, deterministic) for run in self._runs]
         )
 
     def rollout(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.report.comparison import Comparison
+    from maze.evaluation.comparison import Comparison
 
 COMPARISON_DIR = "comparison"
 """Directory of comparisons, in that of the training run."""
@@ -339,16 +339,22 @@ class TrainingRun:
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 
     def compare(
-        self, policies: Mapping[str, Policy], n_episodes: int, minimize: Sequence[str], deterministic: bool
+        self,
+        policies: Mapping[str, Policy],
+        n_episodes: int,
+        minimize: Sequence[str],
+        maximize: Sequence[str],
+        deterministic: bool,
     ) -> Comparison:
         """Plays the same episodes with given policies, random decisions and the trained policy.
 
         :param policies: The given policies by name.
         :param n_episodes: Number of episodes.
         :param minimize: KPIs of which less is better.
+        :param maximize: KPIs of which more is better.
         :param deterministic: Take the most probable actions.
         """
-        from maze.report.comparison_runner import ComparisonRunner
+        from maze.evaluation.comparison_runner import ComparisonRunner
 
         self._require_weights("compare")
         assert self.run_dir is not None
@@ -356,7 +362,9 @@ class TrainingRun:
         players: dict[str | type, Any] = dict(policies.items())
         players |= {"random": RandomPolicy(env.action_spaces_dict), "trained": self.policy}
         env.close()
-        runner = ComparisonRunner(players, n_episodes, deterministic=deterministic, minimize=minimize)
+        runner = ComparisonRunner(
+            players, n_episodes, deterministic=deterministic, minimize=minimize, maximize=maximize
+        )
         seeding = self.cfg.get("seeding")
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)

@@ -25,9 +25,8 @@ _MIN_EFFECTIVE = 100
 _MAX_STRIDE = 64
 _FALSE_ALARM = 0.001
 """Probability of a warning about an entry that has not changed."""
-_GAMMA_2 = 9.2
-"""99.9 % quantile of the gamma distribution with shape 2: that of `m` times the probability outside the range of `m`
-samples."""
+_WIDENING = 20.0
+"""Of the training's range for the share outside, relative to its width, divided by the number of effective samples."""
 
 
 def population_stability_index(expected: Array, observed: Array) -> Array:
@@ -79,7 +78,8 @@ class EntryDrift(NamedTuple):
     :param entry: Its name.
     :param psi: The largest population stability index among its components, less what chance explains (99.9 %).
     :param component: The component (or feature, of large entries) that has it.
-    :param out_of_range: Share of its values outside the range of the training, less what chance explains.
+    :param out_of_range: Share of its values outside the range of the training, which is the wider, the fewer effective
+        samples that had.
     :param n: Number of observations.
     :param n_effective: Smallest number of effective samples among the components.
     """
@@ -101,13 +101,16 @@ class _EntrySummary:
         self.features: list[str] | None = summary["features"]
         # Bundles of earlier releases do not tell the number of effective samples.
         n_samples = float(summary["n_samples"])
-        self._n_effective = np.array(summary.get("n_effective", [n_samples] * len(parts)), np.float64).clip(1.0)
+        told = np.asarray(summary.get("n_effective", n_samples), np.float64)
+        self._n_effective = np.broadcast_to(told, len(parts)).clip(1.0)
         self._interval = n_samples / self._n_effective
         low = np.array([min(part["values"]) if "values" in part else part["min"] for part in parts], np.float64)
         high = np.array([max(part["values"]) if "values" in part else part["max"] for part in parts], np.float64)
         categorical = np.array(["values" in part for part in parts])
         widening = np.where(categorical, 0.0, margin * (high - low))
         self.low, self.high = low - widening, high + widening
+        unseen = np.where(categorical, 0.0, _WIDENING / self._n_effective * (high - low))
+        self._lowest, self._highest = self.low - unseen, self.high + unseen
         # Categories are bins between them: below, above and between there are bins that the training never filled.
         self._edges: list[Array] = []
         self._shares: list[Array] = []
@@ -131,8 +134,8 @@ class _EntrySummary:
 
         :param samples: One of so many observations, `[n_samples, n_components]`.
         :param stride: So many.
-        :return: The largest index with its component, and the share outside the range, each less what chance explains;
-            the smallest number of effective samples. Components with too few effective samples have no index.
+        :return: The largest index, less what chance explains, with its component; the share outside the range; the
+            smallest number of effective samples. Components with too few effective samples have no index.
         """
         n = len(samples)
         places = [bins(edges, samples[:, index]) for index, edges in enumerate(self._edges)]
@@ -144,9 +147,8 @@ class _EntrySummary:
         indices = self._indices(places, n) - self._chance * (1.0 / n_effective + 1.0 / self._n_effective)
         indices[~known] = -np.inf
         worst = int(indices.argmax())
-        outside = self.outside(samples).mean(0) - np.minimum(1.0, _GAMMA_2 / self._n_effective)
-        share = float(outside[known].mean()) if known.any() else 0.0
-        return max(0.0, float(indices[worst])), worst, max(0.0, share), float(n_effective.min())
+        outside = float(((samples < self._lowest) | (samples > self._highest)).mean())
+        return max(0.0, float(indices[worst])), worst, outside, float(n_effective.min())
 
     def outside(self, values: Array) -> Array:
         """Which components lie outside the training's range, `[..., n_components]`."""
@@ -275,7 +277,7 @@ class DriftGuard:
             _LOGGER.warning(
                 "Policy %s: the latest %d observations (%d effective) are not those of the training. Entry `%s` "
                 "(sub-step %s): population stability index %.2f beyond chance in component %s (limit %g), %.1f %% of "
-                "its values outside the training's range beyond chance (limit %.1f %%).",
+                "its values outside the training's range (limit %.1f %%).",
                 self._name,
                 found.n,
                 found.n_effective,

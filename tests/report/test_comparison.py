@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maze.evaluation.comparison import Comparison, PlayedEpisodes
+from maze.evaluation.comparison_page import comparison_page
 from maze.maze_cli import main
-from maze.report.comparison import Comparison, PlayedEpisodes
-from maze.report.comparison_page import comparison_page
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 
@@ -168,14 +168,14 @@ def test_options_and_trainings_are_compared_by_one_command(capsys: pytest.Captur
         )
         rc.train(n_epochs=1)
     policies = "policies=[random,dummy_cartpole,runs/1,{both: runs}]"
-    assert compare(policies, "runner.n_episodes=4", "runner.max_episode_steps=60") == 0
+    assert compare(policies, "runner.n_episodes=8", "runner.max_episode_steps=60") == 0
     shown = capsys.readouterr().out
-    assert "4 episodes, the same for all" in shown
+    assert "8 episodes, the same for all" in shown
     found = {row["policy"]: row for row in rows("comparison.csv") if row["measure"] == "return"}
     assert list(found) == ["random", "dummy_cartpole", "a2c 1", "both"]
     assert float(found["dummy_cartpole"]["difference_low"]) > 0
     episodes = rows("episodes.csv")
-    assert [sum(row["policy"] == name for row in episodes) for name in found] == [4, 4, 4, 8]
+    assert [sum(row["policy"] == name for row in episodes) for name in found] == [8, 8, 8, 16]
     one = [row["return"] for row in episodes if row["policy"] == "a2c 1"]
     again = [row["return"] for row in episodes if row["policy"] == "both" and row["training"] == "0"]
     assert one == again, "the same training in the same episodes does the same"

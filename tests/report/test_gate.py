@@ -13,9 +13,9 @@ import pytest
 
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
+from maze.evaluation.comparison import PlayedEpisodes
+from maze.evaluation.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds
 from maze.maze_cli import main
-from maze.report.comparison import PlayedEpisodes
-from maze.report.gate import LESS, MIN_EPISODES, MORE, Gate, Threshold, read_thresholds
 
 HOSTILE = "a|b</td><img src=x onerror=alert(1)>"
 

@@ -20,8 +20,8 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper, Wrapper
+from maze.evaluation.comparison_runner import played_measures
 from maze.interop import to_sb3
-from maze.report.comparison_runner import played_measures
 from maze.serve.bundle import PolicyBundle
 from maze.serve.drift_guard import DriftLimits
 from maze.serve.policy import BundlePolicy, WholeBundlePolicy

@@ -70,7 +70,7 @@ def write_trajectory_page(
     :param renderer_kwargs: Further arguments of the renderer.
     :param title: Shown at the top. None: the episode's id.
     :param dpi: Dots per inch of what the renderer draws.
-    :param decisions: The decisions of each step as plain values, see `maze.report.inspection`; `None`: they are not
+    :param decisions: The decisions of each step as plain values, see `maze.evaluation.inspection`; `None`: they are not
         known.
     :param other: Another future of the episode, shown side by side with it; `None`: there is none.
     :param every_k_states: Draw only every so many states; the others are shown with the last picture before them. A

@@ -17,9 +17,9 @@ from maze.core.utils.factory import CollectionOfConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.recording_wrapper import with_frames
-from maze.report.comparison import RETURN
-from maze.report.comparison_runner import env_and_policy, played_measures, trainings_of, wrappers_for
-from maze.report.inspection import inspected_episode
+from maze.evaluation.comparison import RETURN
+from maze.evaluation.comparison_runner import env_and_policy, played_measures, trainings_of, wrappers_for
+from maze.evaluation.inspection import inspected_episode
 from maze.report.video import check_video_file, write_video
 from maze.runner import Runner
 

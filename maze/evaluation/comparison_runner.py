@@ -23,8 +23,8 @@ from maze.core.utils.files import write_whole
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.wrapper import RewardWrapper, Wrapper
-from maze.report.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
-from maze.report.comparison_page import comparison_page
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes
+from maze.evaluation.comparison_page import comparison_page
 from maze.runner import Runner
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import ConfigType, Factory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.recording_wrapper import with_frames
-from maze.report.comparison_page import comparison_page
-from maze.report.comparison_runner import (
+from maze.evaluation.comparison_page import comparison_page
+from maze.evaluation.comparison_runner import (
     COMPARISON_FILE,
     EPISODES_FILE,
     PAGE_FILE,
@@ -29,7 +29,7 @@ from maze.report.comparison_runner import (
     trainings_of,
     write_files,
 )
-from maze.report.replay import reward_replay, what_if
+from maze.evaluation.replay import reward_replay, what_if
 from maze.runner import Runner
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ReplayRunner(Runner):
     :param trajectory_data: A file of trajectories, or a directory of such files.
     :param reward_aggregator: Computes returns anew, from the recorded events; `None`: they stay as they are.
     :param kpi_calculator: Computes KPIs anew; `None`: the environment's own does.
-    :param what_if: `step`, `substep`, `action`, `policy`: see `maze.report.replay.what_if`.
+    :param what_if: `step`, `substep`, `action`, `policy`: see `maze.evaluation.replay.what_if`.
     :param allow: Types of the user's own that the files may hold, by full name or pattern.
     :param input_dir: Directory that the wrappers and the recorded policy read their files from.
     :param max_episode_steps: Steps after which an episode is cut off; 0: never.

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import numpy as np
 
-from maze.report.comparison import ComparedMeasure, Comparison
+from maze.evaluation.comparison import ComparedMeasure, Comparison
 from maze.report.estimates import Estimate, Values
 from maze.report.page import Cell, MarkedNumber, Page, number_text, page_section, table
 
