@@ -91,6 +91,16 @@ def gradient_step(
     return norms
 
 
+def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean of the elements of weight 1; 0 if there are none. Elements of weight 0 need not be finite.
+
+    :param values: `[batch]`, as the weight.
+    """
+    if weight is None:
+        return values.mean()
+    return values.masked_fill(weight == 0.0, 0.0).sum() / weight.sum().clamp(min=1.0)
+
+
 def _joint_norm(norms: list[Tensor], like: Tensor) -> Tensor:
     if len(norms) == 1:
         return norms[0]

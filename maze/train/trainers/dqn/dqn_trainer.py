@@ -19,7 +19,7 @@ from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
@@ -28,6 +28,7 @@ from maze.train.trainers.dqn.action_values import (
     ActionValueNetwork,
     EpsilonGreedyPolicy,
     TensorDict,
+    bellman_targets,
     best_value,
     factors_of,
     linear_schedule,
@@ -147,23 +148,26 @@ class DQN(ReplayTrainer):
     def _learn_from(self, batch: TransitionBatch) -> None:
         losses = DQNLosses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
-        n_step = self._n_step_returns(batch)
+        with torch.no_grad():
+            targets = bellman_targets(batch, self._n_step_returns(batch), self.config.gamma, self._best_value)
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
             values = network(as_float_tensors(batch.observations[position], self.model.device))
             taken = values_of(
                 values, [factor.of(actions).long() for factor in network.factors if factor.head in actions]
             )
-            target = self._target(batch, position, n_step).unsqueeze(-1).expand_as(taken)
+            target = targets[position].unsqueeze(-1).expand_as(taken)
+            if (weight := batch.acted(position)) is not None:
+                # the placeholder of an action that was not taken may be masked: its value is not finite
+                taken, target = (each.masked_fill((weight == 0.0).unsqueeze(-1), 0.0) for each in (taken, target))
             loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
             error = (taken - target).detach().abs().sum(-1)
-            if (weight := batch.acted(position)) is not None:
-                loss, error = loss * weight, error * weight
             if batch.weights is not None:
                 loss = loss * batch.weights
-            losses.add(mean := loss.mean())
-            losses.value_loss.append((actor.step_key, mean))
-            losses.action_value.append((actor.step_key, taken.mean()))
+            losses.add(mean := mean_of(loss, weight))
+            if weight is None or bool(weight.any()):
+                losses.value_loss.append((actor.step_key, mean))
+                losses.action_value.append((actor.step_key, mean_of(taken.mean(-1), weight)))
             errors = torch.maximum(errors, error)
         norms = gradient_step(losses, self.optimizer, self.config.max_grad_norm)
         self.stats.add(losses, norms)
@@ -187,21 +191,7 @@ class DQN(ReplayTrainer):
         config = self.config
         return buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
 
-    @torch.no_grad()
-    def _target(self, batch: TransitionBatch, position: int, n_step: NStepReturns | None) -> Tensor:
-        """What the values of the actions taken in a sub-step should be, `[B]`."""
-        reward, ended = batch.rewards[:, position], batch.terminated
-        if n_step is not None:
-            reward, ended = n_step.rewards[:, position], n_step.terminated
-            following = n_step.discounts * self._best_value(n_step.next_observation, 0)
-        elif position + 1 == len(self.actors):
-            following = self.config.gamma * self._best_value(batch.next_observations[0], 0)
-        else:  # the rest of the step, unless the episode ended here
-            ended = batch.ended_at(position)
-            following = self._best_value(batch.observations[position + 1], position + 1)
-        return torch.where(ended, reward, reward + following)
-
-    def _best_value(self, observation: TensorDict, position: int) -> Tensor:
+    def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
         told = self._targets[position](observation)
         return best_value(self._networks[position](observation) if self.config.double else told, told)

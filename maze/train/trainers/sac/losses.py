@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from maze.core.agent.state_action_values import masked_log_probs
+from maze.train.trainers.common.learning import mean_of
 
 DISCRETE_SHARE = 0.98
 
@@ -78,16 +79,6 @@ def entropy_coef_loss(
     :param target_entropy: A number, or one for each element.
     """
     return -log_alpha * mean_of((log_prob + target_entropy).detach(), weight)
-
-
-def mean_of(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean of the elements of weight 1; 0 if there are none.
-
-    :param values: `[batch]`, as the weight.
-    """
-    if weight is None:
-        return values.mean()
-    return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
 # -- how much entropy ---------------------------------------------------------------------------------

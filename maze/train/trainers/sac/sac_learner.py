@@ -16,9 +16,9 @@ from maze.core.agent.flat_adam import FlatAdam
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.env.structured_env import ActorID
-from maze.train.trainers.common.learning import Key, Losses, Name, Terms, gradient_step
+from maze.train.trainers.common.learning import Key, Losses, Name, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
-from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, mean_of, target_entropy
+from maze.train.trainers.sac.losses import critic_loss, entropy_coef_loss, target_entropy
 from maze.train.trainers.sac.objectives import critic_targets, known_observations, policy_losses
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
 from maze.train.trainers.sac.sac_networks import ActionDraw, SACNetworks

@@ -217,6 +217,12 @@ def test_an_episode_cut_off_in_mid_step_keeps_the_observation_of_who_was_to_act(
     assert torch.equal(batch.observations[1]["choice"][cut_off, 1], batch.actions[0]["item"][cut_off].float())
 
 
+def test_items_hold_the_sub_steps_that_were_taken():
+    buffer = filled_from_env(partial(two_step_env, breaks_at=1), 1, 5, 2)
+    taken = {len(item.substep_records) for item in buffer.sample_batch(60, "cpu")}
+    assert taken == {1, 2}
+
+
 def test_actors_that_come_and_go_are_refused():
     with pytest.raises(ConfigError, match="varying number of agents"):
         filled_from_env(coming_and_going_env, 1, 1, 1)

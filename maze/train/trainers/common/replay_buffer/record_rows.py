@@ -68,10 +68,12 @@ def rows_of_records(
 
 
 def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
-    """A batch as records: one record for each actor, with its next observation."""
+    """A batch as records: one for each actor that acted in any of its rows, with its next observation."""
     record = StructuredSpacesRecord()
     last = len(batch.actors) - 1
     for position, actor in enumerate(batch.actors):
+        if (acted := batch.acted(position)) is not None and not acted.any():
+            break
         following = batch.next_observations[0] if position == last else batch.observations[position + 1]
         record.append(
             SpacesRecord(
