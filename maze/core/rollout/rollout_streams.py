@@ -46,6 +46,8 @@ class Streams:
     """Where time passes, so that the discount applies; `None`: everywhere."""
     acts: Tensor | None = None
     """Where decisions are, if not everywhere, see :func:`actor_streams`."""
+    pauses: Tensor | None = None
+    """Entries of environments whose autoreset is pending, which are no decisions; `None`: there are none."""
     log_rhos: list[Tensor] = field(default_factory=list)
     """Logarithms of the importance weights by sub-step, if a return function asked for them."""
 
@@ -117,7 +119,18 @@ def _streams_of_environments(
     terminated, truncated = (torch.stack(by_substep(a)).any(0) for a in (columns.terminated, columns.truncated))
     complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
     log_rhos = _in_streams(rows, [each.log_rhos for each in rows], shape)
-    return Streams(values, next_values, rewards, has_own_rewards, terminated, truncated, complete, log_rhos=log_rhos)
+    pauses = None if columns.is_dense() else _pauses(rows, shape)
+    return Streams(
+        values, next_values, rewards, has_own_rewards, terminated, truncated, complete, pauses=pauses, log_rhos=log_rhos
+    )
+
+
+def _pauses(rows: Sequence[PolicyRows], shape: tuple[int, ...]) -> Tensor | None:
+    pauses = np.ones(shape, np.bool_)
+    for each in rows:
+        assert each.index is not None
+        pauses[each.index] = False
+    return torch.from_numpy(pauses) if pauses.any() else None
 
 
 def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
