@@ -112,11 +112,12 @@ class ReplayTrainer(EpochTrainer, ABC):
 
     @classmethod
     @override(Trainer)
-    def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], None] | None = None) -> ReplayTrainer:
+    def build(cls, run: TrainingRunner, fill: Callable[[BaseReplayBuffer], int | None] | None = None) -> ReplayTrainer:
         """Builds the trainer of a run.
 
         :param run: The runner; its algorithm has the fields of :class:`ReplayConfig`.
-        :param fill: Fills the replay buffer to begin with; `None`: the initial sampling policy does.
+        :param fill: Fills the replay buffer to begin with, and may return the number of environment steps that it took;
+            `None`: the initial sampling policy fills it.
         """
         config: ReplayConfig = run.algorithm
         model = run.model()
@@ -151,9 +152,10 @@ class ReplayTrainer(EpochTrainer, ABC):
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
             if fill is None:
                 sampling_policy = cls._sampling_policy(config, workers.worker_policy)
-                fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
+                taken = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
             else:
-                fill(replay_buffer)
+                taken = fill(replay_buffer)
+            trainer.n_env_steps = taken or 0
         return trainer
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,9 +142,6 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 
-    config: Any
-    """The hyperparameters; subclasses declare their own type."""
-
     def __init__(
         self,
         algorithm_config: Any,
@@ -161,7 +159,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
                 f"model: {type(self).__name__} does not learn networks that carry hidden states from step to step. Use "
                 "PPO or A2C, or `model.recurrence=true` with stacked observations."
             )
-        model.to(resolve_device(self.config.device, "algorithm.device"))
+        model.to(resolve_device(self.config.device, "algorithm.device", type(self.config).device))
         self.observation_statistics = ObservationStatistics(model)
         """What networks know of observations that they normalize; a part of their weights."""
         self.products = MatrixProducts(model.parameters())
@@ -175,7 +173,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         self.events = self.train_stats.create_event_topic(self.events_class)
         self.stats = UpdateStats(self.events_class)
         """Collects the numbers of the updates; their means are fired once per epoch."""
-        self.epoch = self.update = self.n_env_steps = 0
+        self.epoch = self.update = self.n_env_steps = self.n_updates = 0
+        self._epoch_length = 0
         self._initial_policy = None
         self.session = TrainingSession(self, checkpoint_file)
         """Evaluates, saves, and says when training ends."""
@@ -191,7 +190,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         return {}
 
     def _n_updates_per_epoch(self) -> int:
-        return int(self.config.epoch_length)
+        return self._epoch_length or int(self.config.epoch_length)
 
     def _steps_per_update(self) -> int:
         """Number of environment steps per update; 0: it takes none, or their number is not fixed."""
@@ -205,7 +204,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     def _begin_training(self, n_epochs: int) -> None:
         """Comes first in each call of :meth:`train`.
 
-        :param n_epochs: Number of epochs; 0: no limit.
+        :param n_epochs: Number of epochs; 0: not fixed.
         """
 
     def _end_training(self) -> None:
@@ -242,7 +241,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
         """
         n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(n_epochs)
@@ -274,6 +273,18 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     def steps_per_epoch(self) -> int:
         """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
         return self._n_updates_per_epoch() * self._steps_per_update()
+
+    def epochs_for(self, n_steps: int) -> int:
+        """Return the number of epochs that take a number of environment steps, rounded up to whole updates.
+
+        Epochs become shorter where whole ones of the configured length would take more steps.
+
+        :param n_steps: Number of environment steps of the next call of :meth:`train`; the number of an update is fixed.
+        """
+        n_updates = math.ceil(n_steps / self._steps_per_update())
+        n_epochs = math.ceil(n_updates / self._n_updates_per_epoch())
+        self._epoch_length = math.ceil(n_updates / n_epochs)
+        return n_epochs
 
     @property
     def history(self) -> list[EpochSummary]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EPOCH_LIMIT = 1000
+"""Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
+
 EPOCHS_WITHOUT_EPISODE = 10
 """After so many epochs in a row in which no episode has ended, there is a word about it."""
 
@@ -85,7 +88,7 @@ class TrainingSession:
     def opened(self, n_epochs: int) -> Iterator[TrainingSession]:
         """Context of a whole training.
 
-        :param n_epochs: Number of epochs; 0: no limit.
+        :param n_epochs: Number of epochs; 0: not fixed.
         """
         trainer, self._n_epochs = self._trainer, n_epochs
         self.report(self.hand_out_restored(), "The training state")
@@ -120,7 +123,7 @@ class TrainingSession:
         """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
         trainer, n_done = self._trainer, self._trainer.epoch - self.first_epoch
         self.evaluate_if_due()
-        if 0 < self._n_epochs <= n_done:
+        if (self._n_epochs or EPOCH_LIMIT) <= n_done:
             return False
         if self._has_stopped_improving():
             print(f"-> early stopping: {trainer.config.patience} evaluations without improvement.", flush=True)
@@ -141,6 +144,7 @@ class TrainingSession:
         except NonFiniteError as error:
             raise self._with_reproduction_file(error) from error
         trainer.update += 1
+        trainer.n_updates += 1
         trainer.n_env_steps += self._progress.steps_per_update
         self._progress.update_done()
         self._stop_if_requested()
@@ -249,17 +253,17 @@ class TrainingSession:
                 flush=True,
             )
         elif self._n_epochs == 0:
-            print(f"-> algorithm.n_epochs is 0: {self._end_without_limit()}.", flush=True)
+            print(f"-> algorithm.n_epochs is 0: the run ends {self._end_without_number()}.", flush=True)
 
-    def _end_without_limit(self) -> str:
-        """What ends a training that has no number of epochs."""
+    def _end_without_number(self) -> str:
+        """What ends a run whose number of epochs is not fixed."""
         trainer, patience = self._trainer, int(self._trainer.config.patience)
+        limit = f"after {EPOCH_LIMIT:,} epochs (set algorithm.n_epochs for another number)"
         if patience <= 0 or trainer.model_selection is None:
-            return "training goes on until it is interrupted (Ctrl-C saves everything)"
+            return limit
         return (
-            f"training ends after {patience} evaluations in a row without improvement, at the earliest after epoch "
-            f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, or when it is interrupted (Ctrl-C "
-            "saves everything)"
+            f"after {patience} evaluations in a row without improvement, at the earliest after epoch "
+            f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, and at the latest {limit}"
         )
 
     def _unfinished_epoch(self) -> str:

@@ -42,6 +42,8 @@ class SavedTraining:
     """Parts that a training has where a field of its configuration says so, with the field; without them it was another
     training."""
 
+    config: Any
+    """The hyperparameters; subclasses declare their own type."""
     model: Any
     """What is trained; subclasses declare its type."""
     policy: TorchPolicy
@@ -53,7 +55,9 @@ class SavedTraining:
     update: int
     """Number of completed updates of the current epoch."""
     n_env_steps: int
-    """Number of environment steps of all completed epochs."""
+    """Number of environment steps so far, those that filled a replay buffer included."""
+    n_updates: int
+    """Number of updates so far."""
     train_stats: LogStatsAggregator
     """Statistics of the epoch."""
     stats: UpdateStats
@@ -135,6 +139,7 @@ class SavedTraining:
             "initial_policy": None if initial is None else initial.policy.state_dict(),
             "policy_generators": self.policy.rng_state(),
             **{name: getattr(self, name) for name in _COUNTERS},
+            "n_updates": self.n_updates,
             **{name: getattr(self.session, name) for name in _COURSE},
             "log_step": GlobalLogState.global_step,
             "seeds": dict(self.session.run_seeds),
@@ -173,6 +178,8 @@ class SavedTraining:
         for owner, names in ((self, _COUNTERS), (self.session, _COURSE)):
             for name in names:
                 setattr(owner, name, state[name])
+        # states of earlier versions lack it
+        self.n_updates = state.get("n_updates", self.epoch * int(self.config.epoch_length) + self.update)
         self.session.run_seeds = dict(state["seeds"])
         self.stats.load_state_dict(state["update_statistics"])
         problems = self._load_parts(state)

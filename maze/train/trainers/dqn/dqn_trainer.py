@@ -124,7 +124,7 @@ class DQN(ReplayTrainer):
     @override(ReplayTrainer)
     def _update(self) -> None:
         config, buffer = self.config, self.workers.replay_buffer
-        self._n_batches = self._n_updates * config.num_batches_per_iter
+        self._n_batches = self.n_updates * config.num_batches_per_iter
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.beta = self._scheduled(config.priority_beta, 1.0)
         super()._update()
@@ -136,12 +136,8 @@ class DQN(ReplayTrainer):
         worker_policy.epsilon = self._scheduled(self.config.initial_epsilon, self.config.final_epsilon)
         self.stats.add_value("epsilon", worker_policy.epsilon)
 
-    @property
-    def _n_updates(self) -> int:
-        return self.epoch * int(self.config.epoch_length) + self.update
-
     def _scheduled(self, first: float, last: float) -> float:
-        n_steps = self._n_updates * self._steps_per_update()
+        n_steps = self.n_updates * self._steps_per_update()
         return linear_schedule(first, last, self.config.epsilon_decay_steps, n_steps)
 
     @override(ReplayTrainer)

@@ -136,7 +136,7 @@ class ESTrainer(EpochTrainer):
 
         :param distributed_rollouts: Evaluates perturbed policies; `None`: what the run that the trainer was built for
             makes.
-        :param n_epochs: Number of updates; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of updates; 0: 1,000 at most. `None` takes the configuration's.
         :param model_selection: Told about the mean return of the evaluation before each update; `None`: that of the
             run, if there is one.
         """

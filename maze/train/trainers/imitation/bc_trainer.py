@@ -145,7 +145,7 @@ class BCTrainer(EpochTrainer):
 
         :param evaluator: Evaluates the policy at the end of each epoch; `None`: those of the run that the trainer was
             built for, if any.
-        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of epochs; 0: 1,000 at most. `None` takes the configuration's.
         :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; `None` takes the
             configuration's.
         """

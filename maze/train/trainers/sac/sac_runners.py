@@ -47,13 +47,14 @@ class SACRunner(TrainingRunner):
             return super().build_trainer()
         return trainer_class.build(self, lambda buffer: self.load_replay_buffer(buffer, self.cfg))
 
-    def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> None:
+    def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> int | None:
         """Fills the buffer with demonstrations where there are some, and otherwise with the initial policy.
 
         :param replay_buffer: The buffer.
         :param cfg: The whole configuration.
+        :return: Number of environment steps taken; `None`: not known.
         """
-        fill_replay_buffer(self, replay_buffer, self.initial_demonstration_trajectories)
+        return fill_replay_buffer(self, replay_buffer, self.initial_demonstration_trajectories)
 
     @staticmethod
     def init_replay_buffer(

@@ -37,13 +37,14 @@ def fill_replay_buffer(
     replay_buffer: BaseReplayBuffer,
     demonstrations: ConfigType = None,
     sampling_policy: ConfigType = None,
-) -> None:
-    """Fills the buffer of a run with demonstrations where there are some, and otherwise with the initial policy.
+) -> int:
+    """Fill the buffer of a run with demonstrations where there are some, and otherwise with the initial policy.
 
     :param run: The runner; its algorithm has the fields of `ReplayConfig`.
     :param replay_buffer: The buffer.
     :param demonstrations: A data set or its configuration.
     :param sampling_policy: The initial policy, or its configuration; `None`: as configured.
+    :return: Number of environment steps taken.
     """
     config: ReplayConfig = run.algorithm
     item_length = 1 if config.split_rollouts_into_transitions else config.n_rollout_steps
@@ -51,7 +52,7 @@ def fill_replay_buffer(
     if demonstrations is None:
         n_steps = config.initial_buffer_size * item_length
         print(f"-> collecting {n_steps:,} environment steps to begin with ...", flush=True)
-        fill_by_policy(
+        return fill_by_policy(
             replay_buffer,
             config.initial_sampling_policy if sampling_policy is None else sampling_policy,
             config.initial_buffer_size,
@@ -60,13 +61,13 @@ def fill_replay_buffer(
             run.env_factory,
             run.placement.vector_env,
         )
-        return
     dataset = Factory(InMemoryDataset).instantiate(
         demonstrations,
         config_path="runner.initial_demonstration_trajectories",
         conversion_env_factory=run.env_factory,
     )
     add_demonstrations(replay_buffer, dataset, item_length)
+    return 0
 
 
 def fill_by_policy(
@@ -77,8 +78,8 @@ def fill_by_policy(
     item_length: int,
     env_factory: Callable[[], MazeEnv[Any]],
     make_env: Callable[[Callable[[], MazeEnv[Any]], int], StructuredVectorEnv] | None = None,
-) -> None:
-    """Fills a buffer by rolling a policy out.
+) -> int:
+    """Fill a buffer by rolling a policy out.
 
     :param replay_buffer: The buffer.
     :param sampling_policy: The policy, or its configuration; it gets the action spaces if it wants them.
@@ -88,6 +89,7 @@ def fill_by_policy(
     :param env_factory: Makes the environment.
     :param make_env: Places so many environments of a factory; `None`, or a policy that looks into environments: in this
         process.
+    :return: Number of environment steps taken.
     :raises EnvironmentContractError: No step can be learned from.
     """
     env: StructuredVectorEnv
@@ -104,11 +106,12 @@ def fill_by_policy(
         replay_buffer.allocate(actors, *spaces, item_length)
         generator, rows = RolloutGenerator(env), RolloutRows(actors, *spaces, 1, item_length)
         steps_at_a_time = item_length * max(1, _STEPS_AT_A_TIME // item_length)
-        missing, n_in_vain = n_items * item_length, 0
+        missing, n_in_vain, n_env_steps = n_items * item_length, 0, 0
         while missing > 0:
             columns = generator.allocate(min(missing, steps_at_a_time))
             generator.collect(policy, columns)
             columns.check_finite(env.seeding_at)
+            n_env_steps += int(columns.step_complete.sum())
             converted = rows.convert(columns, replay_buffer.n_rows_added)
             replay_buffer.add_rows(converted)
             missing -= len(converted)
@@ -119,6 +122,7 @@ def fill_by_policy(
                     f"each one cut its episode off with an actor to act that was not {actors[0]}. Have "
                     "`actor_id()` move on at the end of an episode as well."
                 )
+        return n_env_steps
     finally:
         env.close()
 
