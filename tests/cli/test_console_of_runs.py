@@ -57,6 +57,18 @@ def test_everything_is_the_configuration_and_every_statistic(capfd: pytest.Captu
     assert "Update epoch - 2" in said
 
 
+def test_everything_has_the_documented_headers_of_evolution_strategies(capfd: pytest.CaptureFixture[str]) -> None:
+    es = ("algorithm=es", "algorithm.n_epochs=1", "algorithm.n_rollouts_per_update=2", "runner.n_eval_rollouts=1")
+    for verbosity, wanted in (
+        (2, ["Init Shared Noise Table", "Trainer Setup", "Run Trainer", "Iteration 0", "Iteration 1"]),
+        (1, []),
+    ):
+        command = ("-cn", "conf_train", "env.name=CartPole-v1", *es, "runner.shared_noise_table_size=100000")
+        assert main([*command, f"verbose={verbosity}"]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert [line.strip("* ") for line in lines if line.startswith("**********")] == wanted
+
+
 @pytest.mark.parametrize("way", ["--quiet", "verbose=0"])
 def test_quiet_is_nothing_but_errors(way: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, way]) == 0

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
-from maze.core.log_stats.run_console import active_console
+from maze.core.log_stats.run_console import print_header
 from maze.core.log_stats.stats_format import significant
+from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import save_state
 from maze.core.utils.storage import upload_changes
 from maze.core.utils.update_profile import UpdateProfile
@@ -180,8 +181,8 @@ class TrainingSession:
         counts_steps = trainer.takes_env_steps or trainer.steps_per_epoch or trainer.n_env_steps
         StatsContext.active().n_env_steps = trainer.n_env_steps if counts_steps else None
         self._progress.before_output()
-        if header and active_console() is None:
-            print(f"\n********** {header} **********", flush=True)
+        if header:
+            print_header(header)
 
     def epoch_done(self) -> None:
         """Follows an epoch that was counted and logged: tells how good it was, and saves it."""
@@ -207,12 +208,19 @@ class TrainingSession:
             return
         if 0 < trainer.epoch <= trainer.config.critic_burn_in_epochs:
             return
-        self.evaluated_epoch = trainer.epoch
+        evaluated_before, self.evaluated_epoch = self.evaluated_epoch, trainer.epoch
         self.before_statistics()
         if trainer.evaluator is not None:
             if trainer.epoch == self.first_epoch:
                 self._progress.announce("evaluating the policy that the training starts from")
-            trainer.evaluate()
+            state = trainer.evaluator.state_dict()
+            try:
+                with interrupted_if(lambda: self._interrupt.requested):
+                    trainer.evaluate()
+            except EpisodesInterrupted:  # they are played again when the run is resumed
+                self.evaluated_epoch = evaluated_before
+                trainer.evaluator.load_state_dict(state)
+                self._stop_if_requested()
         elif selection is not None and trainer.epoch > 0 and not math.isnan(self.training_reward):
             selection.update(self.training_reward)
 
@@ -281,8 +289,8 @@ class TrainingSession:
 
     def _announce_interrupt(self, signal_name: str) -> None:
         self._progress.before_output()
-        text = f"{signal_name}: ending after the current update; interrupt again to stop at once."
-        print(text, file=sys.stderr, flush=True)
+        text = "ending after the current update or evaluation step; interrupt again to stop at once."
+        print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
 
     def _tell_where_no_episode_ends(self) -> None:
         latest = self.history[-EPOCHS_WITHOUT_EPISODE:]

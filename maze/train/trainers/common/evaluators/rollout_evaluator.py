@@ -17,6 +17,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.batched_acting import check_interrupt
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -146,6 +147,7 @@ class RolloutEvaluator(Evaluator):
             while not done:
                 observation, _, done, _ = env.step(act(observation, env.actor_id()))
                 n_steps += 1
+                check_interrupt()
                 if n_steps % LONG_EPISODE == 0:
                     check_episode_ends(n_steps, "the evaluation environment")
             observation = env.reset()  # publishes the statistics of the episode
