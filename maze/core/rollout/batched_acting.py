@@ -118,7 +118,7 @@ def acting_function(
     return act_one_by_one
 
 
-class EpisodesInterrupted(KeyboardInterrupt):  # noqa: N818 (no error, as its base)
+class EpisodesInterrupted(KeyboardInterrupt):
     """The run was asked to end before the episodes of an evaluation have."""
 
 

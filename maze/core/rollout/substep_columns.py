@@ -48,6 +48,8 @@ class SubstepColumns:
             self._all_logits = {
                 key: np.zeros((capacity, n_envs, *shape), np.float32) for key, shape in logits_shapes.items()
             }
+        self.masks = _masks(observation_space, action_space)
+        """Observations that are action masks, with the index at which each choice begins in them."""
         self._all_agent_ids = np.zeros((capacity, n_envs), np.int64)
         self._all_ticks = np.arange(capacity, dtype=np.int64)
         self._all_valid = np.ones((capacity, n_envs), np.bool_)
@@ -155,6 +157,19 @@ class SubstepColumns:
         for agent in np.unique(agents):
             chosen = agents == agent
             yield ActorID(self.step_key, int(agent)), (rows[chosen], env_indices[chosen])
+
+
+def _masks(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, list[int]]:
+    """Action masks by their names: `<head>_mask`, or `action_mask` if there is one head."""
+    masks = {}
+    for head, space in action_space.spaces.items():
+        sizes = [int(n) for n in np.ravel(getattr(space, "nvec", getattr(space, "n", 0)))]
+        is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        for name in (f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])):
+            mask = observation_space.spaces.get(name)
+            if is_choice and mask is not None and mask.shape == (sum(sizes),):
+                masks[name] = np.cumsum([0, *sizes[:-1]]).tolist()
+    return masks
 
 
 def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:

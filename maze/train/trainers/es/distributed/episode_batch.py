@@ -10,9 +10,17 @@ import numpy as np
 import torch
 
 from maze.core.agent.policy import acting_in
-from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, closed, fail
+from maze.core.env.faults import (
+    LONG_EPISODE,
+    USER_CODE_ERRORS,
+    Place,
+    check_episode_ends,
+    closed,
+    fail,
+    failure_of_acting,
+)
 from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
-from maze.core.errors import NonFiniteError
+from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
@@ -284,8 +292,7 @@ class EpisodeBatch(EpisodePlayer):
         except NonFiniteError:
             raise
         except USER_CODE_ERRORS as error:
-            slot = self._slots[self.current_env]
-            fail(error, Place.of(slot.env, str(slot.episode)), "step")
+            fail(error, self._place(self.current_env), "step")
 
     def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
         max_steps = self._max_steps
@@ -344,8 +351,16 @@ class EpisodeBatch(EpisodePlayer):
         self._check_finite(observation, actor, rows)
         which = slice(0, self._n_active) if env_indices is None else np.array(env_indices)
         self._observed.add(actor, observation, which)
-        for key, column in self._population.act(actor, observation, which).items():
+        try:
+            actions = self._population.act(actor, observation, which)
+        except EnvironmentContractError as error:
+            raise failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
+        for key, column in actions.items():
             out[key][...] = column
+
+    def _place(self, row: int) -> Place:
+        slot = self._slots[row]
+        return Place.of(slot.env, str(slot.episode))
 
     def _check_finite(self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int]) -> None:
         for key in self._float_keys[actor.step_key]:
