@@ -124,10 +124,9 @@ def test_fields_of_an_option_have_their_defaults_and_meanings() -> None:
     assert [key for key, field in fields.items() if not field.meaning] == []
 
 
-def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n", "utf-8")
-    found = configurations.fields(configurations.Option("env", "mine", file))
+def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it() -> None:
+    text = "# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n"
+    found = configurations.fields(configurations.Option("env", "mine", text))
     assert found == [
         ("a", "1", "What it is for"),
         ("b", "[1, 2]", "both of them"),
