@@ -178,8 +178,8 @@ class RunContext:
         """Trains the policy; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
-        :param n_steps: Number of environment steps instead of epochs, rounded up to whole updates; epochs become shorter
-            where whole ones would take more. The random steps that fill a replay buffer at first come on top.
+        :param n_steps: Number of environment steps instead of epochs, rounded up to whole updates; epochs become
+            shorter where whole ones would take more. The random steps that fill a replay buffer at first come on top.
         :param train_kwargs: Further arguments of the trainer.
         :return: What came of it so far: `best_score`, `path`, the table `history`.
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes

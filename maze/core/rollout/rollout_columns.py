@@ -458,8 +458,8 @@ class RolloutColumns:
 
     def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
         return (
-            f"{self._where(found.tick, found.env_index, seeding)}: {found.name} is {found.value}. Training stops before "
-            "any parameter changes; look at what the environment and its wrappers compute there."
+            f"{self._where(found.tick, found.env_index, seeding)}: {found.name} is {found.value}. Training stops "
+            "before any parameter changes; look at what the environment and its wrappers compute there."
         )
 
 

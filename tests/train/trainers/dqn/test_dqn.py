@@ -262,7 +262,7 @@ def derived_targets(n_actors, episodes, n_steps):
                 if end % n_actors == 0:
                     n_completed += 1
                     discount *= GAMMA
-                if n_completed == n_steps or n_steps == 1:
+                if n_steps in (n_completed, 1):
                     break
             if end < n or not terminates:
                 position = end % n_actors
