@@ -60,10 +60,10 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     # files: what is saved, and where a run begins
     (
         f"{SB3}.save_util",
-        "maze.train.trainers.common.training_state",
+        "maze.train.trainers.common.trainer",
         "maze.train.trainers.common.resumption",
         "maze.train.utils.plain_state",
-        "maze.train.utils.training_record",
+        "maze.train.utils.progress",
     ),
     # logging
     (f"{SB3}.logger", "maze.train.utils.update_stats"),

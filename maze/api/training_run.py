@@ -45,7 +45,7 @@ from maze.train.parallelization.vector_env.sequential_vector_env import Sequenti
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, BestScore, best_score
-from maze.train.utils.training_record import EpochSummary
+from maze.train.utils.progress import EpochSummary
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from maze.cli.run_info import (
     stored_arguments,
     text_of,
 )
-from maze.train.utils.training_record import read_record
+from maze.train.utils.progress import read_record
 
 SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
 HYDRA_CONFIG = Path(".hydra") / "config.yaml"

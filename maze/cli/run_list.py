@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from maze.cli.errors import UsageError
 from maze.cli.run_info import CONFIG_FILE, chosen_options, read_plain_yaml
 from maze.core.utils.files import read_json_object
-from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
+from maze.train.utils.progress import ENDED, INTERRUPTED, read_record
 
 _DEPTHS = ("", "*/", "*/*/", "*/*/*/")
 _CLASS_SUFFIX = "AlgorithmConfig"

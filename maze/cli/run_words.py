@@ -10,7 +10,7 @@ from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import resume_command
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml, shown_path, stored_arguments
 from maze.core.log_stats.stats_format import significant
-from maze.train.utils.training_record import ENDED, read_record
+from maze.train.utils.progress import ENDED, read_record
 
 _FILES = {
     "report.html": "for a browser",

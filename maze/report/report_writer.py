@@ -14,7 +14,7 @@ from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
 from maze.report.progress import Progress
 from maze.report.run_page import REPORT_FILE, RunFacts, run_page
-from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, read_record
+from maze.train.utils.progress import ENDED, INTERRUPTED, RUNNING, read_record
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from maze.core.env.structured_env import ActorID
 from maze.core.errors import EnvironmentContractError
 from maze.rllib.environment import EnvConfig, FinishedEpisodes, SeedSource, SeenObservations, with_statistics
 from maze.train.parallelization.vector_env.stats_codec import EncodedStats
-from maze.train.trainers.common.observed_rows import Moments
+from maze.train.trainers.common.observation_statistics import Moments
 
 _SEPARATOR = ":"
 

@@ -17,7 +17,7 @@ from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.train.trainers.common import training_session
-from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
+from maze.train.utils.progress import RECORD_FILE, read_record, write_record
 from tests.api.shorter import SEEDS, SHORTER
 
 STEPS_PER_EPOCH = 8  # SHORTER: one update of 4 steps in each of 2 environments

@@ -34,7 +34,7 @@ from maze.cli.sweeps.strategy import Strategy
 from maze.cli.sweeps.trials import COMPLETED, FAILED, PRUNED, SweepRun, SweepTrial, TrialResult, ranked
 from maze.core.errors import MazeError
 from maze.train.trainers.common.model_selection.best_model_selection import BestScore
-from maze.train.utils.training_record import read_record
+from maze.train.utils.progress import read_record
 
 SEED_KEYS = ("seeding.env_base_seed", "seeding.agent_base_seed")
 LOOK_INTERVAL = 1.0

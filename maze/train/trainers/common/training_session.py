@@ -22,8 +22,15 @@ from maze.core.utils.storage import upload_changes
 from maze.core.utils.update_profile import UpdateProfile
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.utils.progress import TrainingProgress, unfinished_epoch
-from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
+from maze.train.utils.progress import (
+    ENDED,
+    INTERRUPTED,
+    RUNNING,
+    EpochSummary,
+    TrainingProgress,
+    unfinished_epoch,
+    write_record,
+)
 from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
@@ -18,6 +20,7 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStep
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -35,7 +38,6 @@ from maze.train.trainers.dqn.action_values import (
     values_of,
 )
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-from maze.train.trainers.dqn.dqn_events import DQNEvents
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -44,6 +46,46 @@ if TYPE_CHECKING:
     )
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.training_runner import TrainingRunner
+
+
+Key = int | str
+
+
+class DQNEvents(ABC):
+    """What DQN reports, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def value_loss(self, step_key: Key, value: float) -> None:
+        """Loss of the values of a sub-step's actions."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def action_value(self, step_key: Key, value: float) -> None:
+        """Mean value of the actions that were taken in a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def grad_norm(self, step_key: Key, value: float) -> None:
+        """Gradient norm of the networks of a sub-step, before clipping."""
+
+    @define_epoch_stats(np.mean)
+    def epsilon(self, value: float) -> None:
+        """Share of actions drawn at random."""
+
+    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
+    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    def time_learner_rollout(self, time: float, percent: float) -> None:
+        """Seconds spent on collecting transitions."""
+
+    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
+    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    def time_sampling_from_buffer(self, time: float, percent: float) -> None:
+        """Seconds spent on drawing batches from the replay buffer."""
+
+    @define_epoch_stats(np.mean)
+    def buffer_size(self, value: int) -> None:
+        """Number of transitions in the replay buffer."""
 
 
 @dataclass

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
-from maze.train.trainers.common.replay_buffer.filling import fill_by_policy, fill_replay_buffer
-from maze.train.trainers.common.replay_trainer import ReplayTrainer
+from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 

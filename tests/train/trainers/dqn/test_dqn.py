@@ -41,8 +41,7 @@ from maze.train.trainers.dqn.action_values import (
     linear_schedule,
 )
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-from maze.train.trainers.dqn.dqn_events import DQNEvents
-from maze.train.trainers.dqn.dqn_trainer import DQN
+from maze.train.trainers.dqn.dqn_trainer import DQN, DQNEvents
 from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 MASKED = torch.finfo(torch.float32).min
