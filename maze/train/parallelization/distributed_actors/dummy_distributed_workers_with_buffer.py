@@ -24,7 +24,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     joint_state,
     load_joint_state,
 )
-from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
 
 _CLOSE_SECONDS = 1.0

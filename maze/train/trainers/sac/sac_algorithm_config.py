@@ -67,7 +67,7 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
 
     target_entropy_multiplier: float = 1.0
-    """Factor of the target entropy; see :mod:`maze.train.trainers.sac.target_entropy`."""
+    """Factor of the target entropy; see :func:`~maze.train.trainers.sac.objectives.target_entropy`."""
 
     entropy_coef_lr: float = 0.0007
     """Learning rate of the entropy coefficient."""

@@ -29,7 +29,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.maze_cli import main
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.dqn.action_values import (
