@@ -63,10 +63,9 @@ GIVEN: tuple[tuple[str, ...], ...] = (
         "maze.train.trainers.common.trainer",
         "maze.train.trainers.common.resumption",
         "maze.train.utils.plain_state",
-        "maze.train.utils.progress",
     ),
     # logging
-    (f"{SB3}.logger", "maze.train.utils.update_stats"),
+    (f"{SB3}.logger", "maze.train.trainers.common.learning"),
     # small helpers
     (f"{SB3}.utils", f"{SB3}.type_aliases"),
 )

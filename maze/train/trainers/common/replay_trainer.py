@@ -8,6 +8,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -319,10 +320,8 @@ class ReplayTrainer(EpochTrainer, ABC):
         if run.resumed_state.get("replay_buffer", {}).get("content") is None:
             if fill is None:
                 sampling_policy = cls._sampling_policy(config, workers.worker_policy)
-                taken = fill_replay_buffer(run, replay_buffer, sampling_policy=sampling_policy)
-            else:
-                taken = fill(replay_buffer)
-            trainer.n_env_steps = taken or 0
+                fill = partial(fill_replay_buffer, run, sampling_policy=sampling_policy)
+            trainer.n_env_steps = fill(replay_buffer) or 0
         return trainer
 
     @classmethod

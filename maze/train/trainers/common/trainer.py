@@ -16,6 +16,7 @@ from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.checkpoint import load_into, load_state
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
 from maze.train.utils.freed_memory import freed_memory_kept
@@ -33,7 +34,6 @@ from maze.train.utils.plain_state import (
     to_plain,
 )
 from maze.train.utils.progress import EpochSummary
-from maze.train.utils.update_stats import UpdateStats
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel

@@ -16,10 +16,9 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, TorchOptimizer, gradient_step, mean_of
+from maze.train.trainers.common.learning import Losses, Terms, TorchOptimizer, UpdateStats, gradient_step, mean_of
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.utils.update_stats import UpdateStats
 from tests.train.parallelization.toy_envs import counting_env
 from tests.train.trainers.common.test_structured_training import build_model
 
