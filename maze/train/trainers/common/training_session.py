@@ -220,13 +220,11 @@ class TrainingSession:
         if trainer.evaluator is not None:
             if trainer.epoch == self.first_epoch:
                 self._progress.announce("evaluating the policy that the training starts from")
-            state = trainer.evaluator.state_dict()
             try:
                 with interrupted_if(lambda: self._interrupt.requested):
                     trainer.evaluate()
             except EpisodesInterrupted:  # they are played again when the run is resumed
                 self.evaluated_epoch = evaluated_before
-                trainer.evaluator.load_state_dict(state)
                 self._stop_if_requested()
         elif selection is not None and trainer.epoch > 0 and not math.isnan(self.training_reward):
             selection.update(self.training_reward)

@@ -14,6 +14,7 @@ import torch
 from maze.core.log_stats.event_file import read_event_file
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
+from maze.train.utils.progress import TrainingProgress
 
 COMMAND = (
     *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner.concurrency=2", "algorithm.patience=0"),
@@ -79,13 +80,10 @@ def test_a_killed_command_is_resumed_and_ends_as_the_one_that_was_not(signum, st
 def test_a_signal_ends_an_evaluation_whose_episodes_have_no_end(runner, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     env = ("env._target_=tests.train.parallelization.toy_envs.counting_env", "+env.endings=[[1000000000,terminated]]")
-    timer = threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
-    try:
-        command = [*COMMAND[:2], f"runner={runner}", *COMMAND[3:], *env, "hydra.run.dir=run"]
-        assert main(command) == 143
-    finally:
-        timer.cancel()
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(TrainingProgress, "announce", lambda self, work: timer.start())  # of the first evaluation
+    command = [*COMMAND[:2], f"runner={runner}", *COMMAND[3:], *env, "hydra.run.dir=run"]
+    assert main(command) == 143
     assert "Training was interrupted after epoch 0. Its state is saved" in capfd.readouterr().err
     assert (tmp_path / "run" / "latest.pt").is_file()
 
