@@ -60,13 +60,12 @@ GIVEN: tuple[tuple[str, ...], ...] = (
     # files: what is saved, and where a run begins
     (
         f"{SB3}.save_util",
-        "maze.train.trainers.common.training_state",
+        "maze.train.trainers.common.trainer",
         "maze.train.trainers.common.resumption",
         "maze.train.utils.plain_state",
-        "maze.train.utils.training_record",
     ),
     # logging
-    (f"{SB3}.logger", "maze.train.utils.update_stats"),
+    (f"{SB3}.logger", "maze.train.trainers.common.learning"),
     # small helpers
     (f"{SB3}.utils", f"{SB3}.type_aliases"),
 )

@@ -178,7 +178,8 @@ class RunContext:
         """Trains the policy; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
-        :param n_steps: Number of environment steps instead of epochs; it is rounded up to whole epochs.
+        :param n_steps: Number of environment steps instead of epochs, rounded up to whole updates; epochs become
+            shorter where whole ones would take more. The random steps that fill a replay buffer at first come on top.
         :param train_kwargs: Further arguments of the trainer.
         :return: What came of it so far: `best_score`, `path`, the table `history`.
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
@@ -349,7 +350,7 @@ class RunContext:
 
     @property
     def n_epochs(self) -> int | Any:
-        """Number of epochs that `train` trains unless it is told another one; 0: no limit."""
+        """Number of epochs of `train` by default; 0: early stopping ends it, or 1,000 epochs."""
         self._require_training("n_epochs")
         return self._one_or_all([run.n_epochs for run in self._runs])
 

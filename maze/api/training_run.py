@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -151,7 +150,7 @@ class TrainingRun:
         """Trains; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
-        :param n_steps: Number of environment steps instead, rounded up to whole epochs.
+        :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
         :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm does
             not say how many steps an epoch has.
@@ -428,17 +427,18 @@ class TrainingRun:
             write_whole(directory / COMMAND_FILE, text)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
-        per_epoch = int(getattr(self.runner.trainer, "steps_per_epoch", 0))
-        if not per_epoch:
+        trainer = self.runner.trainer
+        if not getattr(trainer, "steps_per_epoch", 0):
             raise InvalidSpecificationError(
-                f"n_steps: {type(self.runner.trainer).__name__} takes no fixed number of environment steps in an "
-                "epoch. Say n_epochs instead."
+                f"n_steps: {type(trainer).__name__} takes no fixed number of environment steps in an epoch. Set "
+                "n_epochs instead."
             )
-        n_epochs = math.ceil(n_steps / per_epoch)
+        n_epochs = int(trainer.epochs_for(n_steps))
         with output(self.silent):
-            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {per_epoch:,} environment steps"
-            rounded = "" if n_epochs * per_epoch == n_steps else f", for the {n_steps:,} asked for"
-            print(f"-> training for {epochs}: {n_epochs * per_epoch:,}{rounded}.", flush=True)
+            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {trainer.steps_per_epoch:,} environment steps"
+            total = n_epochs * trainer.steps_per_epoch
+            rounded = "" if total == n_steps else f", {n_steps:,} rounded up to whole updates"
+            print(f"-> training for {epochs}: {total:,}{rounded}.", flush=True)
         return n_epochs
 
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:

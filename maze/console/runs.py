@@ -238,6 +238,12 @@ def active_console() -> RunConsole | None:
     return next(consoles, None)
 
 
+def print_header(text: str) -> None:
+    """Print a line that introduces what follows, if every statistic is shown."""
+    if active_console() is None:
+        print(f"\n********** {text} **********", flush=True)
+
+
 def checked_verbosity(value: object) -> int:
     """The value of `verbose`: 0, 1 or 2.
 

@@ -27,8 +27,7 @@ from maze.rllib.rl_module import Parts, buffer_state, load_into_runner, load_mod
 from maze.rllib.statistics import TrainingStatistics, TuneParameters, value_at, write_progress
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.common.observed_rows import merged
+from maze.train.trainers.common.observation_statistics import ObservationStatistics, merged
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")

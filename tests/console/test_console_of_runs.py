@@ -192,3 +192,15 @@ def test_ctrl_c_saves_and_says_how_to_go_on() -> None:
     assert any(line.startswith("Interrupted after ") for line in screen)
     assert any(line.endswith("input_dir=run resume=true") for line in screen)
     assert Path("run/latest.pt").is_file()
+
+
+def test_everything_has_the_documented_headers_of_evolution_strategies(capfd: pytest.CaptureFixture[str]) -> None:
+    es = ("algorithm=es", "algorithm.n_epochs=1", "algorithm.n_rollouts_per_update=2", "runner.n_eval_rollouts=1")
+    for verbosity, wanted in (
+        (2, ["Init Shared Noise Table", "Trainer Setup", "Run Trainer", "Iteration 0", "Iteration 1"]),
+        (1, []),
+    ):
+        command = ("-cn", "conf_train", "env.name=CartPole-v1", *es, "runner.shared_noise_table_size=100000")
+        assert main([*command, f"verbose={verbosity}"]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert [line.strip("* ") for line in lines if line.startswith("**********")] == wanted

@@ -407,6 +407,27 @@ class RolloutColumns:
             seeding = None if seeding_at is None else seeding_at(found.env_index, self.n_ticks - found.tick)
             raise NonFiniteError(self._place(found, seeding))
 
+    def check(self, seeding_at: Callable[[int, int], Seeding | None] | None = None) -> None:
+        """Check all numbers (:meth:`check_finite`) and the action masks of all decisions.
+
+        :param seeding_at: See :meth:`check_finite`.
+        :raises NonFiniteError: A number is NaN or infinite.
+        :raises EnvironmentContractError: A mask allows no action.
+        """
+        self.check_finite(seeding_at)
+        for columns in self.substeps.values():
+            for name, starts in columns.masks.items():
+                allowed = np.logical_or.reduceat(columns.observations[name][: columns.n_rows] > 0, starts, -1).all(-1)
+                for row, env_index in [] if allowed.all() else np.argwhere(~allowed).tolist():
+                    if self._is_used(columns, row, env_index):
+                        tick = int(columns.ticks[row])
+                        seeding = None if seeding_at is None else seeding_at(env_index, self.n_ticks - tick)
+                        raise EnvironmentContractError(
+                            f"{self._where(tick, env_index, seeding)}: the mask `{name}` (sub-step "
+                            f"{columns.step_key!r}) allows no action. The environment has to allow at least one, or "
+                            "end the episode."
+                        )
+
     def _non_finite_numbers(self) -> Iterator[_NonFiniteNumber]:
         for name, array in (("reward", self.rewards), ("actor reward", self.actor_rewards)):
             if array is not None and not np.isfinite(array).all():
@@ -437,15 +458,16 @@ class RolloutColumns:
             return columns.valid is None or bool(columns.valid[row, env_index])
         return self.last_actor_ids[env_index].step_key == columns.step_key
 
-    def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
-        tick, env_index = found.tick, found.env_index
+    def _where(self, tick: int, env_index: int, seeding: Seeding | None) -> str:
         at = f"tick {tick} of {self.n_ticks}" if tick < self.n_ticks else "the end"
         step = int(self.step_complete[: min(tick, self.n_ticks), env_index].sum())
         seeded = "" if seeding is None else f", {seeding}"
+        return f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded})"
+
+    def _place(self, found: _NonFiniteNumber, seeding: Seeding | None) -> str:
         return (
-            f"environment {env_index}, {at} of the rollout (its environment step {step}{seeded}): {found.name} is "
-            f"{found.value}. Training stops before any parameter changes; look at what the environment and "
-            "its wrappers compute there."
+            f"{self._where(found.tick, found.env_index, seeding)}: {found.name} is {found.value}. Training stops "
+            "before any parameter changes; look at what the environment and its wrappers compute there."
         )
 
 
@@ -505,6 +527,8 @@ class SubstepColumns:
             self._all_logits = {
                 key: np.zeros((capacity, n_envs, *shape), np.float32) for key, shape in logits_shapes.items()
             }
+        self.masks = _masks(observation_space, action_space)
+        """Observations that are action masks, with the index at which each choice begins in them."""
         self._all_agent_ids = np.zeros((capacity, n_envs), np.int64)
         self._all_ticks = np.arange(capacity, dtype=np.int64)
         self._all_valid = np.ones((capacity, n_envs), np.bool_)
@@ -618,6 +642,19 @@ class SubstepColumns:
         for agent in np.unique(agents):
             chosen = agents == agent
             yield ActorID(self.step_key, int(agent)), (rows[chosen], env_indices[chosen])
+
+
+def _masks(observation_space: spaces.Dict, action_space: spaces.Dict) -> dict[str, list[int]]:
+    """Action masks by their names: `<head>_mask`, or `action_mask` if there is one head."""
+    masks = {}
+    for head, space in action_space.spaces.items():
+        sizes = [int(n) for n in np.ravel(getattr(space, "nvec", getattr(space, "n", 0)))]
+        is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        for name in (f"{head}_mask", *(["action_mask"] if len(action_space.spaces) == 1 else [])):
+            mask = observation_space.spaces.get(name)
+            if is_choice and mask is not None and mask.shape == (sum(sizes),):
+                masks[name] = np.cumsum([0, *sizes[:-1]]).tolist()
+    return masks
 
 
 def _allocate(space: spaces.Dict, leading: tuple[int, int]) -> Row:

@@ -98,7 +98,7 @@ def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColum
     """
     try:
         generator.collect(policy, columns)
-        columns.check_finite(generator.env.seeding_at)
+        columns.check(generator.env.seeding_at)
     except (NonFiniteError, EnvironmentContractError) as error:
         raise type(error)(f"{name}, {error}") from error
     return columns

@@ -75,7 +75,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     """Adam's epsilon."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
     batch_size: int = 64
     """Number of transitions in a batch."""

@@ -61,9 +61,10 @@ def build_model(keys, critic_class=TorchSharedStateCritic):
 
 
 def build_columns(
-    ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, actor_rewards=None, n_keys=1
+    ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, actor_rewards=None, n_keys=1, pauses=()
 ):
-    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
+    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value),
+    in the ticks ``pauses`` its autoreset is pending."""
     keys = list(range(n_keys))
     columns = RolloutColumns(spaces_of(keys), dict.fromkeys(keys, ACTION_SPACE), 1, len(ticks))
     columns.clear()
@@ -83,7 +84,10 @@ def build_columns(
         columns.final_observations.append(FinalObservationEntry(tick, 0, actor, observation))
     actor, value = last
     columns.next_rows()[actor.step_key][f"v{actor.step_key}"][:] = value
-    columns.finish([actor], [tick_actor for tick_actor, _ in ticks])
+    if pauses:
+        columns.substeps[0].leave_out({tick: np.array([0]) for tick in pauses}, 0)
+        columns.step_complete[list(pauses)] = False
+    columns.finish([actor], [None if tick in pauses else one for tick, (one, _) in enumerate(ticks)])
     return columns
 
 
@@ -306,6 +310,19 @@ def test_centred_rewards_are_scaled_to_targets_of_standard_deviation_one():
     other = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
     other.load_state_dict(returns.state_dict())
     assert other.state_dict() == returns.state_dict()
+
+
+def test_an_environment_whose_autoreset_is_pending_has_no_part_in_average_mean_and_deviation():
+    columns = build_columns(
+        [(FLAT, 0.0)] * 5, (FLAT, 0.0), truncated={1: (FLAT, 0.0)}, rewards=[1, 2, 0, 3, 4], pauses=[2]
+    )
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
+    (part,) = value_rollout(build_model([0]), columns, returns).parts
+    assert returns.averages == [2.5]
+    unscaled = [-1.5 - 0.5, -0.5, 0.5 + 1.5, 1.5]  # two episodes of what rewards are above 2.5
+    assert returns.std == pytest.approx(np.std(unscaled))
+    expected = (np.array(unscaled) - np.mean(unscaled)) / np.std(unscaled)
+    np.testing.assert_allclose(part.targets[0], expected, atol=1e-5)
 
 
 def test_the_scale_of_rewards_does_not_matter_where_they_are_centred_and_scaled():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
@@ -132,13 +133,13 @@ class CentredReturns(ReturnFunction):
         is_first = self.std == 0.0
         returns = self._returns(critic, centred(trajectories, self.averages, self.std or 1.0))
         if self._is_scaled:
-            targets = torch.cat([target.flatten() for target in returns.targets])
+            targets = torch.cat([_of_decisions(target, trajectories) for target in returns.targets])
             std = (self.std or 1.0) * float(targets.std(correction=0))
             self.std += (1.0 if is_first else self._rate) * (std - self.std)
             if is_first and self.std:  # values are still to be learned, in this unit
                 returns = self._returns(critic, centred(trajectories, self.averages, self.std))
         if self.gamma == 1.0:
-            returns.targets = [target - target.mean() for target in returns.targets]
+            returns.targets = [target - _of_decisions(target, trajectories).mean() for target in returns.targets]
         return returns
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,6 +149,11 @@ class CentredReturns(ReturnFunction):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on with the estimates of :meth:`state_dict`."""
         self.averages, self.std = list(state_dict["averages"]), float(state_dict.get("std", 1.0))
+
+
+def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
+    """Targets of decisions `[n]`, without those of environments whose autoreset is pending."""
+    return target.flatten() if trajectories.pauses is None else target[~trajectories.pauses.to(target.device)]
 
 
 def average_rewards(trajectories: Trajectories) -> list[float]:

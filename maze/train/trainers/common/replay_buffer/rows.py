@@ -1,4 +1,4 @@
-"""From rollouts in columns to rows of transitions."""
+"""Environment steps of rollouts, in columns or as records, as rows of transitions; and batches of rows as records."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from maze.core.env.base_env import is_truncated
 from maze.core.env.space_arrays import ActionBounds, dict_specs
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import EnvironmentContractError
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
-from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionRows
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +30,69 @@ class _Step:
     """An environment step under way, or completed and waiting for what is observed next."""
 
     observations: list[Any] = field(default_factory=list)
+    """Of the actors that acted, and of the one that was to act where the episode was truncated between sub-steps."""
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     next_observation: Any = None
     terminated: bool = False
     follows: int = -1
     is_complete: bool = False
+
+
+def _stacked(
+    steps: Sequence[_Step], n_actors: int, zeros: tuple[Sequence[Arrays | None], Sequence[Arrays | None]] | None = None
+) -> TransitionRows:
+    """Steps as rows.
+
+    :param steps: The steps.
+    :param n_actors: Number of actors of a complete step.
+    :param zeros: What stands for missing observations and actions, by actor; `None`: zeros like those of other steps.
+    """
+    observation_zeros, action_zeros = zeros or ([None] * n_actors, [None] * n_actors)
+    padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
+    rewards = [step.rewards + missing for step, missing in zip(steps, padding, strict=True)]
+    return TransitionRows(
+        observations=[
+            _stack([_at(step.observations, position) for step in steps], zero)
+            for position, zero in enumerate(observation_zeros)
+        ],
+        actions=[
+            _stack([_at(step.actions, position) for step in steps], zero) for position, zero in enumerate(action_zeros)
+        ],
+        rewards=np.array(rewards, np.float32).reshape(len(steps), n_actors),
+        next_observation=_stack([step.next_observation for step in steps], observation_zeros[0]),
+        terminated=np.array([step.terminated for step in steps], np.bool_),
+        n_substeps=np.array([len(step.rewards) for step in steps], np.int64),
+        follows=np.array([step.follows for step in steps], np.int64),
+    )
+
+
+def _at(values: list[Any], position: int) -> Any:
+    return values[position] if position < len(values) else None
+
+
+def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
+    """Arrays by key; zeros for what is missing."""
+    if zeros is None:
+        example = next((entry for entry in dictionaries if entry is not None), {})
+        zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
+    rows = [zeros if entry is None else entry for entry in dictionaries]
+    if not rows:
+        return {key: np.zeros((0, *zero.shape), zero.dtype) for key, zero in zeros.items()}
+    try:
+        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in zeros}
+    except (KeyError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"The steps of a rollout have observations or actions of different keys or shapes: {error}."
+        ) from error
+
+
+def _clipped(bounds: ActionBounds, actions: Arrays) -> Arrays:
+    """The actions, those of `Box` heads within their bounds, as they were on the way to the environment."""
+    return {head: bounds.clip_rows(head, values) for head, values in actions.items()}
+
+
+# -- rollouts in columns -----------------------------------------------------------------------------
 
 
 class RolloutRows:
@@ -125,7 +185,12 @@ class RolloutRows:
                     array[entry.tick, entry.env_index] = entry.observation[key]
         rows = TransitionRows(
             observations=[{key: _by_env(array[:-1], n_rows) for key, array in substep.observations.items()}],
-            actions=[{key: self._clip(actor, key, _by_env(array, n_rows)) for key, array in substep.actions.items()}],
+            actions=[
+                _clipped(
+                    self._bounds[actor.step_key],
+                    {key: _by_env(array, n_rows) for key, array in substep.actions.items()},
+                )
+            ],
             rewards=_by_env(columns.rewards, n_rows)[:, None],
             next_observation={key: _by_env(array, n_rows) for key, array in following.items()},
             terminated=_by_env(columns.terminated, n_rows),
@@ -163,18 +228,20 @@ class RolloutRows:
                         continue
                     actor = ActorID(step_key, int(substep.agent_ids[row, env_index]))
                     observation = {key: array[row, env_index].copy() for key, array in substep.observations.items()}
-                    action = {
-                        key: self._clip(actor, key, np.array(array[row, env_index]))
-                        for key, array in substep.actions.items()
-                    }
                     self._begin_substep(env_index, actor, observation)
                     step = self._steps[env_index]
-                    step.actions.append(action)
+                    step.actions.append(
+                        {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
+                    )
                     step.rewards.append(float(columns.rewards[tick, env_index]))
                     self._end_substep(columns, tick, env_index, finals.get((tick, env_index)))
         for env_index, actor in enumerate(columns.last_actor_ids):
             self._complete_waiting(env_index, columns, actor)
-        return self._stack(self._take_items(first_number))
+        steps = self._take_items(first_number)
+        rows = _stacked(steps, len(self._actors), (self._observation_zeros, self._action_zeros))
+        bounds = [self._bounds[actor.step_key] for actor in self._actors]
+        rows.actions = [_clipped(*pair) for pair in zip(bounds, rows.actions, strict=True)]
+        return rows
 
     def _begin_substep(self, env_index: int, actor: ActorID, observation: Any) -> None:
         step = self._steps[env_index]
@@ -258,48 +325,168 @@ class RolloutRows:
             del finished[:n_taken]
         return taken
 
-    def _stack(self, steps: list[_Step]) -> TransitionRows:
-        n_actors = len(self._actors)
-        padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
-        return TransitionRows(
-            observations=[
-                _stack([_at(step.observations, position) for step in steps], zeros)
-                for position, zeros in enumerate(self._observation_zeros)
-            ],
-            actions=[
-                _stack([_at(step.actions, position) for step in steps], zeros)
-                for position, zeros in enumerate(self._action_zeros)
-            ],
-            rewards=np.array(
-                [step.rewards + missing for step, missing in zip(steps, padding, strict=True)], np.float32
-            ).reshape(len(steps), n_actors),
-            next_observation=_stack([step.next_observation for step in steps], self._observation_zeros[0]),
-            terminated=np.array([step.terminated for step in steps], np.bool_),
-            n_substeps=np.array([len(step.rewards) for step in steps], np.int64),
-            follows=np.array([step.follows for step in steps], np.int64),
-        )
-
-    def _clip(self, actor: ActorID, key: str, action: np.ndarray) -> np.ndarray:
-        return self._bounds[actor.step_key].clip_rows(key, action)
-
 
 def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
     """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another, as a copy."""
     return np.array(np.swapaxes(array, 0, 1), order="C").reshape(n_rows, *array.shape[2:])
 
 
-def _at(values: list[Any], position: int) -> Any:
-    return values[position] if position < len(values) else None
-
-
 def _zeros(space: spaces.Dict) -> Arrays:
     return {key: np.zeros(shape, dtype) for key, (shape, dtype) in dict_specs(space).items()}
 
 
-def _stack(values: list[Any], zeros: Arrays) -> Arrays:
-    return {
-        key: np.stack([zero if value is None else value[key] for value in values])
-        if values
-        else np.zeros((0, *zero.shape), zero.dtype)
-        for key, zero in zeros.items()
-    }
+# -- records -----------------------------------------------------------------------------------------
+
+
+def rows_of_records(
+    records: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    first_number: int,
+    action_spaces: Sequence[spaces.Dict] | None = None,
+) -> TransitionRows:
+    """Rows of successive steps of one environment.
+
+    Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
+    terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
+    action is no fault.
+
+    :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
+        that of the actor to act then.
+    :param actors: The actors of a complete step.
+    :param first_number: Number that the first row will get.
+    :param action_spaces: By actor; `None`: they are not known.
+    :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
+    :raises NonFiniteError: A number is NaN or infinite.
+    """
+    steps = [_step(record, records[index + 1 : index + 2], actors, index) for index, record in enumerate(records)]
+    for index, (step, before) in enumerate(zip(steps[1:], records, strict=False), start=first_number):
+        step.follows = -1 if _is_done(before) else index
+    rows = _stacked(steps, len(actors))
+    if action_spaces is not None:
+        for position, space in enumerate(action_spaces):
+            rows.actions[position] = _within(space, rows.actions[position], rows.n_substeps > position)
+    _require_finite(rows)
+    return rows
+
+
+def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
+    """A batch as records: one for each actor that acted in any of its rows, with its next observation."""
+    record = StructuredSpacesRecord()
+    last = len(batch.actors) - 1
+    for position, actor in enumerate(batch.actors):
+        if (acted := batch.acted(position)) is not None and not acted.any():
+            break
+        following = batch.next_observations[0] if position == last else batch.observations[position + 1]
+        record.append(
+            SpacesRecord(
+                actor_id=actor,
+                observation=dict(batch.observations[position]),
+                action=dict(batch.actions[position]),
+                reward=batch.rewards[:, position],
+                done=batch.ended_at(position),
+                next_observation=dict(following),
+                batch_shape=[len(batch.terminated)],
+            )
+        )
+    return record
+
+
+def _step(
+    record: StructuredSpacesRecord,
+    following: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    index: int,
+) -> _Step:
+    substeps = record.substep_records
+    where = f"Step {index} of the rollout"
+    found = [substep.actor_id for substep in substeps]
+    if not found or found != list(actors[: len(found)]) or (len(found) < len(actors) and not _is_done(record)):
+        raise EnvironmentContractError(
+            f"{where}: expected the actors {list(actors)} in this order, found {found}. A replay buffer needs steps "
+            "with the same actors in the same order."
+        )
+    last = substeps[-1]
+    is_done, truncated = bool(last.done), is_truncated(bool(last.done), _info(last))
+    after = last.next_observation
+    if after is None and following and not is_done:
+        after = following[0].substep_records[0].observation
+    observations: list[Any] = [substep.observation for substep in substeps]
+    if after is None and not (is_done and not truncated):
+        raise ConfigError(
+            f"{where}: it is not known what was observed after it. Record rollouts with "
+            "`record_next_observations=True`, and load data sets with the trajectory processor "
+            "IdentityWithNextObservationTrajectoryProcessor."
+        )
+    if truncated and after is not None and len(found) == len(actors) and set(after) != set(observations[0]):
+        raise EnvironmentContractError(
+            f"{where}: it cut the episode off, and what was observed after it has the keys {sorted(after)}, expected "
+            f"those of {actors[0]}, which is to act then: {sorted(observations[0])}. Have `actor_id()` of the "
+            "environment move on at the end of an episode as well, or record without next observations."
+        )
+    if len(found) < len(actors):
+        if truncated:
+            observations.append(after)
+        after = None
+    if after is None or (is_done and not truncated):
+        after = observations[0]
+    return _Step(
+        observations,
+        [substep.action for substep in substeps],
+        [float(substep.reward) for substep in substeps],  # type: ignore[arg-type]
+        after,
+        terminated=is_done and not truncated,
+    )
+
+
+def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
+    """The actions, those of `Box` heads clipped, where they are elements of their space."""
+    bounds, checked = ActionBounds(space), dict(actions)
+    for head, values in actions.items():
+        entry = space.spaces.get(head)
+        if isinstance(entry, spaces.Box) and values.shape[1:] == entry.shape:
+            checked[head] = bounds.clip_rows(head, values)
+            continue
+        lowest, highest = _choices(entry)
+        if lowest is None or values.shape[1:] != (entry.shape if entry is not None else None):
+            continue  # shapes are checked by the columns
+        with np.errstate(invalid="ignore"):
+            is_wrong = ~((values >= lowest) & (values <= highest) & (values == np.rint(values)))
+        wrong = np.flatnonzero(is_wrong.reshape(len(values), -1).any(-1) & acted)
+        if len(wrong):
+            raise EnvironmentContractError(
+                f"Step {wrong[0]} of a rollout for the replay buffer: action head `{head}` is "
+                f"{values[wrong[0]].tolist()}, expected an element of {entry}. Does the experience come from another "
+                "environment, or from one with other wrappers?"
+            )
+    return checked
+
+
+def _choices(space: spaces.Space[Any] | None) -> tuple[Any, Any]:
+    """Smallest and largest choice; None: these are no choices."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, spaces.MultiBinary) else (None, None)
+
+
+def _info(record: SpacesRecord) -> dict[Any, Any]:
+    return record.info if isinstance(record.info, dict) else {}
+
+
+def _is_done(record: StructuredSpacesRecord) -> bool:
+    return bool(record.substep_records and record.substep_records[-1].done)
+
+
+def _require_finite(rows: TransitionRows) -> None:
+    groups = {f"observation of actor {index}": part for index, part in enumerate(rows.observations)}
+    groups |= {f"action of actor {index}": part for index, part in enumerate(rows.actions)}
+    groups |= {"reward": {"reward": rows.rewards}, "next observation": rows.next_observation}
+    for name, arrays in groups.items():
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+                raise NonFiniteError(
+                    f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
+                    f"{array[place]}. Look at what recorded it."
+                )
