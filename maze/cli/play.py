@@ -30,7 +30,7 @@ def rollout_arguments(run: str, further: Sequence[str]) -> list[str]:
     :param run: Directory of the training.
     :param further: Overrides of the user.
     """
-    from maze.core.rollout.rendering import has_display
+    from maze.core.rollout.recording import has_display
 
     if VIDEO in further:
         return _film_arguments(run, further)

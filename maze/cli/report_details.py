@@ -110,8 +110,7 @@ def _model(directory: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]
 
 
 def _drawn(composer: Any) -> Iterator[tuple[str, str]]:
-    from maze.perception.blocks.graph_drawing import model_graph, render
-    from maze.perception.blocks.inference import InferenceBlock
+    from maze.perception.blocks.inference import InferenceBlock, model_graph, render
 
     for kind, model in (("policy", composer.policy), ("critic", composer.critic)):
         networks: Mapping[Any, Any] = {} if model is None else model.networks
@@ -119,7 +118,7 @@ def _drawn(composer: Any) -> Iterator[tuple[str, str]]:
             name = f"{kind} {key}"
             block = next((part for part in network.modules() if isinstance(part, InferenceBlock)), None)
             try:
-                svg = None if block is None else render(model_graph(block, title=name), "svg", None).decode()
+                svg = None if block is None else render(model_graph(block, title=name), "svg").decode()
             except Exception:  # whatever a drawing library is missing; the text says the same
                 svg = None
             yield name, repr(network) if svg is None else svg[svg.index("<svg") :]

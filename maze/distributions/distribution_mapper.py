@@ -13,15 +13,14 @@ from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.targets import refuse_forbidden_path
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
-from maze.distributions.categorical import CategoricalProbabilityDistribution
+from maze.distributions.categorical import CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution import ProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.greedy import (
-    GreedyCategoricalProbabilityDistribution,
+from maze.distributions.multi_categorical import (
     GreedyMultiCategoricalProbabilityDistribution,
+    MultiCategoricalProbabilityDistribution,
 )
-from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 

@@ -26,7 +26,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory
 from maze.perception.models.model_composer import BaseModelComposer, Critic
-from maze.perception.models.network_outputs import embedding_spaces
+from maze.perception.models.network_factory import embedding_spaces
 from maze.rllib.action_distribution import action_distribution_class
 
 MODEL_KEY = "maze"

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from maze.core.agent.state_action_values import merged_action_space
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
+from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic, merged_action_space
 from maze.core.env.structured_env import ActorID
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.blocks import ConcatenationBlock, DenseBlock, InferenceBlock, LinearOutputBlock

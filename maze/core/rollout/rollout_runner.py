@@ -30,7 +30,7 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.env.space_checks import check_observation
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
-from maze.core.rollout.rendering import StepRenderer
+from maze.core.rollout.recording import StepRenderer
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.files import inside_directory

@@ -12,7 +12,7 @@ import torch
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
-from maze.perception.blocks.general.running_normalization import RunningNormalizationBlock
+from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
@@ -120,7 +120,7 @@ class _Sums:
 
 
 class ObservationStatistics:
-    """The statistics in all :class:`~maze.perception.blocks.general.running_normalization.RunningNormalizationBlock`
+    """The statistics in all :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`
     of a model, which are the same for all networks, sub-steps and environments that see an observation of that name.
 
     Trainers call :meth:`learn` once for each rollout, when they have learned from it: so it was collected, valued and

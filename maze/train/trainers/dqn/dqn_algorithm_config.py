@@ -20,11 +20,11 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     distributions = (
         {
             "action_space": "gymnasium.spaces.Discrete",
-            "distribution": "maze.distributions.greedy.GreedyCategoricalProbabilityDistribution",
+            "distribution": "maze.distributions.categorical.GreedyCategoricalProbabilityDistribution",
         },
         {
             "action_space": "gymnasium.spaces.MultiDiscrete",
-            "distribution": "maze.distributions.greedy.GreedyMultiCategoricalProbabilityDistribution",
+            "distribution": "maze.distributions.multi_categorical.GreedyMultiCategoricalProbabilityDistribution",
         },
     )
 

@@ -19,16 +19,19 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn import functional
 
-from maze.core.agent.state_action_values import masked_log_probs
 from maze.core.agent.torch_actor_critic import TorchActorCritic
-from maze.core.agent.torch_state_action_critic import TorchSharedStateActionCritic, TorchStateActionCritic
+from maze.core.agent.torch_state_action_critic import (
+    TorchSharedStateActionCritic,
+    TorchStateActionCritic,
+    masked_log_probs,
+)
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.utils.seeding import seeded_generator
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 from maze.distributions.utils import sample_with, space_bounds, tensor_clamp
-from maze.perception.program.torch_networks import JointEvaluation
+from maze.perception.program.network_program import JointEvaluation
 from maze.train.trainers.common.learning import Key, mean_of
 from maze.train.trainers.common.replay_buffer.transitions import TensorDict, TransitionBatch
 

@@ -15,10 +15,9 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
-from maze.core.rollout.rollout_streams import actor_streams
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, actor_trajectories, value_rollout
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
@@ -248,7 +247,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         next_values[place] = value
     complete = np.ones((n_ticks, n_envs), bool)
     ends = {**final, **{(n_ticks, env): float(value) for env, value in enumerate(last)}}
-    streams = actor_streams(
+    streams = actor_trajectories(
         values,
         complete[..., np.newaxis],
         {place: (0, value) for place, value in ends.items()},

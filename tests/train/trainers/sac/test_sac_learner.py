@@ -17,7 +17,7 @@ from maze.core.errors import ConfigError, NonFiniteError
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
-from maze.perception.program import torch_networks
+from maze.perception.program import network_program
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.sac import sac_trainer
 from maze.train.trainers.sac.objectives import check_distributions, critic_targets
@@ -222,7 +222,7 @@ def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, bat
     fast = make(**config)
     terms = [[value.item() for _, _, value in terms_of(fast.update(batch))] for _ in range(5)]
     with monkeypatch.context() as patched:
-        patched.setattr(torch_networks, "read_program", lambda network: None)
+        patched.setattr(network_program, "read_program", lambda network: None)
         patched.delattr(SquashedGaussianProbabilityDistribution, "rsample_with_log_prob")
         plain = make(**config)
         expected = [[value.item() for _, _, value in terms_of(plain.update(batch))] for _ in range(5)]

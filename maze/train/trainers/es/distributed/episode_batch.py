@@ -29,8 +29,8 @@ from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.perception.program.network_program import TorchPopulation
 from maze.perception.program.numpy_networks import Rows, population_in_numpy
-from maze.perception.program.torch_networks import TorchPopulation
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows

@@ -20,7 +20,6 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import RolloutColumns
-from maze.core.rollout.rollout_tensors import Index, Place
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
 
 if TYPE_CHECKING:
@@ -28,6 +27,12 @@ if TYPE_CHECKING:
     from maze.core.agent.torch_actor_critic import TorchActorCritic
     from maze.core.agent.torch_policy_output import PolicyOutput
     from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+Place = tuple[int, int]
+"""(tick, environment)"""
+
+Index = tuple[np.ndarray, np.ndarray]
+"""Ticks and environments of rows."""
 
 States = dict[str, Tensor]
 """Hidden states `[n, size]` by state key."""
@@ -137,10 +142,10 @@ class SequencedRollout:
         self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
         """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
 
-    def ask(
+    def evaluate(
         self, record: StructuredSpacesRecord, index: Index | None
     ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
-        """What the model says about a record, unrolled over the sequences of its rows.
+        """Compute the outputs of the model for a record, unrolled over the sequences of its rows.
 
         :param record: All that a policy did.
         :param index: Ticks and environments of its rows; `None`: a dense rollout.
