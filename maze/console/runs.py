@@ -480,8 +480,12 @@ class TrainingProgress:
             self.before_output()
             self._console.epoch_done(progressed._replace(best=best))
 
-    def training_done(self) -> None:
-        """Show the last epoch if it has not been shown yet; the training has ended."""
+    def training_done(self, best: str) -> None:
+        """Show the last epoch, whatever the interval; the training has ended and its last policy is evaluated.
+
+        :param best: The best score; empty: there is none.
+        """
+        self.evaluated(best)
         if self._console is not None:
             self._console.finish()
 

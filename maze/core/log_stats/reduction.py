@@ -294,8 +294,15 @@ class StatsSlot:
             self.values(name).extend(values)
         if not self.periods or self.periods[-1] < periods[0]:
             self.periods.extend(periods)
-        elif self.periods[-len(periods) :] != [*periods]:  # another group, which did not occur in the same periods
+        elif not self._counts(periods):  # another group, which did not occur in the same periods
             self.periods = sorted({*self.periods, *periods})
+
+    def _counts(self, periods: Sequence[int]) -> bool:
+        """Whether the periods that were counted last are these, which are in ascending order."""
+        n = len(periods)
+        if len(self.periods) < n or (self.periods[-n], self.periods[-1]) != (periods[0], periods[-1]):
+            return False
+        return isinstance(periods, range) or self.periods[-n:] == periods
 
     def count_period(self, period: int) -> None:
         """Notes that a period of the level below delivered a value; several values of one count once."""

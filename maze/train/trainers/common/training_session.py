@@ -117,18 +117,18 @@ class TrainingSession:
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if trainer.evaluates_between_epochs or self.evaluated_epoch == trainer.epoch:
             increment_log_step()
-        self._progress.training_done()
+        self._progress.training_done(self._best())
 
     def goes_on(self) -> bool:
         """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
         trainer, n_done = self._trainer, self._trainer.epoch - self.first_epoch
         self.evaluate_if_due()
-        self._progress.evaluated(self._best())
         if (self._n_epochs or EPOCH_LIMIT) <= n_done:
             return False
         if self._has_stopped_improving():
             print(f"-> early stopping: {trainer.config.patience} evaluations without improvement.", flush=True)
             return False
+        self._progress.evaluated(self._best())
         self._stop_if_requested()
         self._progress.start_epoch(n_done, trainer.update)
         if n_done == 0:
