@@ -7,26 +7,24 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from maze.core.errors import MazeError, did_you_mean
 from maze.serve.batching import Batcher, Row
-from maze.serve.bundle import BatchActions, PolicyBundle, StepSpec
+from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog, encoded
 from maze.serve.drift_guard import DriftGuard, DriftLimits
-from maze.serve.metrics import SIZES, Histogram
 from maze.serve.pipeline import Actor
-from maze.serve.session import PolicySession
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
 """From the entries of an observation and who acts to an action: decides where the policy is not to. A mapping is
 taken for the entries of the action, anything else for what the raw environment takes."""
-_WITH_MEMORY = {"stack", "skip"}
-"""Operations of a bundle for which the observations of an episode have to come one by one."""
 
 
 class RefusedError(MazeError):
@@ -115,27 +113,39 @@ class Note(NamedTuple):
     is_shadow: bool = False
 
 
-class Pending(NamedTuple):
-    """A decision that is being taken."""
+class Metrics:
+    """What the service counts, in a registry of Prometheus of its own."""
 
-    served: Served
-    acting: PolicySession
-    future: asyncio.Future[Any]
-    note: Note
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("maze_requests", "Requests that were answered.", "path", "status")
+        self.decisions = self._counter("maze_decisions", "Decisions that a policy was asked for.", "policy")
+        self.events = self._counter(
+            "maze_events",
+            "Swapped bundles, decisions of the fallback, refused observations, expired sessions, failed housekeeping.",
+            "event",
+        )
+        for event in ("swap", "fallback", "refused", "expired_session", "failed_housekeeping"):
+            self.events.labels(event)
+        self.shadow_decisions = self._counter(
+            "maze_shadow_decisions", "What shadows have decided, compared with what was answered.", "policy", "result"
+        )
+        self.seconds = Histogram(
+            "maze_request_seconds",
+            "Time to an answer.",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0),
+            registry=self.registry,
+        )
+        self.batch_sizes = Histogram(
+            "maze_batch_size",
+            "Decisions taken in one call.",
+            ("policy",),
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self.registry,
+        )
 
-    async def answer(self) -> dict[str, Any]:
-        """What is answered."""
-        chosen, ranked, states = await self.future
-        finish = self.acting.finish
-        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
-        answer = self.served.answer(finish(chosen), self.note)
-        if candidates:
-            answer["ranked"] = candidates
-        if states and self.note.episode:
-            self.acting.states = states
-        elif states:
-            answer |= self.served.carried_on(states)
-        return answer
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
 
 
 class Served:
@@ -144,14 +154,17 @@ class Served:
     :param name: Of the policy.
     :param bundle: The bundle.
     :param settings: See :class:`Settings`.
-    :param log: Is told of each decision.
+    :param log: Records each decision.
+    :param metrics: Counts decisions.
     """
 
-    def __init__(self, name: str, bundle: PolicyBundle, settings: Settings, log: DecisionLog | None) -> None:
+    def __init__(
+        self, name: str, bundle: PolicyBundle, settings: Settings, log: DecisionLog | None, metrics: Metrics
+    ) -> None:
         self.name, self.bundle = name, bundle
         self.weight, self.is_shadow = 0.0, False
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
-        self.batch_sizes = Histogram(SIZES)
+        self._settings, self._metrics = settings, metrics
         # No cycle of references: a bundle that was swapped frees its memory when its last session ends, not some day.
         decide = _without_reference(self._decide)
         self.batcher = Batcher(decide, settings.max_batch, settings.batch_delay)
@@ -160,7 +173,6 @@ class Served:
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
         self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
-        self.has_memory = has_memory(bundle)
         # Without a memory, one session for each sub-step converts for everybody. Code that is missing is noticed here.
         self._converters = {key: self.session() for key in bundle.steps}
 
@@ -173,7 +185,7 @@ class Served:
 
         :raises RefusedError: The policy needs to see those of an episode in their order.
         """
-        if self.has_memory:
+        if self.bundle.has_memory:
             raise RefusedError(
                 409,
                 "needs_session",
@@ -217,7 +229,7 @@ class Served:
             raise RefusedError(422, "wrong_state", str(error)) from error
         return {key: array[0] for key, array in before.items()}
 
-    def carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
+    def _carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
         """What an answer says of the hidden states that the next request brings along.
 
         :param states: `[size]` by state key.
@@ -254,6 +266,46 @@ class Served:
             )
         return self._step_keys[options.step_key], options.agent_id
 
+    def decide(
+        self,
+        acting: PolicySession,
+        actor: Actor,
+        inputs: Any,
+        rng: np.random.Generator | None,
+        ranked: int,
+        note: Note,
+        states: Mapping[str, Array],
+    ) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
+        """Have a decision taken, or answer at once where the network does not decide.
+
+        Observations about which the network does not decide leave no trace in its hidden states.
+
+        :param acting: What has prepared the observation, and makes an action of the decision.
+        :param actor: Who acts.
+        :param inputs: What the network takes; None: the last decision holds.
+        :param rng: Draws the action; None: the most probable one.
+        :param ranked: So many of the most probable actions are wanted as well.
+        :param note: What the decision log says of it.
+        :param states: Hidden states by state key.
+        """
+        self._metrics.decisions.labels(self.name).inc()
+        if inputs is None:
+            self._record("repeated", actor, note)
+            return self._answer(acting.finish(None), note)
+        settings = self._settings
+        self.guard.add(actor[0], acting.converted)
+        if settings.on_drift != "warn" and (why := self.guard.outside(actor[0], acting.converted)):
+            if settings.fallback is None:
+                self._metrics.events.labels("refused").inc()
+                self._record("refused", actor, note, reason=why)
+                raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
+            self._metrics.events.labels("fallback").inc()
+            action = self._packed(settings.fallback(acting.converted, actor), actor[0])
+            self._record("fallback", actor, note, reason=why, action=action)
+            kept = {} if note.episode else self._carried_on(states)
+            return {**self._answer(action, note), "policy": "fallback", "reason": why, **kept}
+        return self.submit(acting, actor, inputs, rng, ranked, note, states)
+
     def submit(
         self,
         acting: PolicySession,
@@ -263,25 +315,38 @@ class Served:
         ranked: int,
         note: Note,
         states: Mapping[str, Array],
-    ) -> Pending:
-        """Has a decision taken, together with others."""
+    ) -> asyncio.Future[dict[str, Any]]:
+        """Have the network decide, together with other observations. The parameters are those of :meth:`decide`."""
         step_key, agent_id = actor
         agent = agent_id if step_key in self._own_networks else 0
-        key = (step_key, agent, rng is None, ranked)
-        return Pending(self, acting, self.batcher.submit(key, Row(inputs, rng, note, states)), note)
+        finish = partial(self._finished, acting, note)
+        return self.batcher.submit((step_key, agent, rng is None, ranked), Row(inputs, rng, note, states, finish))
 
-    def answer(self, action: Any, note: Note) -> dict[str, Any]:
-        """What whoever asked is told."""
+    def _finished(self, acting: PolicySession, note: Note, decision: Any) -> dict[str, Any]:
+        """The answer for a decision; the session's hidden states are those that follow."""
+        chosen, ranked, states = decision
+        finish = acting.finish
+        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
+        answer = self._answer(finish(chosen), note)
+        if candidates:
+            answer["ranked"] = candidates
+        if states and note.episode:
+            acting.states = states
+        elif states:
+            answer |= self._carried_on(states)
+        return answer
+
+    def _answer(self, action: Any, note: Note) -> dict[str, Any]:
         return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": note.decision}
 
-    def packed(self, action: Any, step_key: str | int) -> Any:
+    def _packed(self, action: Any, step_key: str | int) -> Any:
         """What the raw environment takes, for what a fallback has decided."""
         kind = self.bundle.steps[step_key].action_kind
         if not isinstance(action, Mapping) or kind not in {"single", "tuple"}:
             return action
         return next(iter(action.values())) if kind == "single" else list(action.values())
 
-    def record(self, kind: str, actor: Actor, note: Note, **more: Any) -> None:
+    def _record(self, kind: str, actor: Actor, note: Note, **more: Any) -> None:
         """Writes into the log what is no decision of the network."""
         if self._log is not None:
             self._log.write(self._line(kind, actor[0], rows=[note._asdict()], **more))
@@ -294,7 +359,7 @@ class Served:
             "bundle": bundle.sha256,
             "weight": self.weight,
             "shadow": self.is_shadow,
-            "needs_session": self.has_memory,
+            "needs_session": bundle.has_memory,
             "recurrent": bundle.is_recurrent,
             "actor_sequence": [[str(key), agent] for key, agent in bundle.actor_sequence],
             "steps": [
@@ -322,7 +387,7 @@ class Served:
         answer: BatchActions = self.bundle.act_batch(
             step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
         )
-        self.batch_sizes.observe(len(rows))
+        self._metrics.batch_sizes.labels(self.name).observe(len(rows))
         if self._log is not None:
             more = {
                 "network_of": agent_id,
@@ -363,20 +428,6 @@ def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:
         return found(*arguments)
 
     return call
-
-
-def has_memory(bundle: PolicyBundle) -> bool:
-    """Whether what a policy does depends on earlier observations of the episode."""
-    return any(not _WITH_MEMORY.isdisjoint(_operations(step)) for step in bundle.steps.values())
-
-
-def repeats_actions(bundle: PolicyBundle) -> bool:
-    """Whether a decision holds for several steps."""
-    return any("skip" in _operations(step) for step in bundle.steps.values())
-
-
-def _operations(step: StepSpec) -> set[str]:
-    return {str(each["op"]) for each in (*step.observation_operations, *step.action_operations)}
 
 
 def as_json(value: Any) -> bytes:

@@ -21,13 +21,12 @@ import numpy as np
 
 from maze.core.errors import ConfigError, ConfigImportError, MazeError
 from maze.serve.app import Application, Limits, Tokens
-from maze.serve.archive import sha256
 from maze.serve.bundle import PolicyBundle
-from maze.serve.decision_log import DecisionLog
+from maze.serve.bundle_file import sha256
+from maze.serve.decision_log import DecisionLog, replay
 from maze.serve.drift_guard import DriftLimits
 from maze.serve.pipeline import Actor
 from maze.serve.policies import Policies
-from maze.serve.replay import replay
 from maze.serve.served import Fallback, Settings
 
 _LOGGER = logging.getLogger(__name__)

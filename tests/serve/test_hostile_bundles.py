@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from maze.serve import archive
-from maze.serve.archive import BundleError, packed, unpacked
 from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle_file import BundleError, packed, unpacked
 
 
 @pytest.fixture
