@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--attacks", action="store_true")
+    parser.add_argument("--address", default="127.0.0.2", help="the client's beside attacks, which come from 127.0.0.1")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         bundle = options.bundle or make_bundle(Path(directory) / "cartpole.maze")
@@ -230,7 +231,7 @@ def main() -> None:
             (Path(directory) / f"peer_{number}.py").write_text(text)
         os.sched_setaffinity(0, {CLIENT_CORE})
         if options.attacks:
-            sys.exit(attacked(bundle, options.seconds, options.json))
+            sys.exit(attacked(bundle, options.seconds, options.json, options.address))
         results: dict[str, list[dict[str, float]]] = {}
         for _ in range(options.rounds):
             for name, result in one_round(bundle, Path(directory), options.connections, options.seconds).items():
@@ -362,23 +363,25 @@ ATTACKS: dict[str, Callable[[int, float], None]] = {
         32, request("/act", {"observations": [OBSERVATION] * 512, "ranked": 2, "deterministic": False, "seed": 1})
     ),
     "100 send bodies of 1 MiB": attackers(100, _LARGE),
+    "100 send bodies of 60 KiB": attackers(100, request("/act", {"observation": [0] * 30_000})),
     "200 send single requests": attackers(200, request("/act", {"observation": OBSERVATION})),
     "20 read /metrics": attackers(20, b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
 }
 
 
-def beside(port: int, attack: Callable[[int, float], None], seconds: float) -> list[float]:
+def beside(port: int, attack: Callable[[int, float], None], seconds: float, address: str = "127.0.0.2") -> list[float]:
     """The seconds that each answer took which one client got while an attack went on, from its beginning.
 
     :param port: The server's.
-    :param attack: The attack; it runs in processes of its own.
+    :param attack: The attack; it runs in a process of its own, from 127.0.0.1.
     :param seconds: How long.
+    :param address: The client's.
     """
     process = multiprocessing.Process(target=attack, args=(port, seconds))
     process.start()
     taken: list[float] = []
     asked = request("/act", {"observation": OBSERVATION})
-    with socket.create_connection(("127.0.0.1", port), timeout=60.0) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60.0, source_address=(address, 0)) as connection:
         while process.is_alive():
             began, data = time.perf_counter(), b""
             connection.sendall(asked)
@@ -391,7 +394,7 @@ def beside(port: int, attack: Callable[[int, float], None], seconds: float) -> l
     return taken
 
 
-def attacked(bundle: Path, seconds: float, file: Path | None) -> bool:
+def attacked(bundle: Path, seconds: float, file: Path | None, address: str) -> bool:
     """Measures each attack on a server of its own; whether a limit was reached."""
     print(f"one client beside attacks of {seconds:g} s each, on one core\n")
     print(f"{'':34}{'decisions':>10}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'MiB':>6}")
@@ -400,7 +403,7 @@ def attacked(bundle: Path, seconds: float, file: Path | None) -> bool:
         port = free_port()
         command = [sys.executable, "-m", "maze.serve.server", str(bundle), "--port", str(port)]
         with running(command, port, stderr=subprocess.DEVNULL) as process:
-            taken = sorted(beside(port, attack, seconds))
+            taken = sorted(beside(port, attack, seconds, address))
             status = Path(f"/proc/{process.pid}/status").read_text()
         memory = int(status.split("VmHWM:")[1].split()[0]) / 1024
         p50, p99, most = (1e3 * taken[int(share * (len(taken) - 1))] for share in (0.5, 0.99, 1.0))

@@ -261,7 +261,7 @@ class Application:
         :raises RefusedError: Too much waits already.
         """
         limits, size = self.limits, _announced(request, self.limits.body_bytes)
-        _check_room(self.policies.n_waiting + self.policies.turns.waiting[client], limits.n_waiting)
+        _check_room(self.policies.n_waiting + self.policies.singles.waiting[client], limits.n_waiting)
         if size <= _SMALL_BODY:
             yield await _body(request, limits.body_bytes)
             return
@@ -272,7 +272,10 @@ class Application:
                 yield body
 
     def _turn(self, client: Hashable, body: bytes) -> AbstractAsyncContextManager[None]:
-        return self.policies.turns.turn(client, 1 + len(body) // _BYTES_LIKE_A_ROW)
+        """Wait for the client's turn to have a body parsed, and an observation in it decided."""
+        if len(body) > _SMALL_BODY:
+            return self.policies.batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
+        return self.policies.singles.turn(client, 1)
 
     async def _asked(self, request: Request, may_be_empty: bool = False) -> dict[str, Any]:
         return _parsed(request, await _body(request, self.limits.body_bytes), may_be_empty)
@@ -345,11 +348,11 @@ class Application:
     # -- administration -----------------------------------------------------------------------------------------------
 
     async def _list(self, request: Request) -> Response:
-        async with self.policies.turns.turn(self._client(request), _PAGE_UNITS):
+        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
             return _json({"policies": [each.described() for each in self.policies]})
 
     async def _card(self, request: Request) -> Response:
-        async with self.policies.turns.turn(self._client(request), _PAGE_UNITS):
+        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
             return _json(self.policies.named(request.path_params["name"]).described())
 
     async def _swap(self, request: Request) -> Response:
@@ -384,11 +387,11 @@ class Application:
         return _json({"status": "ready"})
 
     async def _open_api(self, request: Request) -> Response:
-        async with self.policies.turns.turn(self._client(request), _PAGE_UNITS):
+        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
             return _json(open_api([each.described() for each in self.policies]))
 
     async def _metrics(self, request: Request) -> Response:
-        async with self.policies.turns.turn(self._client(request), _PAGE_UNITS):
+        async with self.policies.batches.turn(self._client(request), _PAGE_UNITS):
             text = generate_latest(self.policies.metrics.registry)
             return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -92,6 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @override(HttpToolsProtocol)
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._channel = transport
         self._check()
 
@@ -209,9 +210,6 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            for listening in self.servers:
-                for each in listening.sockets:  # connections inherit it
-                    each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             names = ", ".join(policy.name for policy in self._application.policies)
             _LOGGER.info("Serving %s on http://%s:%d", names, f"[{host}]" if ":" in host else host, port)

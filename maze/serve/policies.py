@@ -39,8 +39,8 @@ _LOGGER = logging.getLogger(__name__)
 LARGEST_SEED = 2**63 - 1
 Begun = asyncio.Future[dict[str, Any]] | dict[str, Any]
 """An answer, or one that will be there."""
-_SLICE = 32
-"""Rows of a batch that are decided before other requests take their turn."""
+_SLICE = 16
+"""Rows of batches that are decided before other requests take their turn."""
 
 
 class ServedSession:
@@ -108,8 +108,10 @@ class Policies:
         self.settings = settings or Settings()
         self.metrics = Metrics()
         self.metrics.registry.register(_Gauges(self))
-        self.turns = Turns(max(2 * _SLICE, self.settings.max_batch))
-        """Rows that are in work at a time, by client."""
+        self.singles = Turns(max(32, self.settings.max_batch))
+        """Requests for one decision that are in work at a time, by client."""
+        self.batches = Turns(_SLICE)
+        """Rows of batches, and other work as large, that are in work at a time, by client."""
         self._log = log
         self._served: dict[str, Served] = {}
         self._sessions: OrderedDict[str, ServedSession] = OrderedDict()
@@ -333,7 +335,7 @@ class Policies:
         size = max(1, _SLICE // weight)
         answers: list[dict[str, Any]] = []
         for begin in range(0, len(observations), size):
-            async with self.turns.turn((client, "batch"), size * weight):
+            async with self.batches.turn(client, size * weight):
                 begun: list[Begun] = []
                 for index in range(begin, min(begin + size, len(observations))):
                     row_seed = None if seed is None else seed + index

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.serve import archive
+from maze.serve import bundle_file
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import BundleError, packed, unpacked
 
@@ -104,7 +104,9 @@ def test_names_that_come_twice_are_refused():
 
 
 def test_a_crowd_of_members_is_refused():
-    assert "at most" in refused(zipped([(f"networks/{index}.onnx", b"") for index in range(archive.MOST_MEMBERS + 1)]))
+    assert "at most" in refused(
+        zipped([(f"networks/{index}.onnx", b"") for index in range(bundle_file.MOST_MEMBERS + 1)])
+    )
 
 
 def test_networks_that_refer_to_other_files_are_refused(members, tmp_path_factory):
@@ -175,7 +177,7 @@ def test_a_policy_that_acts_otherwise_is_refused(members):
 
 
 def test_other_versions_are_named(members, monkeypatch):
-    monkeypatch.setattr(archive, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(bundle_file, "FORMAT_VERSION", 2)
     content = packed(members)
     monkeypatch.undo()
     assert "version 2 of the format, this program reads 1" in refused(content)
