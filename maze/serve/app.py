@@ -263,11 +263,11 @@ class Application:
         limits, size = self.limits, _announced(request, self.limits.body_bytes)
         _check_room(self.policies.n_waiting + self.policies.singles.waiting[client], limits.n_waiting)
         if size <= _SMALL_BODY:
-            yield await _body(request, limits.body_bytes)
+            yield await _body(request, limits.body_bytes, size)
             return
         _check_room(self._bodies.waiting[client] + size, _MOST_BODIES * limits.body_bytes)
         async with self._bodies.turn(client, size) if size > _LARGE_BODY else nullcontext():
-            body = await _body(request, limits.body_bytes)
+            body = await _body(request, limits.body_bytes, size)
             async with self._contents.turn(client, len(body)):
                 yield body
 
@@ -278,7 +278,8 @@ class Application:
         return self.policies.singles.turn(client, 1)
 
     async def _asked(self, request: Request, may_be_empty: bool = False) -> dict[str, Any]:
-        return _parsed(request, await _body(request, self.limits.body_bytes), may_be_empty)
+        most = self.limits.body_bytes
+        return _parsed(request, await _body(request, most, _announced(request, 0)), may_be_empty)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -357,7 +358,7 @@ class Application:
 
     async def _swap(self, request: Request) -> Response:
         self._client(request, for_admin=True)
-        content = await _body(request, self.limits.bundle_bytes)
+        content = await _body(request, self.limits.bundle_bytes, _announced(request, 0))
         ends = request.query_params.get("end_sessions") == "true"
         policy = await self.policies.put(request.path_params["name"], content, ends_sessions=ends)
         return _json(policy.described())
@@ -470,8 +471,8 @@ def _check_room(n_waiting: int, most: int) -> None:
         raise RefusedError(503, "busy", "Too many decisions wait already. Send the request again in a second.")
 
 
-async def _body(request: Request, most: int) -> bytes:
-    if _announced(request, 0) > most:
+async def _body(request: Request, most: int, announced: int) -> bytes:
+    if announced > most:
         raise _too_large(most)
     parts, size = [], 0
     async for part in request.stream():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import ipaddress
 import json
@@ -297,6 +298,8 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     application = _application(options, sources, provided)
     config = server_config(application, options.host, options.port)
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again and again would delay requests by milliseconds
     Server(config, application, options.drain, partial(_read_again, application, options, sources)).run()
     return 0
 
