@@ -444,8 +444,8 @@ async def _on_no_route(request: Request, error: Exception) -> Response:
     return _refusal(request, 404, "unknown_path", message)
 
 
-async def _on_disconnect(request: Request, error: Exception) -> None:
-    """The client has closed the connection before its request was complete."""
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return _error(400, "disconnected", "The connection was closed before the request was complete.")
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

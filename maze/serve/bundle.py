@@ -12,6 +12,7 @@ import numpy as np
 from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
 from maze.core.utils.files import atomic_write
 from maze.serve.bundle_file import ARRAYS, DESCRIPTION, BundleError, loaded, parsed_json, sha256, unpacked
+from maze.serve.drift import checked_summaries
 from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages
 from maze.serve.steps import BundledNetwork, StepSpec, step_of
 
@@ -91,7 +92,8 @@ class PolicyBundle:
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
             """Who acts, one after the other, where their order is fixed; else empty."""
             self.drift: Mapping[StepKey, Mapping[str, Any]] = {
-                step["key"]: step["drift"] for step in description["steps"]
+                step["key"]: checked_summaries(step["drift"], self.steps[step["key"]].observation_space, name)
+                for step in description["steps"]
             }
             """By sub-step and entry of the observation: what training observations look like, see
             :mod:`maze.serve.drift`."""
@@ -99,7 +101,7 @@ class PolicyBundle:
             """Observations with the logits and actions of the trained policy."""
             self.episode: Sequence[Mapping[str, Any]] = description["episode"]
             """The beginning of an episode in the raw environment, with the most probable actions; may be empty."""
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
             raise BundleError(f"{name}: {DESCRIPTION} cannot be read: {error!r}.") from error
         if check is not False:
             replay_reference(self, _TOLERANCE if check is True else check)

@@ -6,10 +6,13 @@ by deciles. Of large entries, pictures for instance, four features are taken ins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+from maze.serve.bundle_file import BundleError
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +49,41 @@ def summary(samples: Array, is_large: bool) -> dict[str, Any]:
         "features": list(FEATURES) if is_large else None,
         "components": [_component(samples[:, index]) for index in range(samples.shape[1])],
     }
+
+
+def checked_summaries(
+    entries: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]], where: str
+) -> Mapping[str, Any]:
+    """Check the summaries of a sub-step that were read from a file.
+
+    :param entries: Summaries by entry.
+    :param space: What the environment shows, by entry.
+    :param where: The sub-step, for messages.
+    :return: The summaries.
+    :raises BundleError: They are not those of the entries, or have other parts than :func:`summary` gives.
+    """
+    for name, found in entries.items():
+        place = f"{where}: the drift section's entry `{name}`"
+        if name not in space:
+            raise BundleError(
+                f"{place} is no entry of the observation, which has {list(space)}. Export the policy again."
+            )
+        n_values = math.prod(space[name]["shape"])
+        n_expected = n_values if n_values <= MOST_COMPONENTS else len(FEATURES)
+        try:
+            if found["features"] not in (None, list(FEATURES)) or len(found["components"]) != n_expected:
+                raise ValueError(f"expected {n_expected} components, found {len(found['components'])}")
+            for part in found["components"]:
+                bounds = part["values"] if "values" in part else [part["min"], *part["edges"], part["max"]]
+                numbers, shares = np.asarray(bounds, np.float64), np.asarray(part["shares"], np.float64)
+                n_shares = len(numbers) - (0 if "values" in part else 1)
+                if numbers.ndim != 1 or not len(numbers) or shares.shape != (n_shares,):
+                    raise ValueError(f"expected {n_shares} shares, found {shares.size}")
+                if not np.isfinite([*numbers, *shares]).all() or (shares < 0).any():
+                    raise ValueError("its numbers are not finite, or its shares are negative")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise BundleError(f"{place} cannot be read: {error}. Export the policy again.") from error
+    return entries
 
 
 def _component(values: Array) -> dict[str, Any]:

@@ -74,8 +74,8 @@ class GuardedProtocol(HttpToolsProtocol):
         from an answer until the client has read it.
     """
 
-    def __init__(self, *args: Any, app_state: dict[str, Any], seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, app_state={**app_state, _CONNECTION: self}, **kwargs)
+    def __init__(self, *, app_state: dict[str, Any], seconds: float, **kwargs: Any) -> None:
+        super().__init__(app_state={**app_state, _CONNECTION: self}, **kwargs)
         self._seconds = seconds
         self._channel: Any = None
         self._timer: asyncio.TimerHandle | None = None

@@ -169,6 +169,30 @@ def test_descriptions_that_make_no_sense_are_refused(members, edit):
     assert refused(edited(members, edit))
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda drift: drift["observation"]["components"].pop(),
+        lambda drift: drift["observation"]["components"].append(drift["observation"]["components"][0]),
+        lambda drift: drift["observation"].pop("components"),
+        lambda drift: drift["observation"].update(components=7),
+        lambda drift: drift["observation"].update(features=["mean"]),
+        lambda drift: drift["observation"]["components"][0].pop("min"),
+        lambda drift: drift["observation"]["components"][0]["shares"].pop(),
+        lambda drift: drift["observation"]["components"][0]["edges"].append("a"),
+        lambda drift: drift["observation"]["components"][0].update(edges=[[1.0, 2.0]]),
+        lambda drift: drift["observation"]["components"][0].update(max=float("nan")),
+        lambda drift: drift["observation"]["components"][0].update(max=10**400),
+        lambda drift: drift["observation"]["components"][0].update(values=[], shares=[]),
+        lambda drift: drift.update(unknown=drift["observation"]),
+        lambda drift: drift.update(observation=None),
+    ],
+)
+def test_drift_sections_that_are_not_those_of_the_observation_are_refused(members, edit):
+    """Such a section would fail later, when observations are compared with it."""
+    assert "drift" in refused(edited(members, lambda description: edit(description["steps"][0]["drift"])))
+
+
 def test_a_policy_that_acts_otherwise_is_refused(members):
     def other_actions(description: dict[str, Any]) -> None:
         description["reference"][0]["actions"]["action"]["values"] = [0, 1] * 30

@@ -287,22 +287,23 @@ class GymObservationConversion(ObservationConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._kind, self._leaves = observation_leaves(env.observation_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
-        self._dtype = self._leaves["observation"].dtype if self._kind is None else None
+        self.kind, self.leaves = observation_leaves(env.observation_space)
+        """How gymnasium packs observations, and the conversion of each entry."""
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._dtype = self.leaves["observation"].dtype if self.kind is None else None
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
-        if self._kind is None:
+        if self.kind is None:
             return {"observation": np.asarray(maze_state, dtype=self._dtype)}
-        if self._kind is dict:
-            return {key: leaf.from_gym(maze_state[key]) for key, leaf in self._leaves.items()}
-        return {key: leaf.from_gym(part) for (key, leaf), part in zip(self._leaves.items(), maze_state, strict=True)}
+        if self.kind is dict:
+            return {key: leaf.from_gym(maze_state[key]) for key, leaf in self.leaves.items()}
+        return {key: leaf.from_gym(part) for (key, leaf), part in zip(self.leaves.items(), maze_state, strict=True)}
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
-        parts = {key: leaf.to_gym(observation[key]) for key, leaf in self._leaves.items()}
-        return packed(self._kind, parts)
+        parts = {key: leaf.to_gym(observation[key]) for key, leaf in self.leaves.items()}
+        return packed(self.kind, parts)
 
     @override(ObservationConversionInterface)
     def space(self) -> spaces.Dict:
@@ -316,29 +317,30 @@ class GymActionConversion(ActionConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._kind, self._leaves = action_leaves(env.action_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
-        self._only_leaf = self._leaves["action"] if self._kind is None else None
+        self.kind, self.leaves = action_leaves(env.action_space)
+        """How gymnasium packs actions, and the conversion of each entry."""
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._only_leaf = self.leaves["action"] if self.kind is None else None
 
     @override(ActionConversionInterface)
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         try:
             if self._only_leaf is not None:
                 return self._only_leaf.to_gym(action["action"])
-            parts = {key: leaf.to_gym(action[key]) for key, leaf in self._leaves.items()}
+            parts = {key: leaf.to_gym(action[key]) for key, leaf in self.leaves.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
-                f"An action must be a dictionary with the keys {list(self._leaves)}, element of {self._space}; "
+                f"An action must be a dictionary with the keys {list(self.leaves)}, element of {self._space}; "
                 f"got {action!r}."
             ) from error
-        return packed(self._kind, parts)
+        return packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
         if self._only_leaf is not None:
             return {"action": self._only_leaf.from_gym(maze_action)}
-        parts = maze_action if self._kind is dict else dict(zip(self._leaves, maze_action, strict=True))
-        return {key: leaf.from_gym(parts[key]) for key, leaf in self._leaves.items()}
+        parts = maze_action if self.kind is dict else dict(zip(self.leaves, maze_action, strict=True))
+        return {key: leaf.from_gym(parts[key]) for key, leaf in self.leaves.items()}
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:
