@@ -23,6 +23,7 @@ from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
 from maze.serve.pipeline import Actor
 from maze.serve.served import (
+    Asked,
     Carried,
     Metrics,
     Note,
@@ -379,7 +380,7 @@ class Policies:
         try:
             rng = None if options.deterministic else acting.rng
             note = self._note(observation, actor, rng, session)
-            begun = session.policy.decide(acting, actor, inputs, rng, options.ranked, note, acting.states)
+            begun = session.policy.decide(Asked(acting, actor, inputs, rng, options.ranked, note, acting.states))
             session.shadowing = self._ask_shadows(session.shadows, actor, options, note, begun, None)
             session.latest = begun if isinstance(begun, dict) else await begun
             session.failure = ""
@@ -409,7 +410,7 @@ class Policies:
             seed = secrets.randbits(62) if seed is None else checked_seed(seed)
             rng = seeded_generator(seed)
         note = self._note(observation, actor, rng, None)
-        begun = policy.decide(acting, actor, inputs, rng, options.ranked, note, states)
+        begun = policy.decide(Asked(acting, actor, inputs, rng, options.ranked, note, states))
         if len(self._served) > 1:
             shadows = [
                 each for each in self._shadows_of(policy) if not (each.bundle.has_memory or each.bundle.is_recurrent)
@@ -463,7 +464,7 @@ class Policies:
                     rng = acting.rng if seed is None else seeded_generator(seed)
                 state = None if rng is None or self._log is None else written_rng(rng)
                 shadowed = note._replace(is_shadow=True, rng=state)
-                pending = shadow.submit(acting, actor, inputs, rng, 0, shadowed, acting.states)
+                pending = shadow.submit(Asked(acting, actor, inputs, rng, 0, shadowed, acting.states))
             except MazeError as error:
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
@@ -489,9 +490,15 @@ class Policies:
     # -- what goes on -------------------------------------------------------------------------------------------------
 
     async def look_at_drift(self) -> None:
-        """Compare the latest observations with the training, and warn where they differ."""
-        for policy in self:
-            await asyncio.get_running_loop().run_in_executor(None, policy.guard.look)
+        """Compare the latest observations with the training, and warn where they differ.
+
+        :raises Exception: The comparison of a policy failed; those of the others were made.
+        """
+        loop = asyncio.get_running_loop()
+        looks = [loop.run_in_executor(None, policy.guard.look) for policy in self]
+        for result in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     def close(self) -> None:
         """Ends threads, and writes what the log still has to say."""

@@ -113,6 +113,27 @@ class Note(NamedTuple):
     is_shadow: bool = False
 
 
+class Asked(NamedTuple):
+    """An observation about which a decision is to be taken.
+
+    :param acting: What has prepared the observation, and makes an action of the decision.
+    :param actor: Who acts.
+    :param inputs: What the network takes; None: the last decision holds.
+    :param rng: Draws the action; None: the most probable one.
+    :param ranked: So many of the most probable actions are wanted as well.
+    :param note: What the decision log says of it.
+    :param states: Hidden states by state key.
+    """
+
+    acting: PolicySession
+    actor: Actor
+    inputs: Any
+    rng: np.random.Generator | None
+    ranked: int
+    note: Note
+    states: Mapping[str, Array]
+
+
 class Metrics:
     """What the service counts, in a registry of Prometheus of its own."""
 
@@ -266,61 +287,36 @@ class Served:
             )
         return self._step_keys[options.step_key], options.agent_id
 
-    def decide(
-        self,
-        acting: PolicySession,
-        actor: Actor,
-        inputs: Any,
-        rng: np.random.Generator | None,
-        ranked: int,
-        note: Note,
-        states: Mapping[str, Array],
-    ) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
+    def decide(self, asked: Asked) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
         """Have a decision taken, or answer at once where the network does not decide.
 
         Observations about which the network does not decide leave no trace in its hidden states.
-
-        :param acting: What has prepared the observation, and makes an action of the decision.
-        :param actor: Who acts.
-        :param inputs: What the network takes; None: the last decision holds.
-        :param rng: Draws the action; None: the most probable one.
-        :param ranked: So many of the most probable actions are wanted as well.
-        :param note: What the decision log says of it.
-        :param states: Hidden states by state key.
         """
+        acting, note, step_key = asked.acting, asked.note, asked.actor[0]
         self._metrics.decisions.labels(self.name).inc()
-        if inputs is None:
-            self._record("repeated", actor, note)
+        if asked.inputs is None:
+            self._record("repeated", step_key, note)
             return self._answer(acting.finish(None), note)
         settings = self._settings
-        self.guard.add(actor[0], acting.converted)
-        if settings.on_drift != "warn" and (why := self.guard.outside(actor[0], acting.converted)):
+        self.guard.add(step_key, acting.converted)
+        if settings.on_drift != "warn" and (why := self.guard.outside(step_key, acting.converted)):
             if settings.fallback is None:
                 self._metrics.events.labels("refused").inc()
-                self._record("refused", actor, note, reason=why)
+                self._record("refused", step_key, note, reason=why)
                 raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
             self._metrics.events.labels("fallback").inc()
-            action = self._packed(settings.fallback(acting.converted, actor), actor[0])
-            self._record("fallback", actor, note, reason=why, action=action)
-            kept = {} if note.episode else self._carried_on(states)
+            action = self._packed(settings.fallback(acting.converted, asked.actor), step_key)
+            self._record("fallback", step_key, note, reason=why, action=action)
+            kept = {} if note.episode else self._carried_on(asked.states)
             return {**self._answer(action, note), "policy": "fallback", "reason": why, **kept}
-        return self.submit(acting, actor, inputs, rng, ranked, note, states)
+        return self.submit(asked)
 
-    def submit(
-        self,
-        acting: PolicySession,
-        actor: Actor,
-        inputs: Any,
-        rng: np.random.Generator | None,
-        ranked: int,
-        note: Note,
-        states: Mapping[str, Array],
-    ) -> asyncio.Future[dict[str, Any]]:
-        """Have the network decide, together with other observations. The parameters are those of :meth:`decide`."""
-        step_key, agent_id = actor
-        agent = agent_id if step_key in self._own_networks else 0
-        finish = partial(self._finished, acting, note)
-        return self.batcher.submit((step_key, agent, rng is None, ranked), Row(inputs, rng, note, states, finish))
+    def submit(self, asked: Asked) -> asyncio.Future[dict[str, Any]]:
+        """Have the network decide, together with other observations."""
+        step_key, agent_id = asked.actor
+        key = (step_key, agent_id if step_key in self._own_networks else 0, asked.rng is None, asked.ranked)
+        finish = partial(self._finished, asked.acting, asked.note)
+        return self.batcher.submit(key, Row(asked.inputs, asked.rng, asked.note, asked.states, finish))
 
     def _finished(self, acting: PolicySession, note: Note, decision: Any) -> dict[str, Any]:
         """The answer for a decision; the session's hidden states are those that follow."""
@@ -346,10 +342,10 @@ class Served:
             return action
         return next(iter(action.values())) if kind == "single" else list(action.values())
 
-    def _record(self, kind: str, actor: Actor, note: Note, **more: Any) -> None:
+    def _record(self, kind: str, step_key: str | int, note: Note, **more: Any) -> None:
         """Writes into the log what is no decision of the network."""
         if self._log is not None:
-            self._log.write(self._line(kind, actor[0], rows=[note._asdict()], **more))
+            self._log.write(self._line(kind, step_key, rows=[note._asdict()], **more))
 
     def described(self) -> dict[str, Any]:
         """Everything that a person or a program may want to know, as JSON."""
