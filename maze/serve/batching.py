@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class Turns:
     Requests of one client are served in their order. A client with many requests, or a large one in many parts, delays
     another client's request by one of its own at most.
 
-    :param capacity: Units in use at a time, such as rows or bytes.
+    :param capacity: Units in use at a time and in one pass of the event loop, such as rows or bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -67,8 +67,8 @@ class Turns:
         try:
             yield
         finally:
-            self._n_used -= units
-            self._grant()
+            # in the next pass of the event loop, so that work without a pause in it is bounded in each pass
+            asyncio.get_running_loop().call_soon(self._give_back, units)
 
     async def _wait(self, client: Hashable, units: int) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -78,15 +78,15 @@ class Turns:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():  # granted and cancelled in the same pass of the event loop
-                self._n_used -= units
-                self._grant()
+                self._give_back(units)
             raise
         finally:
             self.waiting[client] -= units
             if not self.waiting[client]:
                 del self.waiting[client]
 
-    def _grant(self) -> None:
+    def _give_back(self, units: int) -> None:
+        self._n_used -= units
         while self._queues:
             client, queue = next(iter(self._queues.items()))
             units, granted = queue[0]
@@ -197,7 +197,9 @@ class Batcher:
 
     def _answers(self, key: Hashable, rows: Sequence[Row]) -> list[Any]:
         """One answer for each row; where there is none, the exception."""
-        began = perf_counter()
+        # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
+        clock = thread_time if self._in_thread else perf_counter
+        began = clock()
         try:
             return [answer for answer, _ in zip(self._decide(key, rows), rows, strict=True)]
         except Exception as error:
@@ -205,7 +207,7 @@ class Batcher:
                 return [error]
             return [self._answers(key, [row])[0] for row in rows]  # an error belongs to its own row only
         finally:
-            self._seconds += 0.1 * (perf_counter() - began - self._seconds)
+            self._seconds += 0.1 * (clock() - began - self._seconds)
 
     def _deliver(self, rows: Sequence[Row], futures: Sequence[asyncio.Future[Any]], answers: Sequence[Any]) -> None:
         self.n_waiting -= len(futures)
