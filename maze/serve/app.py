@@ -277,7 +277,7 @@ class Application:
             return self.policies.batches.turn(client, len(body) // _BYTES_LIKE_A_ROW)
         return self.policies.singles.turn(client, 1)
 
-    async def _asked(self, request: Request, may_be_empty: bool = False) -> dict[str, Any]:
+    async def _fields(self, request: Request, may_be_empty: bool = False) -> dict[str, Any]:
         most = self.limits.body_bytes
         return _parsed(request, await _body(request, most, _announced(request, 0)), may_be_empty)
 
@@ -287,17 +287,17 @@ class Application:
         client = self._client(request)
         async with self._read(request, client) as body:
             async with self._turn(client, body):
-                asked = _parsed(request, body)
-                _check_names(asked, _ACT)
-                options = _options(asked, request)
-                name = _optional(asked, "policy", str, "a text")
-                seed = _optional(asked, "seed", int, "a whole number")
-                if "observation" in asked:
-                    begins = _optional(asked, "episode_start", bool, "true or false")
-                    carried = Carried(_optional(asked, "state", dict, "an object"), bool(begins))
+                fields = _parsed(request, body)
+                _check_names(fields, _ACT)
+                options = _options(fields, request)
+                name = _optional(fields, "policy", str, "a text")
+                seed = _optional(fields, "seed", int, "a whole number")
+                if "observation" in fields:
+                    begins = _optional(fields, "episode_start", bool, "true or false")
+                    carried = Carried(_optional(fields, "state", dict, "an object"), bool(begins))
                     policy = self.policies.chosen(name, carried.bundle)
-                    return _json(await self.policies.decide(policy, asked["observation"], options, seed, carried))
-            observations = asked.get("observations")
+                    return _json(await self.policies.decide(policy, fields["observation"], options, seed, carried))
+            observations = fields.get("observations")
             if type(observations) is not list or not 0 < len(observations) <= self.limits.n_observations:
                 most = self.limits.n_observations
                 raise _invalid(f"Send an `observation`, or `observations`: a list of 1 to {most} of them.")
@@ -305,7 +305,7 @@ class Application:
             if n_rows * options.ranked > _MOST_RANKED_IN_ALL:
                 raise _invalid(f"{n_rows} observations with `ranked` {options.ranked}: at most {_MOST_RANKED_IN_ALL} "
                                "ranked actions are given in all.")  # fmt: skip
-            of_each = _carried(asked, n_rows)
+            of_each = _carried(fields, n_rows)
             policy = self.policies.chosen(name, next((each.bundle for each in of_each if each.bundle), None))
             weight = 1 + options.ranked // 4 + len(body) // (n_rows * _BYTES_LIKE_A_ROW)
             decisions = await self.policies.decide_many(policy, observations, options, seed, of_each, client, weight)
@@ -315,29 +315,29 @@ class Application:
         client = self._client(request)
         session = self.policies.session(request.path_params["session"])
         async with self._read(request, client) as body, self._turn(client, body):
-            asked = _parsed(request, body)
-            _check_names(asked, _ACT_IN_SESSION)
-            if "observation" not in asked:
+            fields = _parsed(request, body)
+            _check_names(fields, _ACT_IN_SESSION)
+            if "observation" not in fields:
                 raise _invalid("`observation` is missing.")
-            options = _options(asked, request)
-            step = _optional(asked, "step", int, "a whole number")
-            return _json(await self.policies.decide_in(session, asked["observation"], options, step))
+            options = _options(fields, request)
+            step = _optional(fields, "step", int, "a whole number")
+            return _json(await self.policies.decide_in(session, fields["observation"], options, step))
 
     async def _begin(self, request: Request) -> Response:
         self._client(request)
-        asked = await self._asked(request, may_be_empty=True)
-        _check_names(asked, frozenset(("seed", "policy")))
-        name = _optional(asked, "policy", str, "a text")
-        session = self.policies.begin_session(name, _optional(asked, "seed", int, "a whole number"))
+        fields = await self._fields(request, may_be_empty=True)
+        _check_names(fields, frozenset(("seed", "policy")))
+        name = _optional(fields, "policy", str, "a text")
+        session = self.policies.begin_session(name, _optional(fields, "seed", int, "a whole number"))
         return _json(session.described(), 201)
 
     async def _reset(self, request: Request) -> Response:
         self._client(request)
         session = self.policies.session(request.path_params["session"])
-        asked = await self._asked(request, may_be_empty=True)
-        _check_names(asked, frozenset(("seed",)))
+        fields = await self._fields(request, may_be_empty=True)
+        _check_names(fields, frozenset(("seed",)))
         await session.settled()
-        session.reset(checked_seed(_optional(asked, "seed", int, "a whole number")))
+        session.reset(checked_seed(_optional(fields, "seed", int, "a whole number")))
         return _json(session.described())
 
     async def _end(self, request: Request) -> Response:
@@ -365,10 +365,10 @@ class Application:
 
     async def _change(self, request: Request) -> Response:
         self._client(request, for_admin=True)
-        asked = await self._asked(request)
-        _check_names(asked, frozenset(("weight", "shadow")))
-        weight = _optional(asked, "weight", (int, float), "a number")
-        is_shadow = _optional(asked, "shadow", bool, "true or false")
+        fields = await self._fields(request)
+        _check_names(fields, frozenset(("weight", "shadow")))
+        weight = _optional(fields, "weight", (int, float), "a number")
+        is_shadow = _optional(fields, "shadow", bool, "true or false")
         return _json(self.policies.change(request.path_params["name"], weight, is_shadow).described())
 
     async def _remove(self, request: Request) -> Response:
@@ -491,39 +491,39 @@ def _parsed(request: Request, body: bytes, may_be_empty: bool = False) -> dict[s
     if kind.strip().lower() != "application/json":  # also: pages of other origins cannot send this type
         raise RefusedError(415, "no_json", "Send JSON, with the header `Content-Type: application/json`.")
     try:
-        asked = orjson.loads(body)
+        fields = orjson.loads(body)
     except (orjson.JSONDecodeError, RecursionError) as error:
         raise RefusedError(400, "malformed_json", f"The body is no JSON: {error}.") from None
-    if type(asked) is not dict:
-        raise RefusedError(400, "malformed_json", f"The body is a JSON {type(asked).__name__}, expected an object.")
-    return asked
+    if type(fields) is not dict:
+        raise RefusedError(400, "malformed_json", f"The body is a JSON {type(fields).__name__}, expected an object.")
+    return fields
 
 
-def _check_names(asked: Mapping[str, Any], known: frozenset[str]) -> None:
-    if not asked.keys() <= known:
-        unknown = sorted(asked.keys() - known)[0]
+def _check_names(fields: Mapping[str, Any], known: frozenset[str]) -> None:
+    if not fields.keys() <= known:
+        unknown = sorted(fields.keys() - known)[0]
         raise _invalid(f"`{unknown:.100}` is unknown.{did_you_mean(unknown, known)} Known: {', '.join(sorted(known))}.")
 
 
-def _optional(asked: Mapping[str, Any], name: str, kind: type | tuple[type, ...], meaning: str) -> Any:
-    value = asked.get(name)
+def _optional(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...], meaning: str) -> Any:
+    value = fields.get(name)
     if value is None or (isinstance(value, kind) and (type(value) is not bool or kind is bool)):
         return value
     raise _invalid(f"`{name}` must be {meaning}, got {value!r:.100}.")
 
 
-def _options(asked: Mapping[str, Any], request: Request) -> Options:
-    agent_id = _optional(asked, "agent_id", int, "a whole number")
-    deterministic = _optional(asked, "deterministic", bool, "true or false")
-    ranked = _optional(asked, "ranked", int, "a whole number")
+def _options(fields: Mapping[str, Any], request: Request) -> Options:
+    agent_id = _optional(fields, "agent_id", int, "a whole number")
+    deterministic = _optional(fields, "deterministic", bool, "true or false")
+    ranked = _optional(fields, "ranked", int, "a whole number")
     if ranked is not None and not 0 <= ranked <= _MOST_RANKED:
         raise _invalid(f"`ranked` must lie between 0 and {_MOST_RANKED}, got {ranked}.")
     return Options(request.path_params.get("step_key"), agent_id or 0, deterministic is not False, ranked or 0)
 
 
-def _carried(asked: Mapping[str, Any], n_rows: int) -> list[Carried]:
+def _carried(fields: Mapping[str, Any], n_rows: int) -> list[Carried]:
     """What a request brings along for each of several observations."""
-    states, starts = asked.get("states"), asked.get("episode_starts")
+    states, starts = fields.get("states"), fields.get("episode_starts")
     for name, rows in (("states", states), ("episode_starts", starts)):
         if rows is not None and (type(rows) is not list or len(rows) != n_rows):
             raise _invalid(f"`{name}` must be a list with one entry for each of the {n_rows} `observations`.")

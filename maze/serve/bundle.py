@@ -32,7 +32,7 @@ class BatchActions(NamedTuple):
     """`[batch, ...]` by head."""
     ranked: list[list[tuple[dict[str, Any], float]]]
     """For each row the most probable joint actions with their probabilities, best first; empty if none were
-    asked for."""
+    requested."""
     states: dict[str, Array]
     """The hidden states that follow, `[batch, size]` by state key; empty where none are carried."""
 
@@ -90,7 +90,7 @@ class PolicyBundle:
             self.repeats_actions = "skip" in operations
             """Whether a decision holds for several steps."""
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
-            """Who acts, one after the other, where their order is fixed; else empty."""
+            """The actors in their order, where it is fixed; else empty."""
             self.drift: Mapping[StepKey, Mapping[str, Any]] = {
                 step["key"]: checked_summaries(step["drift"], self.steps[step["key"]].observation_space, name)
                 for step in description["steps"]
@@ -201,7 +201,7 @@ class PolicyBundle:
             whatever `states` says.
         :raises EnvironmentContractError: An observation has another shape than in training, or all actions are masked.
         :raises NonFiniteError: A logit or a hidden state is not finite.
-        :raises ConfigError: Ranked actions of a continuous head are asked for, generators are missing, hidden states
+        :raises ConfigError: Ranked actions of a continuous head are requested, generators are missing, hidden states
             are missing or have another shape, or there is no such sub-step or agent.
         """
         step = self.step(step_key)
@@ -233,7 +233,7 @@ class PolicyBundle:
 class PolicySession:
     """One episode after the other in the raw environment: stacked observations, order of actors, random numbers.
 
-    :meth:`act` is all that is needed. Whoever acts for several sessions at once calls :meth:`prepare` of each,
+    :meth:`act` suffices for one session. To act for several sessions at once, call :meth:`prepare` of each,
     :meth:`PolicyBundle.act_batch` once with what they gave, stacked, and :meth:`finish` of each; of
     recurrent policies, with :attr:`states` of each, stacked, to which the answer's are assigned then.
     A session belongs to one thread at a time.
@@ -282,7 +282,7 @@ class PolicySession:
 
         :param observation: What the raw environment shows. Where the environment's own code converts its states, and
             the caller has not provided it: the entries that it makes of them, as a mapping.
-        :param actor_id: Who acts: step key and number of the agent. By default who is next in the fixed order.
+        :param actor_id: The actor: step key and number of the agent. By default the next one in the fixed order.
         :param deterministic: Take the most probable action instead of drawing one.
         :param temperature: Below 1 sharpens the distribution that is drawn from, above 1 flattens it.
         :return: An action as the raw environment takes it; the action's entries as a mapping where its own code
@@ -333,8 +333,7 @@ class PolicySession:
             actor = self._sequence[self._n_prepared % len(self._sequence)]
         else:
             raise EnvironmentContractError(
-                "The order of actors is not fixed; say who acts: actor_id=(step key, agent), of "
-                f"{list(self.bundle.steps)}."
+                f"The order of actors is not fixed; pass actor_id=(step key, agent), of {list(self.bundle.steps)}."
             )
         step = self.bundle.step(actor[0])
         first, others = self._observation_stages[actor[0]]

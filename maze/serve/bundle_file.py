@@ -38,7 +38,7 @@ _ALIGNMENT = 64
 
 
 class BundleError(MazeError):
-    """A bundle is damaged, not what it claims to be, made for another version, or lacks what it is asked for."""
+    """A bundle is damaged, not what it claims to be, made for another version, or lacks what is needed of it."""
 
 
 def packed(members: Mapping[str, bytes]) -> bytes:

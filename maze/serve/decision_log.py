@@ -1,4 +1,4 @@
-"""What a server decided, in files that the bundle replays bit for bit."""
+"""The decisions of a server in files, and their replay, bit for bit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decoded(entry: Mapping[str, Any]) -> np.ndarray[Any, Any]:
 class DecisionLog:
     """Writes lines into files that rotate, in a thread of its own.
 
-    Whoever decides never waits for a disk. What is not written, since the disk or the queue in front of it is full, is
+    Decisions never wait for a disk. Lines that are not written, since the disk or the queue in front of it is full, are
     counted, and warned about once.
 
     :param directory: Where the files go, `decisions-<n>.jsonl`; made if need be.
@@ -112,7 +112,7 @@ class DecisionLog:
         while True:
             with self._wake:
                 if not self._is_closed:
-                    self._wake.wait(0.2)  # nobody is woken for each line: one write for all of 0.2 s
+                    self._wake.wait(0.2)  # one write for all lines of 0.2 s
                 lines, is_last = list(self._lines), self._is_closed
                 self._lines.clear()
                 self._waiting_bytes = 0
@@ -360,7 +360,7 @@ def _decide_again(
         result.n_prepared += 1
         made, session = prepared
         recorded_inputs = dict(inputs)
-        if row["episode"]:  # otherwise whoever asked has brought the hidden states along
+        if row["episode"]:  # otherwise the hidden states came with the request
             made, recorded_inputs = {**made, **session.states}, {**inputs, **states}
             session.states = answer.states_of(index)
         for name, array in recorded_inputs.items():
@@ -384,7 +384,7 @@ class _Episodes:
     def inputs(
         self, bundle: PolicyBundle, step_key: str | int, row: Mapping[str, Any]
     ) -> tuple[dict[str, Any], PolicySession] | None:
-        """What the network gets for a row's observation, and the session that says so; None where it cannot be told."""
+        """The network's inputs for a row's observation, and the session that made them; None where they are unknown."""
         key = (bundle.sha256, row["episode"], row["is_shadow"])
         n = int(row["n"])
         if row["episode"] == "":

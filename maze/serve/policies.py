@@ -23,11 +23,11 @@ from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
 from maze.serve.pipeline import Actor
 from maze.serve.served import (
-    Asked,
     Carried,
     Metrics,
     Note,
     Options,
+    Query,
     RefusedError,
     Served,
     Settings,
@@ -45,7 +45,7 @@ _SLICE = 16
 
 
 class ServedSession:
-    """An episode that somebody has decided, by the bundle that it began with.
+    """An episode of a client, decided by the bundle that it began with.
 
     :param policy: What decides.
     :param shadows: What decides as well, to be recorded only.
@@ -64,13 +64,13 @@ class ServedSession:
         self.failure = ""
         self.latest: dict[str, Any] | None = None
         self.shadowing: list[asyncio.Task[None]] = []
-        """Decisions of shadows whose hidden states have to follow before they are asked again."""
+        """Decisions of shadows whose hidden states have to follow before they decide again."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
     @property
     def episode(self) -> str:
-        """Name in the decision log, from which nobody can tell the session's identifier."""
+        """Name in the decision log, which does not reveal the session's identifier."""
         return f"{self._log_key}/{self._n_episodes}"
 
     async def settled(self) -> None:
@@ -90,7 +90,7 @@ class ServedSession:
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
-        """What whoever begins it is told."""
+        """The answer to the request that begins it."""
         policy = self.policy
         return {"session": self.id, "policy": policy.name, "bundle": policy.bundle.sha256, "seed": self.seed}
 
@@ -99,7 +99,7 @@ class Policies:
     """All policies of a server, and its sessions.
 
     :param settings: How they are put to work.
-    :param log: Is told of each decision.
+    :param log: Records each decision.
     :param seed: Of the choice between policies by their weights.
     """
 
@@ -183,7 +183,7 @@ class Policies:
     async def put(self, name: str, content: bytes, *, ends_sessions: bool = False, path: Path | None = None) -> Served:
         """Swaps the bundle of a policy, or adds a policy of weight 0.
 
-        What was asked before is decided by the bundle that it was asked of, sessions by the one they began with.
+        Requests that arrived before are decided by the bundle of that time, sessions by the one they began with.
 
         :param name: Of the policy.
         :param content: All bytes of the bundle.
@@ -356,11 +356,11 @@ class Policies:
         :param session: The session.
         :param observation: As the raw environment gives it.
         :param options: How.
-        :param step: Number of the decision, from 0. The latest one may be asked for again, after a broken connection.
+        :param step: Number of the decision, from 0. The latest one may be requested again, after a broken connection.
         """
         await session.settled()
         while session.is_busy and step == session.n_steps:
-            await asyncio.sleep(0.001)  # asked again before the answer to the first time, which nobody received
+            await asyncio.sleep(0.001)  # sent again before the first answer, which did not arrive
         if session.is_busy:
             raise _busy()
         if step is not None and step != session.n_steps:
@@ -380,12 +380,12 @@ class Policies:
         try:
             rng = None if options.deterministic else acting.rng
             note = self._note(observation, actor, rng, session)
-            begun = session.policy.decide(Asked(acting, actor, inputs, rng, options.ranked, note, acting.states))
+            begun = session.policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, acting.states))
             session.shadowing = self._ask_shadows(session.shadows, actor, options, note, begun, None)
             session.latest = begun if isinstance(begun, dict) else await begun
             session.failure = ""
         except RefusedError:
-            # The observation was taken, and the episode goes on: whoever asks has to decide this once.
+            # The observation counts, and the episode continues: the client decides this step itself.
             session.failure, session.latest = "", None
             session.n_steps += 1
             raise
@@ -410,7 +410,7 @@ class Policies:
             seed = secrets.randbits(62) if seed is None else checked_seed(seed)
             rng = seeded_generator(seed)
         note = self._note(observation, actor, rng, None)
-        begun = policy.decide(Asked(acting, actor, inputs, rng, options.ranked, note, states))
+        begun = policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, states))
         if len(self._served) > 1:
             shadows = [
                 each for each in self._shadows_of(policy) if not (each.bundle.has_memory or each.bundle.is_recurrent)
@@ -448,9 +448,9 @@ class Policies:
         begun: Begun,
         seed: int | None,
     ) -> list[asyncio.Task[None]]:
-        """Has others decide as well; nothing that happens to them is seen by whoever asked.
+        """Have shadows decide as well; their failures do not reach the client.
 
-        :return: What has to be done before recurrent ones of them are asked again.
+        :return: What has to be done before recurrent ones of them decide again.
         """
         awaited = []
         for shadow, acting in shadows:
@@ -464,7 +464,7 @@ class Policies:
                     rng = acting.rng if seed is None else seeded_generator(seed)
                 state = None if rng is None or self._log is None else written_rng(rng)
                 shadowed = note._replace(is_shadow=True, rng=state)
-                pending = shadow.submit(Asked(acting, actor, inputs, rng, 0, shadowed, acting.states))
+                pending = shadow.submit(Query(acting, actor, inputs, rng, 0, shadowed, acting.states))
             except MazeError as error:
                 self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)

@@ -23,7 +23,7 @@ from maze.serve.pipeline import Actor
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
-"""From the entries of an observation and who acts to an action: decides where the policy is not to. A mapping is
+"""From the entries of an observation and its actor to an action: decides in place of the policy. A mapping is
 taken for the entries of the action, anything else for what the raw environment takes."""
 
 
@@ -44,7 +44,7 @@ class Options(NamedTuple):
     """How a decision is to be taken.
 
     :param step_key: The sub-step as the request names it; None where there is one only, or the order is fixed.
-    :param agent_id: Who acts.
+    :param agent_id: The acting agent.
     :param deterministic: The most probable action instead of a sampled one.
     :param ranked: So many of the most probable actions are wanted as well.
     """
@@ -83,7 +83,7 @@ class Settings:
     max_sessions: int = 1000
     """More are refused."""
     session_seconds: float = 900.0
-    """A session that nobody has used for so long has ended."""
+    """A session without a request for so long has ended."""
     drift: DriftLimits = field(default_factory=DriftLimits)
     on_drift: str = "warn"
     """What becomes of observations outside: `warn`, `refuse`, or `fallback`."""
@@ -98,7 +98,7 @@ class Note(NamedTuple):
     :param decision: Number of the decision.
     :param episode: Which of the sessions' episodes it belongs to; empty: none.
     :param n: Number of the decision in its episode.
-    :param agent_id: Who acts.
+    :param agent_id: The acting agent.
     :param observation: As it came.
     :param rng: State of the generator before it drew; None: nothing was drawn.
     :param is_shadow: Whether the decision was recorded only.
@@ -113,11 +113,11 @@ class Note(NamedTuple):
     is_shadow: bool = False
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """An observation about which a decision is to be taken.
 
     :param acting: What has prepared the observation, and makes an action of the decision.
-    :param actor: Who acts.
+    :param actor: Sub-step and agent.
     :param inputs: What the network takes; None: the last decision holds.
     :param rng: Draws the action; None: the most probable one.
     :param ranked: So many of the most probable actions are wanted as well.
@@ -140,7 +140,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter("maze_requests", "Requests that were answered.", "path", "status")
-        self.decisions = self._counter("maze_decisions", "Decisions that a policy was asked for.", "policy")
+        self.decisions = self._counter("maze_decisions", "Decisions of a policy that were requested.", "policy")
         self.events = self._counter(
             "maze_events",
             "Swapped bundles, decisions of the fallback, refused observations, expired sessions, failed housekeeping.",
@@ -194,7 +194,7 @@ class Served:
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
         self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
-        # Without a memory, one session for each sub-step converts for everybody. Code that is missing is noticed here.
+        # Without a memory, one session for each sub-step converts for all clients. Missing code is an error here.
         self._converters = {key: self.session() for key in bundle.steps}
 
     def session(self, seed: int | None = None) -> PolicySession:
@@ -218,7 +218,7 @@ class Served:
     def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
         """The hidden states `[size]` that a request brings along, by state key; empty where the policy carries none.
 
-        :param actor: Who acts.
+        :param actor: Sub-step and agent.
         :param carried: What the request says of them.
         :raises RefusedError: They are missing, are none, or are those of another bundle.
         """
@@ -260,7 +260,7 @@ class Served:
         return {"state": {"bundle": self.bundle.sha256, "values": values}} if values else {}
 
     def actor(self, options: Options, n_before: int | None = None) -> Actor:
-        """Who acts.
+        """The actor of a request.
 
         :param options: What the request says.
         :param n_before: Number of decisions in the episode so far, where there is one.
@@ -287,14 +287,14 @@ class Served:
             )
         return self._step_keys[options.step_key], options.agent_id
 
-    def decide(self, asked: Asked) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
+    def decide(self, query: Query) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
         """Have a decision taken, or answer at once where the network does not decide.
 
         Observations about which the network does not decide leave no trace in its hidden states.
         """
-        acting, note, step_key = asked.acting, asked.note, asked.actor[0]
+        acting, note, step_key = query.acting, query.note, query.actor[0]
         self._metrics.decisions.labels(self.name).inc()
-        if asked.inputs is None:
+        if query.inputs is None:
             self._record("repeated", step_key, note)
             return self._answer(acting.finish(None), note)
         settings = self._settings
@@ -305,18 +305,18 @@ class Served:
                 self._record("refused", step_key, note, reason=why)
                 raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
             self._metrics.events.labels("fallback").inc()
-            action = self._packed(settings.fallback(acting.converted, asked.actor), step_key)
+            action = self._packed(settings.fallback(acting.converted, query.actor), step_key)
             self._record("fallback", step_key, note, reason=why, action=action)
-            kept = {} if note.episode else self._carried_on(asked.states)
+            kept = {} if note.episode else self._carried_on(query.states)
             return {**self._answer(action, note), "policy": "fallback", "reason": why, **kept}
-        return self.submit(asked)
+        return self.submit(query)
 
-    def submit(self, asked: Asked) -> asyncio.Future[dict[str, Any]]:
+    def submit(self, query: Query) -> asyncio.Future[dict[str, Any]]:
         """Have the network decide, together with other observations."""
-        step_key, agent_id = asked.actor
-        key = (step_key, agent_id if step_key in self._own_networks else 0, asked.rng is None, asked.ranked)
-        finish = partial(self._finished, asked.acting, asked.note)
-        return self.batcher.submit(key, Row(asked.inputs, asked.rng, asked.note, asked.states, finish))
+        step_key, agent_id = query.actor
+        key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
+        finish = partial(self._finished, query.acting, query.note)
+        return self.batcher.submit(key, Row(query.inputs, query.rng, query.note, query.states, finish))
 
     def _finished(self, acting: PolicySession, note: Note, decision: Any) -> dict[str, Any]:
         """The answer for a decision; the session's hidden states are those that follow."""
@@ -420,7 +420,7 @@ def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         found = weak()
-        assert found is not None, "whoever waits for an answer holds on to what gives it"
+        assert found is not None, "a pending request holds a reference to its policy"
         return found(*arguments)
 
     return call
