@@ -177,7 +177,8 @@ def _tokens(options: argparse.Namespace) -> Tokens:
     admin = _tokens_from(options.admin_token_file, _ADMIN_TOKEN)
     if not acting and not options.open and not _is_loopback(options.host):
         raise ConfigError(
-            f"Every client that reaches {options.host} could use the policies. Set {_TOKEN} or --token-file, or pass --open."
+            f"Every client that reaches {options.host} could use the policies. Set {_TOKEN} or --token-file, "
+            "or pass --open."
         )
     return Tokens(acting, admin)
 
