@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # The tests start hundreds of interpreters, which would compile hundreds of modules each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench clean help
+.PHONY: demo test test-all test-fast test-oldest test-learning test-third-party check lint types imports format docs docs-links bench wheel clean help
 
 help:  ## Say what there is.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -102,6 +102,10 @@ bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README
 	$(BIN)/python benchmarks/vector_env.py --quick
 	$(BIN)/python benchmarks/training_speed.py --quick
 	$(BIN)/python benchmarks/wrappers.py --quick
+
+wheel: $(VENV)/.torch  ## Build dist/maze_rl-<version>-py3-none-any.whl, which installs Maze on another machine.
+	$(PIP) wheel --quiet --no-deps -w dist .
+	@ls dist/maze_rl-*.whl
 
 clean:  ## Remove the environment and caches.
 	rm -rf $(VENV) build/docs docs/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

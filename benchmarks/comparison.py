@@ -29,7 +29,7 @@ from maze.core.env.maze_env import ActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationType
 from maze.core.env.structured_env import ActorID
-from maze.report.comparison import Comparison, PlayedEpisodes
+from maze.evaluation.comparison import Comparison, PlayedEpisodes
 from maze_envs.logistics.cutting_2d.agents.greedy_policy import GreedyPolicy
 
 KPI = "raw_piece_usage_per_step"
@@ -73,7 +73,7 @@ def pool(n_episodes: int, policies: Mapping[str, Policy]) -> list[PlayedEpisodes
     :param policies: By name.
     """
     from maze.core.utils.config_utils import read_hydra_config
-    from maze.report.comparison_runner import ComparisonRunner
+    from maze.evaluation.comparison_runner import ComparisonRunner
 
     runner = ComparisonRunner(dict(policies), n_episodes, max_episode_steps=N_STEPS)
     cfg = read_hydra_config("maze.conf", "conf_compare", env="cutting_2d")

@@ -26,9 +26,9 @@ import numpy as np
 
 from benchmarks.comparison import DEMAND, N_STEPS, SlipperyGreedyPolicy, pool
 from maze.core.utils.config_utils import read_hydra_config
+from maze.evaluation.comparison import RETURN, PlayedEpisodes
+from maze.evaluation.gate import Gate, Threshold
 from maze.maze_cli import main as maze_run
-from maze.report.comparison import RETURN, PlayedEpisodes
-from maze.report.gate import Gate, Threshold
 from maze_envs.logistics.cutting_2d.agents.greedy_policy import GreedyPolicy
 
 N_CHOICES = 200

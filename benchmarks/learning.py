@@ -343,14 +343,14 @@ def with_interval(target: Target, values: Sequence[float | None]) -> str:
     """Mean over seeds and half of its 95 % interval; empty where a seed has no value."""
     import numpy as np
 
-    from maze.report.estimates import mean_with_t_interval
+    from maze.report.estimates import t_interval
 
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return ""
     if len(known) < 2:
         return with_digits(target, known[0])
-    centre, _, high = mean_with_t_interval(np.asarray(known, float))
+    centre, _, high = t_interval(np.asarray(known, float))
     return f"{with_digits(target, centre)} ± {with_digits(target, high - centre)}"
 
 

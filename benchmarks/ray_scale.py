@@ -9,7 +9,7 @@
 
 In `sleeping` there is no learner: what is measured is what remains when its time is taken off. Shares are the part of
 the time in which actors stepped their environments, so that they compare with loops of their own on the same machine at
-the same time; one loop in this process is measured before and after. What `maze-run --plan` computes is for actors as
+the same time; one loop in this process is measured before and after. What `cluster_model.py` computes is for actors as
 fast as that loop. Medians of rounds. Ray is started for the benchmark, with as many CPUs as actors ask for (sleeping
 needs none). An actor is a process with torch: 0.2 GB, and about two seconds of a core until it is there, so that 32 of
 them need 7 GB, and on two cores a minute or two before anything is measured.
@@ -32,9 +32,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from cluster_model import Cluster, synchronous
 
 from maze.api.run_context import RunContext
-from maze.cli.plan import Cluster, synchronous
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv

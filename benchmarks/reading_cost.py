@@ -32,6 +32,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 SB3 = "stable_baselines3.common"
@@ -52,18 +55,17 @@ GIVEN: tuple[tuple[str, ...], ...] = (
         f"{SB3}.callbacks",
         "maze.train.trainers.common.training_session",
         "maze.train.utils.interrupt",
-        "maze.train.utils.progress",
+        "maze.console.runs",
     ),
     # files: what is saved, and where a run begins
     (
         f"{SB3}.save_util",
-        "maze.train.trainers.common.training_state",
+        "maze.train.trainers.common.trainer",
         "maze.train.trainers.common.resumption",
         "maze.train.utils.plain_state",
-        "maze.train.utils.training_record",
     ),
     # logging
-    (f"{SB3}.logger", "maze.train.utils.update_stats"),
+    (f"{SB3}.logger", "maze.train.trainers.common.learning"),
     # small helpers
     (f"{SB3}.utils", f"{SB3}.type_aliases"),
 )
@@ -111,9 +113,9 @@ def main() -> None:
 
 def starting_points(algorithm: str) -> list[str]:
     """The modules that an algorithm's configuration and its runner's (in process) name."""
-    conf = REPOSITORY / "maze" / "conf"
-    texts = [conf / "algorithm" / f"{algorithm}.yaml", conf / "algorithm_runner" / f"{algorithm}-dev.yaml"]
-    paths = [match.group() for file in texts if file.exists() for match in CLASS_PATH.finditer(file.read_text())]
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", [f"algorithm={algorithm}"])
+    paths = [path for part in (cfg.algorithm, cfg.runner) for path in CLASS_PATH.findall(OmegaConf.to_yaml(part))]
     return [path.rpartition(".")[0] for path in paths]
 
 

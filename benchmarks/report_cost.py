@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 from maze.api.run_context import RunContext
-from maze.cli.run_facts import facts_of
+from maze.cli.run_summary import facts_of
 from maze.core.log_stats.log_stats import LogStatsWriter
 from maze.report.report_writer import ReportWriter
 

@@ -32,11 +32,11 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.rendering.trajectory_page import write_trajectory_page
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
 from maze.distributions.distribution_mapper import DistributionMapper
+from maze.evaluation.inspection import inspected_episode
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
-from maze.report.inspection import inspected_episode
 from maze.report.progress import Progress
 from maze.report.run_page import RunFacts, run_page
 

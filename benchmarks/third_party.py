@@ -3,7 +3,7 @@
 Every example is one `maze-run -cn conf_train`. What is printed was reached in the run's own evaluation, whose episodes
 training never saw; the number of them is part of the command. Examples whose package is not installed are left out.
 
-    pip install -c constraints.txt "maze-rl[thirdparty]"
+    pip install -c constraints.txt -e ".[thirdparty]"
     python benchmarks/third_party.py                # all of them, one after the other
     python benchmarks/third_party.py taxi minigrid  # some
 """

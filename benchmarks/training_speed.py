@@ -254,7 +254,7 @@ def maze(work: Work) -> Contender:
     from maze.core.agent.torch_policy import TorchPolicy
     from maze.core.agent.torch_state_critic import TorchSharedStateCritic
     from maze.core.log_stats.log_stats import register_log_stats_writer
-    from maze.core.log_stats.log_stats_writer_jsonl import LogStatsWriterJSONL
+    from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
     from maze.core.rollout.rollout_generator import RolloutGenerator
     from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
     from maze.distributions.distribution_mapper import DistributionMapper
@@ -311,7 +311,7 @@ def maze(work: Work) -> Contender:
         model=TorchActorCritic(policy=policy, critic=critic, device="cpu"),
         model_selection=None,
     )
-    register_log_stats_writer(LogStatsWriterJSONL(Path(tempfile.mkdtemp()) / "stats.jsonl"))
+    register_log_stats_writer(LogStatsWriterTensorboard(tempfile.mkdtemp(), False))
 
     def run(n_updates: int) -> float:
         trainer.config.epoch_length = n_updates

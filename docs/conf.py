@@ -14,7 +14,7 @@ from site_pages.names import OPTIONAL  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.pop("MPLBACKEND", None)  # notebook kernels inherit it, and choose their own, which puts figures into pages
 
 project = "Maze"
 author = "the authors of Maze"

@@ -1,16 +1,18 @@
-"""Makes the configurations of the environments that come with Maze known to Hydra."""
+"""Make the shipped algorithms and the configurations of the shipped environments known to Hydra."""
 
 from __future__ import annotations
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from maze.cli.algorithms import register_algorithms
 from maze.cli.hydra_setup import environment_configs
 
 
 class MazeSearchPath(SearchPathPlugin):
-    """Appends the `conf` packages of environments and tutorials, as far as they are installed."""
+    """Register algorithms, and append the `conf` packages of environments and tutorials that are installed."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        register_algorithms()
         for package in environment_configs():
             search_path.append("maze", f"pkg://{package}")

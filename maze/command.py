@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from maze.core.errors import install_command
+
 
 def main() -> int:
     """Runs :func:`maze.maze_cli.main` with the arguments of the process, and returns its exit status."""
@@ -12,6 +14,6 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("maze", "maze_envs"):
             raise
-        print(f'maze-run needs {error.name}, which is not installed: pip install "maze-rl[train]"', file=sys.stderr)
+        print(f"maze-run needs {error.name}, which is not installed: {install_command('train')}", file=sys.stderr)
         return 1
     return run()

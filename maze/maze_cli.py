@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -11,8 +12,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,18 +22,17 @@ from typing import TYPE_CHECKING
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.algorithms import with_own_algorithm
 from maze.cli.errors import RunFailedError, UsageError, tell_from_verdict, translated
-from maze.cli.play import played_run, rollout_arguments
 from maze.cli.run_directory import ClaimedDirectories, uploads_of_run
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.console.streams import lasting_console, quiet_console
 from maze.core.errors import ConfigError, EnvironmentFailedError, MazeError
 from maze.core.utils.storage import is_url, uploaded
-from maze.utils.console import lasting_console, quiet_console
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from maze.core.log_stats.log_stats import LogStatsWriter
     from maze.runner import Runner
 
@@ -43,6 +43,14 @@ OPTIONAL_GROUPS = ("critic", "wrappers")
 PRINTING = ("verbose", "console")
 """Settings that say what is printed."""
 FLAGS_WITH_VALUE = ("-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir", "-p", "--package")
+SHOWN = {
+    "--export": ("maze.cli.export", "export_run"),
+    "--info": ("maze.cli.run_summary", "print_run_info"),
+    "--new-project": ("maze.cli.new_project", "write_project"),
+    "--report": ("maze.cli.report", "make_report"),
+    "--runs": ("maze.cli.run_summary", "print_runs"),
+}
+"""Flags of commands that compose no configuration, with the functions that take what follows them."""
 HYDRA_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 """What Hydra's own `--info` can be followed by."""
 REQUIRED_GROUPS = ("env", "algorithm", "model", "policy", "runner")
@@ -56,9 +64,9 @@ def maze_run(cfg: DictConfig) -> float | None:
         best score, where the runner has one. Scores say how far constraints are broken (`BestScore`).
     """
     from maze.cli.run_info import config_as_yaml, write_run_info
-    from maze.cli.run_words import beginning
+    from maze.cli.run_summary import beginning
     from maze.cli.sweeps.objective import recorder_of_sweep
-    from maze.core.log_stats.run_console import EVERYTHING, checked_verbosity
+    from maze.console.runs import EVERYTHING, checked_verbosity
     from maze.core.utils.factory import Factory
     from maze.runner import Runner
     from maze.train.trainers.common.model_selection.best_model_selection import BestScore, best_score
@@ -86,11 +94,12 @@ def maze_run(cfg: DictConfig) -> float | None:
 def _completed(cfg: DictConfig, project: Path) -> list[str]:
     """Checks a configuration, and completes it in place.
 
-    :return: Sections that came from an earlier run.
+    :return: Sections that Hydra has composed in another way: those of an earlier run, and overridden wrappers.
     """
     from maze.cli.checks import check, complete
     from maze.cli.stored_model import use_stored_run
 
+    overridden = ["wrappers"] if apply_overrides(cfg) else []
     complete(cfg, project)
     if "algorithm" in cfg:
         from maze.cli.critic_choice import choose_critic
@@ -99,7 +108,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
     check(cfg)
     if not HydraConfig.initialized():
         return []
-    taken_over = use_stored_run(cfg, HydraConfig.get().overrides.task)
+    taken_over = [*overridden, *use_stored_run(cfg, HydraConfig.get().overrides.task)]
     complete(cfg, project)
     if "policies" in cfg:
         from maze.cli.compared_policies import complete_policies
@@ -117,7 +126,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 
     :param project: Where the command was started; `None`: there is none, and no report and no log.
     """
-    from maze.cli.run_facts import report_writer
+    from maze.cli.run_summary import report_writer
     from maze.core.log_stats.log_stats import RunPlace, StatsContext
     from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 
@@ -146,7 +155,7 @@ def _run(runner: Runner, cfg: DictConfig, writers: Iterable[LogStatsWriter], pro
 @contextmanager
 def _said_at_the_end(project: Path) -> Iterator[None]:
     """Context after which is said what a run has reached; after an interruption as well, and not after an error."""
-    from maze.cli.run_words import ending
+    from maze.cli.run_summary import ending
 
     directory, start = Path.cwd(), time.monotonic()
     commands = () if HydraConfig.get().mode == RunMode.MULTIRUN else None
@@ -242,19 +251,23 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
-    if (shown := _what_to_show(command)) is not None:
-        return _show(*shown)
+    flag, arguments = _split_flag(command)
+    if (shown := _what_to_show(flag, arguments)) is not None:
+        return _show(flag, shown)
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     signals: list[int] = []
     from maze.cli.hydra_setup import project_importable
 
     with ClaimedDirectories() as claimed, project_importable(command):
         try:
-            played = played_run(command)
-            if played is not None:
-                command = rollout_arguments(*played)
-            overrides = with_own_algorithm([_readable_to_hydra(argument) for argument in command])
-            with _as_command_of_this_process(_flags_first(overrides), signals):
+            if flag == "--play":
+                from maze.cli.report import play_command
+
+                command = play_command(arguments)
+            overrides = for_hydra(with_own_algorithm([_readable_to_hydra(argument) for argument in command]))
+            is_shown = any(argument.partition("=")[0] in ("--cfg", "-c") for argument in command)
+            printed = _printed_with_wrappers() if is_shown and overrides != command else nullcontext()
+            with _as_command_of_this_process(_flags_first(overrides), signals), printed:
                 _run_hydra()
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -269,60 +282,60 @@ def _main(command: list[str]) -> int:
     return 0
 
 
-def _what_to_show(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The flag that shows something and what follows it, unless that is one of Hydra's own words."""
+def _split_flag(command: Sequence[str]) -> tuple[str, list[str]]:
+    """The first argument without the value that may be written behind it, and what follows."""
     flag, equals, value = command[0].partition("=") if command else ("", "", "")
-    arguments = [*([value] if equals else []), *command[1:]]
-    if flag in ("--report", "--export", "--plan", "--new-project"):
-        return flag, arguments
+    return flag, [*([value] if equals else []), *command[1:]]
+
+
+def _what_to_show(flag: str, arguments: list[str]) -> list[str] | None:
+    """What follows a flag that shows something; `None`: the command is for Hydra, which has an `--info` of its own."""
     if flag == "--runs" and not arguments:
-        return flag, ["outputs"]
-    if flag not in ("--info", "--runs") or len(arguments) != 1:
-        return None
-    return None if flag == "--info" and arguments[0] in HYDRA_INFO else (flag, arguments)
+        return ["outputs"]
+    is_hydras = (flag in ("--info", "--runs") and len(arguments) != 1) or (
+        flag == "--info" and arguments[0] in HYDRA_INFO
+    )
+    return arguments if flag in SHOWN and not is_hydras else None
 
 
-def _show(flag: str, arguments: list[str]) -> int:  # noqa: PLR0911 - one for each flag
+def _show(flag: str, arguments: list[str]) -> int:
+    from importlib import import_module
+
+    module, name = SHOWN[flag]
     try:
         if flag == "--report":
-            from maze.cli.report import episode_wanted, make_report
+            from maze.cli.report import episode_wanted
 
             if (episode := episode_wanted(arguments)) is not None and _main(episode):
                 print("The report has no episode: none could be played.", file=sys.stderr)
-            return make_report(arguments)
-        if flag == "--export":
-            from maze.cli.export import export_run
-
-            return export_run(arguments)
-        if flag == "--plan":
-            from maze.cli.plan import print_plan
-
-            return print_plan(arguments)
-        if flag == "--new-project":
-            from maze.cli.new_project import write_project
-
-            return write_project(arguments)
-        if flag == "--runs":
-            from maze.cli.run_list import print_runs
-
-            return print_runs(*arguments)
-        from maze.cli.run_description import print_run_info
-
-        return print_run_info(*arguments)
+        show: Callable[[list[str]], int] = getattr(import_module(module), name)
+        return show(arguments)
+    except SystemExit:  # --help
+        return 0
     except MazeError as error:
         return _report(error, full=False)
 
 
 def _run_hydra() -> None:
-    from maze.cli.hydra_setup import composed_once, grid_by_default
-    from maze.cli.wrapper_overrides import wrappers_by_name
+    from maze.cli.hydra_setup import grid_by_default
 
-    with grid_by_default(), wrappers_by_name(), composed_once(), warnings.catch_warnings():
+    with grid_by_default(), warnings.catch_warnings():
         # Where a file and `algorithm._target_` name the same class, the file is merged into the class's defaults, which
         # is what is meant: a remark on how Hydra does that, at each composition, is of no use to anybody.
         warnings.filterwarnings("ignore", r"\s*'algorithm/[\w-]+' is validated against ConfigStore schema")
         # An absolute config path: nothing is looked up beside the script that started the process.
         hydra.main(version_base="1.3", config_path="pkg://maze.conf", config_name="conf_rollout")(_run_once)()
+
+
+@contextmanager
+def _printed_with_wrappers() -> Iterator[None]:
+    """Context in which the configuration that Hydra prints gets the overrides of wrappers."""
+    with redirect_stdout(io.StringIO()) as printed:
+        yield
+    cfg = OmegaConf.create(printed.getvalue())
+    OmegaConf.set_struct(cfg, True)
+    is_changed = isinstance(cfg, DictConfig) and apply_overrides(cfg)
+    print(OmegaConf.to_yaml(cfg) if is_changed else printed.getvalue(), end="")
 
 
 def _report_interruption(signals: Sequence[int]) -> int:

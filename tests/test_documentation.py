@@ -54,6 +54,27 @@ def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: P
     assert finished.returncode == 0, f"{page.name}:\n{finished.stdout[-1500:]}\n{finished.stderr[-3000:]}"
 
 
+UNSAFE_COMMAND = re.compile(r"""pip\s+install\s[^`;&|]{0,60}?\\?['" ]?maze-rl(\[[\w,-]*\])?(?![\w>\[-])""")
+UNSAFE_DEPENDENCY = re.compile(r"""["']maze-rl(\[[\w,-]*\])?["']""")
+
+
+def test_no_command_installs_the_other_project_of_this_name() -> None:
+    """The public index has a `maze-rl` with versions up to 0.2.0."""
+    for text in ("pip install maze-rl", 'pip install "maze-rl[serve]"', "pip install -c x\n'maze-rl[a,b]'"):
+        assert UNSAFE_COMMAND.search(text)
+    assert not UNSAFE_COMMAND.search('pip install "maze-rl[serve]>=1"')
+    places = ("maze", "maze_envs", "hydra_plugins", "docs", "examples", "tutorials", "evaluation", "benchmarks")
+    files = [ROOT / "README.md", *(path for place in places for path in (ROOT / place).rglob("*"))]
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        if path.suffix in (".py", ".md", ".yaml", ".toml", ".ipynb", ".html") and "generated" not in path.parts
+        for pattern in (UNSAFE_COMMAND, *([UNSAFE_DEPENDENCY] if path.suffix == ".toml" else ()))
+        for match in pattern.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
 def test_no_page_links_to_a_file_that_is_not_there() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}"

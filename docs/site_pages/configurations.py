@@ -1,7 +1,8 @@
 """Pages of the configurations: every group, its options, and their fields with defaults and meaning.
 
-Keys and defaults come from the YAML files. What they mean is what the class that `_target_` names says about its fields
-and arguments, and otherwise the comment above the key.
+Keys and defaults come from the YAML files, and for algorithms from the dataclasses that Hydra's `ConfigStore` holds.
+Meanings come from the fields and arguments of the class that `_target_` names, and otherwise from the comment above the
+key.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 from sphinx.ext.autodoc.mock import mock
 from sphinx.pycode import ModuleAnalyzer
 
@@ -50,11 +53,14 @@ _GROUPS = {
 
 
 class Option(NamedTuple):
-    """A file of a group."""
+    """An option of a group."""
 
     group: str
     name: str
-    path: Path
+    text: str
+    """The configuration as YAML."""
+    path: Path | None = None
+    """Its file; `None` where a dataclass states it."""
 
 
 class Field(NamedTuple):
@@ -67,6 +73,7 @@ class Field(NamedTuple):
 
 def options() -> list[Option]:
     """Every configuration that comes with Maze."""
+    from maze.cli.algorithms import register_algorithms
     from maze.cli.hydra_setup import environment_configs
 
     found = []
@@ -75,7 +82,13 @@ def options() -> list[Option]:
         directory = Path(str(module.__file__)).parent
         for path in sorted(directory.rglob("*.yaml")):
             group = path.parent.relative_to(directory).as_posix()
-            found.append(Option("" if group == "." else group, path.stem, path))
+            text = path.read_text(encoding="utf-8")
+            found.append(Option("" if group == "." else group, path.stem, text, path))
+    register_algorithms()
+    for group in ("algorithm", "algorithm_runner"):
+        for name in ConfigStore.instance().list(group):
+            node = ConfigStore.instance().load(f"{group}/{name}").node
+            found.append(Option(group, name.removesuffix(".yaml"), OmegaConf.to_yaml(node)))
     return found
 
 
@@ -98,11 +111,10 @@ def write_configurations(directory: Path, options_found: list[Option] | None = N
 
 def fields(option: Option) -> list[Field]:
     """The keys of an option with their defaults and meanings."""
-    text = option.path.read_text(encoding="utf-8")
-    node = yaml.compose(text)
+    node = yaml.compose(option.text)
     if not isinstance(node, yaml.MappingNode):
         return []
-    lines = text.splitlines()
+    lines = option.text.splitlines()
     found = list(_fields(node, lines, ""))
     target = _value(node, TARGET)
     if target is not None:
@@ -120,10 +132,9 @@ def _page(group: str, members: list[Option]) -> str:
 
 
 def _option(option: Option) -> Iterator[str]:
-    text = option.path.read_text(encoding="utf-8")
-    if described := _head(text):
+    if described := _head(option.text):
         yield f"{_escaped(described)}\n"
-    node = yaml.compose(text)
+    node = yaml.compose(option.text)
     target = _value(node, TARGET) if isinstance(node, yaml.MappingNode) else None
     if target:
         yield f"Makes a :obj:`{target}`.\n"
@@ -138,6 +149,8 @@ def _option(option: Option) -> Iterator[str]:
             meaning = " ".join(row.meaning.split())
             yield f"   * - ``{row.key}``\n     - {f'``{row.default}``' if row.default else ''}\n     - {meaning}"
         yield ""
+    if option.path is None:
+        return
     yield '.. raw:: html\n\n   <details class="file"><summary>the file</summary>\n'
     yield f".. literalinclude:: /../{_relative(option.path)}\n   :language: yaml\n"
     yield ".. raw:: html\n\n   </details>\n"

@@ -1,7 +1,7 @@
 """Takes the pictures of the README from a real run: a report, the trajectory player and a model.
 
-`python docs/site_pages/readme_pictures.py docs/pictures` needs Chromium and `pip install "maze-rl[dev-all]"`. It trains
-a policy that orders goods for a minute.
+`python docs/site_pages/readme_pictures.py docs/pictures` needs Chromium and the extra `dev-all`. It trains a
+policy that orders goods for a minute.
 """
 
 from __future__ import annotations

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
-from site_pages.names import Module, Name, modules
+from site_pages.names import ROOT, Module, Name, modules
 from site_pages.written import write_pages
 
 _DIRECTIVES = {"class": "autoclass", "function": "autofunction"}
 _ROLES = {"class": "class", "function": "func", "data": "data"}
+_IMPORT = re.compile(r"^ *from (maze[\w.]*) import", re.MULTILINE)
 
 
 def write_reference(directory: Path) -> None:
-    """Writes the pages.
+    """Write the pages. The modules of a package that guides import most often come first.
 
     :param directory: Where to; other files in it are removed.
     """
@@ -22,8 +25,17 @@ def write_reference(directory: Path) -> None:
     for module in modules():
         if module.names or module.has_docstring:
             packages[module.name if module.is_package else module.name.rpartition(".")[0]].append(module)
+    for members in packages.values():
+        members.sort(key=lambda module: (not module.is_package, -_n_imports()[module.name], module.name))
     pages = {f"{package}.rst": _page(package, members) for package, members in packages.items() if _names(members)}
     write_pages(directory, pages)
+
+
+@cache
+def _n_imports() -> Counter[str]:
+    """How many listings of README, guides and tutorials import from a module."""
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    return Counter(name for page in pages for name in _IMPORT.findall(page.read_text(encoding="utf-8")))
 
 
 def _names(members: list[Module]) -> int:

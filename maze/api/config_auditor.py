@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
@@ -27,15 +28,13 @@ COMPONENTS = ("env", "wrappers", "algorithm", "model", "policy", "critic", "laun
 """Arguments that take the name of a module, a mapping or an object."""
 
 _COMPOSERS = (BaseModelComposer, BasePolicyComposer, CriticComposerInterface)
-_OBJECTS: dict[str, tuple[type, ...]] = {
-    "algorithm": (AlgorithmConfig,),
-    "model": (BaseModelComposer,),
-    "policy": (BasePolicyComposer,),
-    "critic": (CriticComposerInterface,),
-    "launcher": (Launcher,),
-    "runner": (Runner,),
-    "wrappers": (),
-    "env": (),
+_OBJECTS: dict[str, type] = {
+    "algorithm": AlgorithmConfig,
+    "model": BaseModelComposer,
+    "policy": BasePolicyComposer,
+    "critic": CriticComposerInterface,
+    "launcher": Launcher,
+    "runner": Runner,
 }
 
 
@@ -52,49 +51,33 @@ class ConfigurationAuditor:
     values: Mapping[str, Any] | None = None
     multirun: bool = False
 
-    _kwargs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    _overrides: _OverridesType = field(default_factory=dict, init=False, repr=False)
-    _ephemeral: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    kwargs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    """The components that were given."""
+    overrides: _OverridesType = field(default_factory=dict, init=False, repr=False)
+    """Values and objects by their paths."""
+    ephemeral_init_kwargs: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    """Names of modules that are needed to compose a configuration, into which objects are put afterwards: the runner
+    depends on the name of the algorithm."""
 
     def audit(self) -> None:
         """Checks everything that can be checked without composing the configuration.
 
         :raises ConfigError: Names the argument, what was expected, what was found and what to do.
         """
-        self._overrides = self._checked_overrides()
-        self._kwargs = {name: value for name, value in self.components.items() if value is not None}
-        if not isinstance(self._overrides.get("algorithm"), str | None) and "algorithm" not in self._kwargs:
+        self.overrides = self._checked_overrides()
+        self.kwargs = {name: value for name, value in self.components.items() if value is not None}
+        if not isinstance(self.overrides.get("algorithm"), str | None) and "algorithm" not in self.kwargs:
             # The runner depends on it.
-            self._kwargs["algorithm"] = self._overrides.pop("algorithm")
-        if isinstance(self._overrides.get(TARGET), str) and "algorithm" not in self._kwargs:
-            self._kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self._overrides.pop(TARGET)})
-        for name, value in self._kwargs.items():
+            self.kwargs["algorithm"] = self.overrides.pop("algorithm")
+        if isinstance(self.overrides.get(TARGET), str) and "algorithm" not in self.kwargs:
+            self.kwargs["algorithm"] = self.algorithm_name({TARGET_KEY: self.overrides.pop(TARGET)})
+        for name, value in self.kwargs.items():
             for choice in self._choices(name, value):
                 _check_component(name, choice)
         self._check_contradictions()
-        algorithms = self._choices("algorithm", self._kwargs.get("algorithm"))
-        self._ephemeral = {}
-        for algorithm in algorithms:
-            if algorithm is not None and not isinstance(algorithm, str):
-                self._ephemeral["algorithm"] = self.algorithm_name(algorithm)
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The components that were given."""
-        return self._kwargs
-
-    @property
-    def overrides(self) -> _OverridesType:
-        """Values and objects by their paths."""
-        return self._overrides
-
-    @property
-    def ephemeral_init_kwargs(self) -> dict[str, str]:
-        """Names of modules that are only needed to compose a configuration, into which objects are put afterwards.
-
-        The runner depends on the name of the algorithm.
-        """
-        return self._ephemeral
+        algorithms = self._choices("algorithm", self.kwargs.get("algorithm"))
+        names = [self.algorithm_name(one) for one in algorithms if one is not None and not isinstance(one, str)]
+        self.ephemeral_init_kwargs = {"algorithm": names[-1]} if names else {}
 
     def _choices(self, name: str, value: Any) -> list[Any]:
         """The runs' values of a component, of which there is one unless `multirun`."""
@@ -120,16 +103,16 @@ class ConfigurationAuditor:
         return dict(values)
 
     def _check_contradictions(self) -> None:
-        given = self._kwargs
+        given = self.kwargs
         for name in given:
-            path = {"policy": "model.policy"}.get(name, name)
-            for key in self._overrides:
-                if key.lstrip("+~") in (path, name):
+            paths = {name, f"model.{name}" if name in ("policy", "critic") else name}
+            for key in self.overrides:
+                if key.lstrip("+~") in paths:
                     raise InvalidSpecificationError(
                         f"{name}: given both as an argument and as overrides[{key!r}]. Leave one of them out."
                     )
         for name in COMPONENTS:
-            value = self._overrides.get(name)
+            value = self.overrides.get(name)
             if isinstance(value, str) and name != "launcher":
                 raise InvalidSpecificationError(
                     f"overrides[{name!r}]: names of modules are not resolved in overrides. Pass {name}={value!r} as an "
@@ -137,16 +120,12 @@ class ConfigurationAuditor:
                 )
         if isinstance(given.get("model"), BaseModelComposer):
             for part in ("policy", "critic"):
-                if part in given or part in self._overrides:
+                if part in given or part in self.overrides:
                     raise InvalidSpecificationError(
                         f"{part}: contradicts model, which is a {type(given['model']).__name__} that builds its own "
                         f"{part}. Leave {part} out, or pass the model as a name or mapping."
                     )
         self._check_composers()
-        if "critic" in given and "model.critic" in self._overrides:
-            raise InvalidSpecificationError(
-                "critic: given both as an argument and as overrides['model.critic']. Leave one of them out."
-            )
         if isinstance(given.get("policy"), str) and "algorithm" in given:
             raise InvalidSpecificationError(
                 f"policy: {given['policy']!r} names a policy for rollouts, which contradicts algorithm. For training, "
@@ -165,12 +144,11 @@ class ConfigurationAuditor:
     def _check_composers(self) -> None:
         """Composers have made their networks when they are given: nothing in them can be overridden any more."""
         paths = {"policy": "model.policy", "critic": "model.critic"}
-        objects = {path: value for path, value in self._overrides.items() if isinstance(value, _COMPOSERS)}
-        for name, value in self._kwargs.items():
-            if isinstance(value, _COMPOSERS):
-                objects |= {name: value, paths.get(name, name): value}
+        given = {**self.overrides, **self.kwargs}
+        given |= {path: self.kwargs[name] for name, path in paths.items() if name in self.kwargs}
+        objects = {path: value for path, value in given.items() if isinstance(value, _COMPOSERS)}
         for path, value in objects.items():
-            for key in self._overrides:
+            for key in self.overrides:
                 if key.lstrip("+~").startswith(f"{path.lstrip('+')}."):
                     raise InvalidSpecificationError(
                         f"overrides[{key!r}]: {path} is a {type(value).__name__}, which is complete. Change what "
@@ -181,7 +159,7 @@ class ConfigurationAuditor:
         """The option of the group `algorithm` that fits an algorithm given as an object or a mapping."""
         try:
             config_class = _algorithm_class(algorithm)
-            if isinstance(self._kwargs.get("runner"), str | None):
+            if isinstance(self.kwargs.get("runner"), str | None):
                 TrainingRunner.trainer_for(config_class)  # tells now if none is named
             return option_of(config_class)
         except ConfigError as error:
@@ -213,8 +191,7 @@ def _expected(name: str) -> str:
         return "the name of a module, a mapping, an environment, or a class or function that makes one"
     if name == "wrappers":
         return "the name of a module, or a mapping from wrappers to their arguments"
-    kinds = " or ".join(kind.__name__ for kind in _OBJECTS[name])
-    return f"the name of a module, a mapping or an instance of {kinds}"
+    return f"the name of a module, a mapping or an instance of {_OBJECTS[name].__name__}"
 
 
 def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
@@ -222,13 +199,11 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
     known = algorithm_class(algorithm)
     if known is not None:
         return known
-    import dataclasses
-
     factory = Factory(AlgorithmConfig)
     fitting = []
     for path in dict.fromkeys(shipped_algorithms().values()):
         config_class = factory.type_from_name(path)
-        names = {config_field.name for config_field in dataclasses.fields(config_class)}
+        names = {config_field.name for config_field in fields(config_class)}
         if set(algorithm) == names:
             return config_class
         if set(algorithm) <= names:
@@ -244,7 +219,5 @@ def _algorithm_class(algorithm: Any) -> type[AlgorithmConfig]:
 
 def unknown_argument(name: str, known: Callable[..., Any] | list[str]) -> str:
     """What to say about an argument that nobody takes."""
-    import inspect
-
     names = known if isinstance(known, list) else [key for key in inspect.signature(known).parameters if key != "self"]
     return f"{name}: unknown argument.{did_you_mean(name, names)} Known: {', '.join(names)}."

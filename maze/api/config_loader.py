@@ -25,6 +25,7 @@ from maze.cli.checks import check, complete
 from maze.cli.critic_choice import check_critic, choose_critic
 from maze.cli.errors import translated
 from maze.cli.hydra_setup import value_text
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
@@ -91,7 +92,8 @@ class ConfigurationLoader:
     project: Path = field(default_factory=Path.cwd)
     tracking: Any = None
 
-    _runs: list[LoadedRun] = field(default_factory=list, init=False, repr=False)
+    runs: list[LoadedRun] = field(default_factory=list, init=False, repr=False)
+    """The runs, in the order of their numbers."""
 
     def load(self) -> None:
         """Composes all configurations.
@@ -100,38 +102,32 @@ class ConfigurationLoader:
         """
         axes = list(self._axes())
         with hydra_session():
-            self._runs = []
+            self.runs = []
             for number, choices in enumerate(itertools.product(*(options for _, options in axes))):
                 swept = {
                     name: choice.value
                     for (name, options), choice in zip(axes, choices, strict=True)
                     if len(options) > 1
                 }
-                self._runs.append(self._load_run(number, list(choices), swept))
+                self.runs.append(self._load_run(number, list(choices), swept))
 
     @property
     def configs(self) -> list[DictConfig]:
         """The configuration of each run."""
-        return [run.config for run in self._runs]
+        return [run.config for run in self.runs]
 
     @property
     def workdirs(self) -> list[str]:
         """The directory that each run is going to work in; it gets a suffix where another run has taken it since."""
-        return [str(run.workdir) for run in self._runs]
-
-    @property
-    def runs(self) -> list[LoadedRun]:
-        """The runs, in the order of their numbers."""
-        return self._runs
+        return [str(run.workdir) for run in self.runs]
 
     # -- what there is to choose from --------------------------------------------------------------------------
 
     def _axes(self) -> Iterator[tuple[str, list[Choice]]]:
         is_training = self.run_mode is RunMode.TRAINING
-        names = ["env", "wrappers", "algorithm", "model", "policy", "critic", "runner", "launcher"]
-        for name in names if is_training else ["env", "wrappers", "model", "policy", "critic", "runner"]:
+        for name in ("env", "wrappers", "algorithm", "model", "policy", "critic", "runner", "launcher"):
             value = self.auditor.kwargs.get(name)
-            if value is not None:
+            if value is not None and (is_training or name in ROLLOUT_SECTIONS):
                 yield name, [self._component(name, option) for option in self._options(name, value)]
         if self.tracking is not None and is_training:
             yield "tracking", [self._tracking()]  # a list is one choice: several trackers at a time
@@ -163,13 +159,11 @@ class ConfigurationLoader:
         return [option for one in values for option in (_sweep(name, one) if isinstance(one, str) else [one])]
 
     def _override_options(self, path: str, value: Any) -> list[Any]:
-        if not self.auditor.multirun:
-            return [value]
-        if isinstance(value, list | tuple):
-            if not value:
-                raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
-            return list(value)
-        return _sweep(path, value) if isinstance(value, str) else [value]
+        if not self.auditor.multirun or not isinstance(value, list | tuple):
+            return self._options(path, value)
+        if not value:
+            raise InvalidSpecificationError(f"overrides[{path!r}]: an empty list leaves nothing to run.")
+        return list(value)
 
     def _component(self, name: str, value: Any) -> Choice:
         if isinstance(value, str):
@@ -236,7 +230,8 @@ class ConfigurationLoader:
             texts.append(f"input_dir={value_text(earlier)}")
         name = self.configuration or self.run_mode.value
         try:
-            full = compose(name, overrides=texts, return_hydra_config=True)
+            full = compose(name, overrides=for_hydra(texts), return_hydra_config=True)
+            apply_overrides(full)
             choose_critic(full)
             if self.auditor.multirun:
                 self._check_sweeper(full)
@@ -270,12 +265,11 @@ class ConfigurationLoader:
                     place(full, path, value)
 
     def _job_config(self, full: DictConfig, placed: list[tuple[str, Any]]) -> DictConfig:
-        config = copy.deepcopy(full)
+        config: DictConfig = OmegaConf.create(full, flags={"allow_objects": True, "struct": True})
         with read_write(config), open_dict(config):
             del config["hydra"]
         complete(config, self.project)
         check(config)
-        config._set_flag("allow_objects", True)
         with open_dict(config):
             for path, value in placed:
                 if not path.startswith("hydra."):
@@ -314,7 +308,7 @@ class ConfigurationLoader:
         if not self.auditor.multirun:
             return self.project / str(self.run_dir or full.hydra.run.dir)
         # The names contain the time: all runs go where the first one goes.
-        base = self._runs[0].workdir.parent if self._runs and self.run_dir is None else None
+        base = self.runs[0].workdir.parent if self.runs and self.run_dir is None else None
         if base is None:
             base = self.project / str(self.run_dir or full.hydra.sweep.dir)
         return base / Path(str(full.hydra.sweep.subdir)).name

@@ -93,8 +93,7 @@ def _trained(run: TrainingRun, n_epochs: int | None, train_kwargs: Mapping[str, 
 
 def _report(directory: Path, results: Sequence[RunResult], silent: bool) -> None:
     """Writes and prints the table that sweeps of the command line end with."""
-    from maze.cli.sweeps.results import results_table, write_results
-    from maze.cli.sweeps.trials import TrialResult
+    from maze.cli.sweeps.results import TrialResult, results_table, write_results
 
     trials = [
         TrialResult(

@@ -16,9 +16,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from maze.cli.wrapper_overrides import wrappers_by_name
+from maze.console.streams import lasting_console
 from maze.core.log_stats.log_stats import StatsContext
-from maze.utils.console import lasting_console
 
 CONFIG_MODULE = "maze.conf"
 
@@ -29,7 +28,7 @@ def hydra_session() -> Iterator[None]:
     outer_hydra, outer_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
     GlobalHydra.instance().hydra = None
     try:
-        with initialize_config_module(CONFIG_MODULE, version_base="1.3"), wrappers_by_name():
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             yield
     finally:
         GlobalHydra.instance().hydra = outer_hydra

@@ -15,7 +15,7 @@ from maze.cli.run_info import write_run_info
 from maze.cli.stored_model import use_stored_run
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, StatsContext
-from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
 from maze.core.rollout.recording import EVENT_LOG_DIR, PAGE_DIR, TRAJECTORY_DIR
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import inside_directory
@@ -98,7 +98,7 @@ def statistics_frame(stats: LogStats) -> pd.DataFrame:
     import pandas as pd
 
     index = list(INDEX)
-    rows = [(*event_names(key.event), statistic_name(key), _value(value)) for key, value in stats.items()]
+    rows = [(*name_parts(key), _value(value)) for key, value in stats.items()]
     table: pd.DataFrame = pd.DataFrame(rows, columns=[*index, "value"], dtype=object).set_index(index).sort_index()
     return table
 

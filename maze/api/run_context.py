@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from maze.core.env.observation_conversion import ObservationType
     from maze.core.env.structured_env import ActorID
     from maze.core.wrappers.wrapper import Wrapper
+    from maze.evaluation.comparison import Comparison
     from maze.perception.models.critics.base_state_critic_composer import BaseStateCriticComposer
     from maze.perception.models.model_composer import BaseModelComposer
     from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
-    from maze.report.comparison import Comparison
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 T = TypeVar("T")
@@ -178,7 +178,8 @@ class RunContext:
         """Trains the policy; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
-        :param n_steps: Number of environment steps instead of epochs; it is rounded up to whole epochs.
+        :param n_steps: Number of environment steps instead of epochs, rounded up to whole updates; epochs become
+            shorter where whole ones would take more. The random steps that fill a replay buffer at first come on top.
         :param train_kwargs: Further arguments of the trainer.
         :return: What came of it so far: `best_score`, `path`, the table `history`.
         :raises InvalidSpecificationError: An argument is unknown; both epochs and steps are given; the algorithm takes
@@ -243,6 +244,7 @@ class RunContext:
         n_episodes: int = 50,
         minimize: Sequence[str] = (),
         deterministic: bool = True,
+        maximize: Sequence[str] = (),
     ) -> Comparison | Any:
         """Plays the same episodes with given policies, random decisions and the trained policy.
 
@@ -253,10 +255,11 @@ class RunContext:
         :param n_episodes: Number of episodes.
         :param minimize: KPIs of which less is better.
         :param deterministic: Take the most probable actions.
+        :param maximize: KPIs of which more is better.
         """
         self._require_training("compare")
         return self._one_or_all(
-            [run.compare(policies or {}, n_episodes, minimize, deterministic) for run in self._runs]
+            [run.compare(policies or {}, n_episodes, minimize, maximize, deterministic) for run in self._runs]
         )
 
     def rollout(
@@ -347,7 +350,7 @@ class RunContext:
 
     @property
     def n_epochs(self) -> int | Any:
-        """Number of epochs that `train` trains unless it is told another one; 0: no limit."""
+        """Number of epochs of `train` by default; 0: early stopping ends it, or 1,000 epochs."""
         self._require_training("n_epochs")
         return self._one_or_all([run.n_epochs for run in self._runs])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,15 +20,14 @@ from maze.api.process_state import GlobalGenerators, RunStatsContext, hydra_conf
 from maze.api.rollouts import Evaluation
 from maze.api.utils import InvalidSpecificationError, RunContextError
 from maze.cli.run_directory import CLAIM, ClaimedDirectory, claim_directory
-from maze.cli.run_facts import report_writer
 from maze.cli.run_info import COMMAND_FILE, command_line, config_as_yaml, write_run_info
-from maze.cli.run_words import beginning, ending
+from maze.cli.run_summary import beginning, ending, report_writer
+from maze.console.runs import EVERYTHING, QUIET, checked_verbosity
 from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.serialized_torch_policy import SerializedTorchPolicy
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.run_console import EVERYTHING, QUIET, checked_verbosity
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
@@ -40,7 +38,7 @@ from maze.core.wrappers.observation_normalization.observation_normalization_util
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.runner import Runner
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_policy import TorchPolicy
-    from maze.report.comparison import Comparison
+    from maze.evaluation.comparison import Comparison
 
 COMPARISON_DIR = "comparison"
 """Directory of comparisons, in that of the training run."""
@@ -152,7 +150,7 @@ class TrainingRun:
         """Trains; a further call trains on.
 
         :param n_epochs: Number of epochs; `None`: as configured.
-        :param n_steps: Number of environment steps instead, rounded up to whole epochs.
+        :param n_steps: Number of environment steps instead, rounded up to whole updates.
         :param train_kwargs: Further arguments of the runner's `run` and the trainer's `train`.
         :raises InvalidSpecificationError: A number is no whole number, or negative; both are given; the algorithm does
             not say how many steps an epoch has.
@@ -340,16 +338,22 @@ class TrainingRun:
             return Evaluation(arguments["eval_env"].get_stats(LogStatsLevel.EPOCH).last_stats)
 
     def compare(
-        self, policies: Mapping[str, Policy], n_episodes: int, minimize: Sequence[str], deterministic: bool
+        self,
+        policies: Mapping[str, Policy],
+        n_episodes: int,
+        minimize: Sequence[str],
+        maximize: Sequence[str],
+        deterministic: bool,
     ) -> Comparison:
         """Plays the same episodes with given policies, random decisions and the trained policy.
 
         :param policies: The given policies by name.
         :param n_episodes: Number of episodes.
         :param minimize: KPIs of which less is better.
+        :param maximize: KPIs of which more is better.
         :param deterministic: Take the most probable actions.
         """
-        from maze.report.comparison_runner import ComparisonRunner
+        from maze.evaluation.comparison_runner import ComparisonRunner
 
         self._require_weights("compare")
         assert self.run_dir is not None
@@ -357,7 +361,9 @@ class TrainingRun:
         players: dict[str | type, Any] = dict(policies.items())
         players |= {"random": RandomPolicy(env.action_spaces_dict), "trained": self.policy}
         env.close()
-        runner = ComparisonRunner(players, n_episodes, deterministic=deterministic, minimize=minimize)
+        runner = ComparisonRunner(
+            players, n_episodes, deterministic=deterministic, minimize=minimize, maximize=maximize
+        )
         seeding = self.cfg.get("seeding")
         directory = self.run_dir / COMPARISON_DIR
         directory.mkdir(exist_ok=True)
@@ -421,17 +427,18 @@ class TrainingRun:
             write_whole(directory / COMMAND_FILE, text)
 
     def _epochs_of_steps(self, n_steps: int) -> int:
-        per_epoch = int(getattr(self.runner.trainer, "steps_per_epoch", 0))
-        if not per_epoch:
+        trainer = self.runner.trainer
+        if not getattr(trainer, "steps_per_epoch", 0):
             raise InvalidSpecificationError(
-                f"n_steps: {type(self.runner.trainer).__name__} takes no fixed number of environment steps in an "
-                "epoch. Say n_epochs instead."
+                f"n_steps: {type(trainer).__name__} takes no fixed number of environment steps in an epoch. Set "
+                "n_epochs instead."
             )
-        n_epochs = math.ceil(n_steps / per_epoch)
+        n_epochs = int(trainer.epochs_for(n_steps))
         with output(self.silent):
-            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {per_epoch:,} environment steps"
-            rounded = "" if n_epochs * per_epoch == n_steps else f", for the {n_steps:,} asked for"
-            print(f"-> training for {epochs}: {n_epochs * per_epoch:,}{rounded}.", flush=True)
+            epochs = f"{n_epochs} epoch{'s' if n_epochs > 1 else ''} of {trainer.steps_per_epoch:,} environment steps"
+            total = n_epochs * trainer.steps_per_epoch
+            rounded = "" if total == n_steps else f", {n_steps:,} rounded up to whole updates"
+            print(f"-> training for {epochs}: {total:,}{rounded}.", flush=True)
         return n_epochs
 
     def _check_arguments(self, train_kwargs: Mapping[str, Any]) -> None:

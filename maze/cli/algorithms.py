@@ -1,11 +1,14 @@
-"""Algorithms as options of the group `algorithm`: shipped ones, and anybody's own by its configuration's class."""
+"""Algorithms as options of the group `algorithm`: shipped ones, and own ones by the class of their configuration.
+
+Hyperparameters and their defaults are stated once, in the dataclass of the algorithm. Hydra's `ConfigStore` takes them
+from there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from maze.core.errors import ConfigError
@@ -14,41 +17,56 @@ if TYPE_CHECKING:
     from maze.train.trainers.common.config_classes import AlgorithmConfig
 
 TARGET = "algorithm._target_"
+_TRAINERS = "maze.train.trainers"
+_DATASETS = "maze.core.trajectory_recording.datasets"
+
+_SHIPPED = {
+    "a2c": f"{_TRAINERS}.a2c.a2c_algorithm_config.A2CAlgorithmConfig",
+    "bc": f"{_TRAINERS}.imitation.bc_algorithm_config.BCAlgorithmConfig",
+    "dqn": f"{_TRAINERS}.dqn.dqn_algorithm_config.DQNAlgorithmConfig",
+    "es": f"{_TRAINERS}.es.es_algorithm_config.ESAlgorithmConfig",
+    "impala": f"{_TRAINERS}.impala.impala_algorithm_config.ImpalaAlgorithmConfig",
+    "ppo": f"{_TRAINERS}.ppo.ppo_algorithm_config.PPOAlgorithmConfig",
+    "sac": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
+    "sacfd": f"{_TRAINERS}.sac.sac_algorithm_config.SACAlgorithmConfig",
+}
 
 
-@cache
 def shipped_algorithms() -> Mapping[str, str]:
-    """The path of the configuration's class, by the names of the algorithms that come with Maze."""
-    import yaml
+    """Return the path of the configuration's class for each algorithm that comes with Maze, by name."""
+    return _SHIPPED
 
-    directory = files("maze.conf") / "algorithm"
-    found = sorted(file.name for file in directory.iterdir() if file.name.endswith(".yaml"))
-    return {name.removesuffix(".yaml"): yaml.safe_load((directory / name).read_text())["_target_"] for name in found}
+
+def register_algorithms() -> None:
+    """Store the shipped algorithms, and what their runners take, as options of Hydra's configuration groups."""
+    for name, path in _SHIPPED.items():
+        module, _, class_name = path.rpartition(".")
+        _store("algorithm", name, {"_target_": path, **_defaults(getattr(importlib.import_module(module), class_name))})
+        for kind in ("dev", "local", "ray"):
+            if runner := _runner_of(name, kind):
+                _store("algorithm_runner", f"{name}-{kind}", runner, package="runner")
 
 
 def option_of(config_class: type[AlgorithmConfig]) -> str:
-    """The option of the group `algorithm` that holds the defaults of a class; there is one for every class then.
+    """Return the option of the group `algorithm` that holds the defaults of a class; register it where there is none.
 
     :param config_class: Class of an algorithm's configuration.
     """
     path = f"{config_class.__module__}.{config_class.__qualname__}"
-    for name, target in shipped_algorithms().items():
+    for name, target in _SHIPPED.items():
         if target == path:
             return name
     name = config_class.name
-    if name in shipped_algorithms():
+    if name in _SHIPPED:
         raise ConfigError(
             f"algorithm: {config_class.__name__}.name is {name!r}, as another algorithm is called already."
         )
-    from hydra.core.config_store import ConfigStore
-
-    node = {"_target_": path, **_defaults(config_class)}
-    ConfigStore.instance().store(group="algorithm", name=name, node=node, package="algorithm", provider="maze")
+    _store("algorithm", name, {"_target_": path, **_defaults(config_class)})
     return name
 
 
 def with_own_algorithm(arguments: Sequence[str]) -> list[str]:
-    """Arguments of a command in which an own algorithm is chosen as well, where only `algorithm._target_` names it.
+    """Return the arguments of a command; add `algorithm=` where only `algorithm._target_` names an own algorithm.
 
     :param arguments: Overrides and flags.
     """
@@ -63,8 +81,57 @@ def with_own_algorithm(arguments: Sequence[str]) -> list[str]:
     return list(arguments) if is_chosen else [*arguments, f"algorithm={option}"]
 
 
+def _store(group: str, name: str, node: dict[str, Any], package: str = "") -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(group=group, name=name, node=node, package=package or group, provider="maze")
+
+
+def _runner_of(algorithm: str, kind: str) -> dict[str, Any]:
+    """Return what the runner of an algorithm takes beside the arguments in `runner/<kind>`; empty: nothing.
+
+    :param algorithm: Name of a shipped algorithm.
+    :param kind: `dev`, `local` or `ray`.
+    """
+    arguments: dict[str, Any]
+    prefix = {"dev": "Dev", "local": "Local", "ray": ""}[kind]
+    if algorithm in ("a2c", "ppo"):
+        runner = f"common.actor_critic.actor_critic_runners.AC{prefix}Runner"
+        trainer = f"{_TRAINERS}.{algorithm}.{algorithm}_trainer.{algorithm.upper()}"
+        arguments = {"trainer_class": trainer, "eval_repeats": None, "critic_burn_in_epochs": None}
+    elif algorithm == "bc":
+        runner = f"imitation.bc_runners.BC{prefix}Runner"
+        arguments = {"dataset": {**_dataset(kind, "Identity"), "dir_or_file": None}}
+    elif algorithm == "es":
+        runner = f"es.ES{prefix or 'Master'}Runner"
+        arguments = {"n_eval_rollouts": 10, "shared_noise_table_size": 100_000_000}
+        if kind == "local":
+            arguments |= {"n_train_workers": 0, "n_eval_workers": 0, "start_method": None}
+    elif algorithm == "impala":
+        runner = f"impala.impala_runners.Impala{prefix}Runner"
+        arguments = {"start_method": "forkserver"} if kind == "local" else {}
+    elif algorithm in ("sac", "sacfd"):
+        runner = f"sac.sac_runners.SAC{prefix}Runner"
+        demonstrations = _dataset(kind, "IdentityWithNextObservation") if algorithm == "sacfd" else None
+        arguments = {"initial_demonstration_trajectories": demonstrations}
+    else:
+        return {}
+    return {"_target_": f"{_TRAINERS}.{runner}", **arguments}
+
+
+def _dataset(kind: str, processor: str) -> dict[str, Any]:
+    """Return the configuration of the data set with recorded trajectories."""
+    return {
+        "_target_": f"{_DATASETS}.in_memory_dataset.InMemoryDataset",
+        "input_data": "trajectory_data",
+        "n_workers": 1 if kind == "dev" else 5,
+        "deserialize_in_main_thread": False,
+        "trajectory_processor": {"_target_": f"{_DATASETS}.trajectory_processor.{processor}TrajectoryProcessor"},
+    }
+
+
 def _defaults(config_class: type[AlgorithmConfig]) -> dict[str, Any]:
-    """The default of each field; `???` where there is none, `None` where no configuration can state it."""
+    """Return the default of each field; `???` where there is none, `None` where no configuration can state it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

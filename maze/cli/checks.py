@@ -14,8 +14,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import UsageError
+from maze.cli.wrapper_overrides import for_hydra
+from maze.console.runs import SHORT
 from maze.core.errors import ConfigError
-from maze.core.log_stats.run_console import SHORT
+from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.storage import local_copy
 
 TYPED_SECTIONS = ("algorithm.", "runner.", "seeding.")
@@ -141,7 +143,7 @@ def _check_value_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _defaults(overrides: Sequence[str], exclude: set[str]) -> DictConfig:
-    kept = [text for text in overrides if text.partition("=")[0].strip("+~") not in exclude]
+    kept = for_hydra(text for text in overrides if text.partition("=")[0].strip("+~") not in exclude)
     return (
         GlobalHydra.instance()
         .config_loader()
@@ -196,8 +198,13 @@ def _check_input_dir(cfg: DictConfig, is_training: bool) -> None:
 
 
 def _env_override(cfg: DictConfig) -> str:
-    name = OmegaConf.select(cfg, "env.name")
-    return f" env.name={name}" if name else ""
+    """The part of a command that names the environment of a configuration, unless it is the default one."""
+    env = cfg.get("env")
+    defaults = gym_env_defaults()
+    if not isinstance(env, DictConfig) or env.get("name") in (None, defaults["name"]):
+        is_own = isinstance(env, DictConfig) and env.get("_target_") not in (None, defaults["_target_"])
+        return f" env._target_={env._target_}" if is_own else ""
+    return f" env.name={env.name}"
 
 
 def _newest_run_hint(directory: Path) -> str:

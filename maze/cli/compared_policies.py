@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import GATE, UsageError, is_gate
 from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
-from maze.cli.run_list import algorithm_name
+from maze.cli.run_summary import algorithm_name
 from maze.cli.stored_model import packages_with_configurations, stored_sections
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.config_utils import read_config

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Container, Iterable, Iterator
 from difflib import get_close_matches
 from importlib import resources
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, first_line
+from maze.core.annotations import override
+from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_mean, first_line
 from maze.rllib.algorithms import what_is_there_instead
 
 _LONG_WRAPPER = re.compile(r"^wrappers\.(\w+\.)+(?=[A-Z])")
@@ -23,6 +25,23 @@ class UsageError(ConfigError):
     """The command itself is wrong; nothing was started."""
 
     exit_status = 2
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Parses what follows a flag of `maze-run`. Options that are not given are no attributes of the result.
+
+    :param flag: The flag.
+    :param description: What it does.
+    """
+
+    def __init__(self, flag: str, description: str) -> None:
+        super().__init__(f"maze-run {flag}", description=description, allow_abbrev=False)
+        self.argument_default = argparse.SUPPRESS
+        self._flag = flag
+
+    @override(argparse.ArgumentParser)
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self._flag}: {message}. {' '.join(self.format_usage().split())}")
 
 
 class RunFailedError(BaseException):
@@ -120,22 +139,24 @@ def _unknown_key(cause: Any) -> str:
         full_key = _LONG_WRAPPER.sub("wrappers.", full_key)
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     prefix = full_key.removesuffix(wrong)
-    elsewhere = _paths_ending_in(parent._get_root(), wrong) if isinstance(parent, DictConfig) else []
-    if wrong not in siblings and elsewhere and not get_close_matches(wrong, siblings, n=1, cutoff=0.8):
+    synonym = SYNONYMS.get(wrong, wrong)
+    elsewhere = _paths_ending_in(parent._get_root(), (wrong, synonym)) if isinstance(parent, DictConfig) else []
+    is_here = wrong in siblings or synonym in siblings or get_close_matches(wrong, siblings, n=1, cutoff=0.8)
+    if elsewhere and not is_here:
         hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
     else:
         hint = did_you_mean(wrong, siblings, f"{prefix}{{}}") + suggestion("", siblings, "Known here")
     return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
 
 
-def _paths_ending_in(node: Any, name: str) -> list[str]:
-    """Paths of the values with this name anywhere in the configuration, those nearest to its root first."""
+def _paths_ending_in(node: Any, names: Container[str]) -> list[str]:
+    """Paths of the values with one of these names anywhere in the configuration, those nearest to its root first."""
 
     def walk(node: Any, path: str) -> Iterator[str]:
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
             for key in node:
                 child = f"{path}.{key!s}" if path else str(key)
-                if key == name:
+                if str(key) in names:
                     yield child
                 if child != "hydra":
                     yield from walk(node._get_node(key), child)

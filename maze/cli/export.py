@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from maze.cli.errors import UsageError
-from maze.cli.run_description import find_run
+from maze.cli.errors import FlagParser, UsageError
+from maze.cli.run_info import find_run
 from maze.serve.bundle import PolicyBundle
 
 FLAG = "--export"
-USAGE = (
-    f"maze-run {FLAG} <run> [--out policy.maze] [--name <name>] [--weights state_dict.pt] [--steps 2000] [--seed 0] "
-    "[--trust <package>]"
-)
-_OPTIONS = {"--out": "out", "--name": "name", "--weights": "state_dict_file", "--steps": "n_steps", "--seed": "seed"}
 
 
 def export_run(arguments: Sequence[str]) -> int:
@@ -25,8 +20,9 @@ def export_run(arguments: Sequence[str]) -> int:
     :return: Exit status.
     :raises UsageError: There is no such run, or an option is unknown.
     """
-    run, settings = _parsed(arguments)
-    out = Path(settings.pop("out", "") or f"{run.absolute().name}.maze")
+    settings = _parsed(arguments)
+    run = find_run(settings.pop("run"), FLAG)
+    out = settings.pop("out", Path(f"{run.absolute().name}.maze"))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out: there is no directory {out.parent}.")
     bundle = PolicyBundle.from_run(run, **settings)
@@ -47,29 +43,13 @@ def export_run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parsed(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    directories: list[str] = []
-    settings: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        option, equals, value = argument.partition("=")
-        if not argument.startswith("-"):
-            directories.append(argument)
-            continue
-        if option not in _OPTIONS and option != "--trust":
-            raise UsageError(f"{FLAG}: {argument} is not known here. {USAGE}")
-        if not equals and not rest:
-            raise UsageError(f"{option}: its value is missing. {USAGE}")
-        value = value if equals else rest.pop(0)
-        if option == "--trust":
-            settings.setdefault("trusted_packages", []).append(value)
-        elif option in ("--steps", "--seed"):
-            if not value.isdigit():
-                raise UsageError(f"{option}: expected a whole number, got {value!r}. {USAGE}")
-            settings[_OPTIONS[option]] = int(value)
-        else:
-            settings[_OPTIONS[option]] = value
-    if len(directories) != 1:
-        raise UsageError(f"{FLAG}: name the directory of one training. {USAGE}")
-    return find_run(Path(directories[0]), FLAG), settings
+def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
+    parser = FlagParser(FLAG, "Write a trained policy as one file that acts without torch.")
+    parser.add_argument("run", type=Path, help="directory of the training")
+    parser.add_argument("--out", type=Path, help="the file, <run>.maze by default")
+    parser.add_argument("--name", help="name of the policy")
+    parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
+    parser.add_argument("--steps", dest="n_steps", type=int, help="steps that the policy takes for reference cases")
+    parser.add_argument("--seed", type=int, help="seed of these steps")
+    parser.add_argument("--trust", dest="trusted_packages", action="append", help="package that the run may name")
+    return vars(parser.parse_intermixed_args(list(arguments)))

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import OmegaConf
 
 from maze.core.utils.stored_config import is_importable
 
@@ -24,8 +22,6 @@ _BARE_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _NAME = re.compile(r"(?<![\w./-])([^\W\d]\w*)")
 _FIRST_OF_PATH = re.compile(_NAME.pattern + r"\.[^\W\d]")
 _NAMES_PACKAGES = re.compile(r"\+*(trusted_packages|env\.import)=")
-_IS_RUN = "hydra.mode=RUN"
-"""What Hydra adds to the overrides of a command that is no sweep."""
 _KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 ENVIRONMENT_CONFIGS = (
@@ -101,51 +97,6 @@ def grid_by_default() -> Iterator[None]:
         yield
     finally:
         group[f"{NAME}.yaml"] = previous
-
-
-@contextmanager
-def composed_once() -> Iterator[None]:
-    """Has Hydra compose the configuration of a run once.
-
-    It composes to find out whether the command is a sweep, throws that away, and composes the same again. Here it
-    composes for a run at once, and only where the command turns out to be something else a second time.
-    """
-    composed_by_hydra = ConfigLoaderImpl.load_configuration
-    of_run: list[tuple[str | None, list[str], DictConfig | Exception]] = []
-
-    def load(
-        loader: ConfigLoaderImpl,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
-        if not validate_sweep_overrides:  # only where it looks for the mode
-            try:
-                found = composed_by_hydra(loader, config_name, overrides, RunMode.RUN, from_shell)
-            except Exception as error:
-                of_run[:] = [(config_name, list(overrides), error)]
-            else:
-                of_run[:] = [(config_name, list(overrides), found)]
-                return found
-        elif run_mode == RunMode.RUN and of_run:
-            name, command, composed = of_run.pop()
-            added = overrides[len(command) :]
-            if name == config_name and overrides == command + added and added in ([], [_IS_RUN]):
-                if isinstance(composed, Exception):
-                    raise composed
-                with read_write(composed.hydra):
-                    composed.hydra.mode = RunMode.RUN
-                    composed.hydra.overrides.hydra += added
-                return composed
-        return composed_by_hydra(loader, config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-
-    ConfigLoaderImpl.load_configuration = load  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        ConfigLoaderImpl.load_configuration = composed_by_hydra  # type: ignore[method-assign]
 
 
 def value_text(value: Any) -> str:

@@ -13,7 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from typing_extensions import Self
 
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
+from maze.console.streams import let_console_last
 from maze.core.annotations import override
 from maze.core.errors import WorkerError
-from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
 from maze.utils.process import end, exit_text, preload
 
@@ -40,6 +41,11 @@ CONSOLE_FILE = "console.log"
 GRACE_PERIOD = 5.0
 """Seconds that a job has for saving and closing when it is asked to end."""
 TRAINING_MODULE = "maze.train.trainers.common.training_runner"
+
+
+def outcome(job_return: JobReturn) -> Any:
+    """The returned value of a job, or the error it failed with."""
+    return replace(job_return, status=JobStatus.COMPLETED).return_value
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,8 @@ class LocalLauncher(Launcher):  # type: ignore[misc, unused-ignore]
         """All that a process needs to run a job."""
         assert self.config is not None
         assert self.hydra_context is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, for_hydra(overrides))
+        apply_overrides(config)
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{number}"
             config.hydra.job.num = number
@@ -293,13 +300,13 @@ def run_packed_job(payload: bytes, directory: str) -> bytes:
         job_subdir_key="hydra.sweep.subdir",
     )
     if job_return.status is JobStatus.FAILED:
-        traceback.print_exception(job_return._return_value)
+        traceback.print_exception(outcome(job_return))
     return _packed(job_return)
 
 
 def _packed(job_return: JobReturn) -> bytes:
     if job_return.status is JobStatus.FAILED:
-        job_return.return_value = ExceptionReport(job_return._return_value).exception
+        job_return.return_value = ExceptionReport(outcome(job_return)).exception
     try:
         packed: bytes = cloudpickle.dumps(job_return)
     except Exception:  # what the job returned runs code of its class when it is pickled

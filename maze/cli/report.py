@@ -1,35 +1,31 @@
-"""`maze-run --report <run> ...`: a page about runs, made anew from what they have left behind."""
+"""Pages about runs: `maze-run --report <run> ...`, and an episode of a policy, `maze-run --play <run>`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from maze.cli.errors import UsageError
-from maze.cli.report_details import episode_command, with_details
-from maze.cli.run_description import find_run, is_run
-from maze.cli.run_facts import facts_of
-from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
-from maze.cli.run_list import record_of
+from maze.cli.errors import FlagParser
+from maze.cli.hydra_setup import value_text
+from maze.cli.run_info import CONFIG_FILE, chosen_options, find_run, is_run, read_plain_yaml
+from maze.cli.run_summary import facts_of, record_of
 from maze.core.errors import MazeError
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
-from maze.report.run_page import REPORT_FILE, run_page
+from maze.report.run_page import REPORT_FILE, RunFacts, run_page
 from maze.report.runs_page import ReportedRun, runs_page
 from maze.report.served_page import serve
 from maze.report.sweep_sections import read_trials, sweep_sections
 
-USAGE = "maze-run --report <run> [<run> ...] [--output <file>] [--episode] [--live]"
-
-
-class _Wanted(NamedTuple):
-    directories: list[Path]
-    output: Path | None
-    is_live: bool
-    has_episode: bool
+EPISODE = Path("episode") / "episode.html"
+"""An inspected episode of the best policy, in the directory of its run."""
+MOST_EPISODE_STEPS = 1000
+_GROUPS = ("env", "wrappers", "algorithm", "model", "critic", "runner")
 
 
 def make_report(arguments: Sequence[str]) -> int:
@@ -40,8 +36,8 @@ def make_report(arguments: Sequence[str]) -> int:
     :raises UsageError: There is no such run, or no run is named.
     """
     wanted = _parsed(arguments)
-    places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.directories]
-    if wanted.is_live:
+    places = [directory if _runs_in(directory) else find_run(directory, "--report") for directory in wanted.runs]
+    if wanted.live:
         serve(lambda: _page(places, is_quick=True))
         return 0
     path = wanted.output or places[0] / REPORT_FILE
@@ -56,7 +52,17 @@ def episode_wanted(arguments: Sequence[str]) -> list[str] | None:
     :param arguments: What follows `--report`.
     """
     wanted = _parsed(arguments)
-    return episode_command(find_run(wanted.directories[0], "--report")) if wanted.has_episode else None
+    directory = find_run(wanted.runs[0], "--report") if wanted.episode else None
+    if directory is None or (directory / EPISODE).is_file():
+        return None
+    run = directory.absolute()
+    return [
+        "-cn",
+        "conf_inspect",
+        f"policies=[{value_text(run)}]",
+        f"runner.max_episode_steps={MOST_EPISODE_STEPS}",
+        f"hydra.run.dir={value_text(run / EPISODE.parent)}",
+    ]
 
 
 def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
@@ -68,7 +74,7 @@ def _page(places: Sequence[Path], is_quick: bool = False) -> Page:
     trials = read_trials(places[0]) if len(places) == 1 else None
     if runs == list(places) and len(runs) == 1:
         run = _reported(runs[0])
-        facts = run.facts if is_quick else with_details(run.facts, runs[0])
+        facts = run.facts if is_quick else _with_details(run.facts, runs[0])
         return run_page(facts, run.progress, run.state, datetime.now())
     reported = [run for run in map(_reported_if_readable, runs) if run is not None]
     if not reported:
@@ -99,27 +105,142 @@ def _runs_in(directory: Path) -> list[Path]:
     return sorted(runs, key=lambda run: (len(run.name), run.name))
 
 
-def _parsed(arguments: Sequence[str]) -> _Wanted:
-    directories: list[Path] = []
-    output, is_live, has_episode = None, False, False
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, value = argument.partition("=")
-        if argument == "--live":
-            is_live = True
-        elif argument == "--episode":
-            has_episode = True
-        elif name == "--output":
-            if not equals and not rest:
-                raise UsageError(f"--output: name the file of the page. {USAGE}")
-            output = Path(value if equals else rest.pop(0))
-        elif argument.startswith("-"):
-            raise UsageError(f"--report: {argument} is not known here. {USAGE}")
-        else:
-            directories.append(Path(argument))
-    if not directories:
-        raise UsageError(f"--report: name the directory of a run, of a sweep, or of several runs. {USAGE}")
-    if has_episode and len(directories) > 1:
-        raise UsageError(f"--episode: belongs to the report of one run. {USAGE}")
-    return _Wanted(directories, output, is_live, has_episode)
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = FlagParser("--report", "Write the report of a run, a sweep, or several runs.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="run", help="directory of a run, of a sweep, or of runs")
+    parser.add_argument("--output", type=Path, default=None, help="the page, report.html in the first directory")
+    parser.add_argument("--episode", action="store_true", default=False, help="play an episode for the report of a run")
+    parser.add_argument("--live", action="store_true", default=False, help="serve the page on this machine")
+    wanted = parser.parse_intermixed_args(list(arguments))
+    if wanted.episode and len(wanted.runs) > 1:
+        parser.error("--episode belongs to the report of one run")
+    return wanted
+
+
+# -- what differs from the defaults, and the model ---------------------------------------------------------------------
+
+
+def _with_details(facts: RunFacts, directory: Path) -> RunFacts:
+    """Adds differences from the defaults, pictures of the model and a recorded episode, as far as there are some.
+
+    :param facts: What is known already.
+    :param directory: Of the run.
+    """
+    pictures, networks = _model(directory)
+    episode = directory / EPISODE
+    return replace(
+        facts,
+        settings=_differences(directory) or facts.settings,
+        pictures=pictures,
+        networks=networks,
+        episode=episode.read_text(encoding="utf-8") if episode.is_file() else None,
+    )
+
+
+def _differences(directory: Path) -> Sequence[tuple[str, str, str | None]]:
+    """Name, value and default of each setting that is not what the chosen options bring; empty: it cannot be told."""
+    from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
+
+    stored = read_plain_yaml(directory / CONFIG_FILE)
+    try:
+        default = _defaults(directory)
+    except Exception:  # options that are not there any more, or are found by a project's own plugin only
+        return ()
+    ours, theirs = (
+        {name: value for name, value in flat_hyperparameters(each).items() if not name.startswith("seeding.")}
+        for each in (stored, default)
+    )
+    return [
+        (name, str(ours.get(name, "-")), str(theirs.get(name, "-")))
+        for name in dict.fromkeys([*ours, *theirs])
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _defaults(directory: Path) -> dict[str, Any]:
+    """What the root configuration gives with the same options and nothing else."""
+    from omegaconf import OmegaConf
+
+    from maze.cli.checks import complete
+    from maze.core.utils.config_utils import read_hydra_config
+
+    choices = chosen_options(directory)
+    job: Any = read_plain_yaml(directory / ".hydra" / "hydra.yaml").get("hydra")
+    root = str(job["job"]["config_name"])
+    cfg = read_hydra_config("maze.conf", root, **{name: choices[name] for name in _GROUPS if choices.get(name)})
+    complete(cfg, Path.cwd())
+    plain: Any = OmegaConf.to_container(cfg)
+    return dict(plain)
+
+
+def _model(directory: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Pictures of the networks as SVG, and the text of those that are no graphs of blocks."""
+    from maze.cli.stored_model import packages_with_configurations, stored_sections
+    from maze.core.utils.factory import Factory
+    from maze.perception.models.model_composer import BaseModelComposer
+    from maze.perception.models.space_config import SpacesConfig
+
+    try:
+        model = stored_sections(directory, ["model"], packages_with_configurations()).get("model")
+        spaces = SpacesConfig.load(directory / "spaces_config.pkl")
+        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
+            model, config_path="model", **vars(spaces)
+        )
+    except (MazeError, OSError):
+        return [], []
+    drawn = list(_drawn(composer))
+    return [(name, text) for name, text in drawn if text.startswith("<")], [
+        (name, text) for name, text in drawn if not text.startswith("<")
+    ]
+
+
+def _drawn(composer: Any) -> Iterator[tuple[str, str]]:
+    from maze.perception.blocks.inference import InferenceBlock, model_graph, render
+
+    for kind, model in (("policy", composer.policy), ("critic", composer.critic)):
+        networks: Mapping[Any, Any] = {} if model is None else model.networks
+        for key, network in networks.items():
+            name = f"{kind} {key}"
+            block = next((part for part in network.modules() if isinstance(part, InferenceBlock)), None)
+            try:
+                svg = None if block is None else render(model_graph(block, title=name), "svg").decode()
+            except Exception:  # whatever a drawing library is missing; the text says the same
+                svg = None
+            yield name, repr(network) if svg is None else svg[svg.index("<svg") :]
+
+
+# -- an episode --------------------------------------------------------------------------------------------------------
+
+
+def play_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that shows an episode of a policy: in a window, as a page without a display, or as a film.
+
+    :param arguments: What follows `--play`: the directory of a training, `--video`, overrides.
+    :raises UsageError: The training or the film is missing.
+    """
+    parser = FlagParser("--play", "Show an episode of the best policy of a training.")
+    parser.add_argument("run", help="directory of the training: outputs/<name>/<time>")
+    parser.add_argument("--video", type=Path, default=None, help="write a film: episode.mp4 or .gif")
+    wanted, further = parser.parse_known_args(list(arguments))
+    for name, value in vars(wanted).items():
+        if "=" in str(value):
+            parser.error(f"{name}: expected a path, found the override {value}")
+    if wanted.video is not None:
+        named = [f"policies=[{value_text(wanted.run)}]", f"runner.video={value_text(wanted.video.absolute())}"]
+        return ["-cn", "conf_inspect", *named, *further]
+    from maze.core.rollout.recording import has_display
+
+    shown = has_display()
+    return [
+        "policy=torch_policy",
+        f"input_dir={wanted.run}",
+        "runner=sequential",
+        "runner.n_episodes=1",
+        "runner.max_episode_steps=0",
+        "runner.deterministic=true",
+        "runner.record_event_logs=false",
+        f"runner.render={str(shown).lower()}",
+        "runner.record_trajectory=false",
+        f"runner.record_pages={str(not shown).lower()}",
+        *further,
+    ]

@@ -1,22 +1,25 @@
-"""The directory of a run: never shared with another run, and gone again when the run came to nothing."""
+"""The directory of a run: never shared with another run, and removed when the run came to nothing."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from maze.cli.errors import RunFailedError, tell_from_verdict
-from maze.cli.sweeps.journal import has_journal
+from maze.cli.sweeps.results import has_study
+from maze.cli.wrapper_overrides import apply_overrides, as_written
 from maze.core.errors import ConfigError
+from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.storage import Store, Uploads, is_url, working_directory
 
 CLAIM = ".hydra"
@@ -140,6 +143,20 @@ def uploads_of_run(directory: Path) -> Uploads | None:
     return Uploads(directory, stores[0]) if stores and stores[0] is not None else None
 
 
+@contextmanager
+def _own_environment_as_choice(config: DictConfig) -> Iterator[None]:
+    """Within this block, one's own environment (`env._target_`) stands among the choices instead of the default."""
+    choices = config.hydra.runtime.choices
+    option = choices.get("env")
+    with read_write(config.hydra), open_dict(config.hydra):
+        choices.env = environment_option(option, config.get("env"))
+    try:
+        yield
+    finally:
+        with read_write(config.hydra), open_dict(config.hydra):
+            choices.env = option
+
+
 class ClaimedDirectories:
     """Context that knows which directories were claimed in it."""
 
@@ -159,13 +176,24 @@ class ClaimedDirectories:
             directory.remove_if_worthless()
 
 
+def _announce(config: DictConfig) -> None:
+    """Print what starts, before the imports and the checks of the run, which take seconds."""
+    if config.get("verbose") == 0:
+        return
+    chosen = config.hydra.runtime.choices
+    groups = [f"{name}={chosen[name]}" for name in ("env", "algorithm", "policy", "runner") if chosen.get(name)]
+    print(f"-> starting {' '.join(['-cn', str(config.hydra.job.config_name), *groups])}", flush=True)
+
+
 class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
     """Claims `hydra.run.dir` or `hydra.sweep.dir` before Hydra creates it; its name tells what is chosen by then."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         from maze.cli.stored_model import choose_stored_environment
 
+        self._apply_overrides(config)
         choose_stored_environment(config)
+        _announce(config)
         if "algorithm" in config:
             from maze.cli.critic_choice import choose_critic
 
@@ -173,13 +201,23 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         self._claim(config, "hydra.run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        self._claim(config, "hydra.sweep.dir", is_resumable=has_journal)
+        self._apply_overrides(config)
+        self._claim(config, "hydra.sweep.dir", is_resumable=has_study)
+
+    @staticmethod
+    def _apply_overrides(config: DictConfig) -> None:
+        config.hydra.overrides.task = as_written(config.hydra.overrides.task)
+        try:
+            apply_overrides(config)
+        except (ConfigError, HydraException) as error:
+            raise RunFailedError from error
 
     @staticmethod
     def _claim(config: DictConfig, key: str, is_resumable: Callable[[Path], bool] | None = None) -> None:
         hydra_config = HydraConfig.instance()
         previous = hydra_config.cfg
-        hydra_config.set_config(config)  # the names contain ${hydra:...}
+        with _own_environment_as_choice(config):
+            hydra_config.set_config(config)  # the names contain ${hydra:...}
         try:
             named = str(OmegaConf.select(config, key))
             store = _store_of(named, key) if is_url(named) else None
@@ -199,3 +237,14 @@ class RunDirectoryCallback(Callback):  # type: ignore[misc, unused-ignore]
         directories = _claimed.get()
         if directories is not None and not is_resumed:
             directories.append(directory)
+
+
+def environment_option(option: Any, env: Any) -> Any:
+    """Return the chosen option of the group `env`, or the name of `env._target_` where an own class replaces it.
+
+    :param option: The option.
+    :param env: The section `env` of the configuration.
+    """
+    target = env.get("_target_") if isinstance(env, Mapping) else None
+    is_own = option == "gym_env" and target not in (None, gym_env_defaults()["_target_"])
+    return str(target).rpartition(".")[2] if is_own else option

@@ -1,4 +1,4 @@
-"""What makes a run repeatable: its command, its configuration, the versions of everything it ran with."""
+"""What a run leaves behind so that it can be repeated: command, configuration, versions; written, found, read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from maze.cli.errors import UsageError
+from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
+from maze.cli.wrapper_overrides import as_written
 from maze.core.utils.config_description import config_to_yaml
+from maze.core.utils.files import write_whole
 from maze.utils.process import version_of
 
 PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "pandas", "tensorboard", "ray")
@@ -21,11 +27,14 @@ PACKAGES = ("maze-rl", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf",
 CONFIG_FILE = "hydra_config.yaml"
 COMMAND_FILE = "command.txt"
 VERSIONS_FILE = "versions.json"
+SWEEP_FILES = (STUDY_FILE, PREVIOUS_FORMAT, "multirun.yaml")
+HYDRA_CONFIG = Path(".hydra") / "config.yaml"
+_RUN_FILES = (HYDRA_CONFIG.as_posix(), CONFIG_FILE, COMMAND_FILE)
 
 
 def command_line(arguments: Sequence[str]) -> str:
     """The command as it can be pasted into a shell."""
-    return shlex.join(["maze-run", *arguments])
+    return shlex.join(["maze-run", *as_written(arguments)])
 
 
 def git_state(directory: Path) -> dict[str, Any] | None:
@@ -82,8 +91,6 @@ def write_run_info(
     :param arguments: Arguments of the command; those of this process by default.
     :param taken_over: Sections that came from an earlier run, which Hydra knows nothing of.
     """
-    from maze.core.utils.files import write_whole
-
     command = command_line(sys.argv[1:] if arguments is None else arguments)
     versions = {"versions": installed_versions(), "git": git_state(project)}
     for name, text in (
@@ -96,12 +103,13 @@ def write_run_info(
 
 
 def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
-    """Has what Hydra wrote, by which policy and environment are built again later, say what was used.
+    """Correct the files of Hydra, by which policy and environment are built again later.
 
-    That is what came from an earlier run, and the distributions that the algorithm wants.
+    They get what came from an earlier run, the distributions that the algorithm wants, and overrides as written.
     """
-    from maze.core.utils.files import write_whole
-
+    overrides = file.with_name("overrides.yaml")
+    if overrides.is_file() and "$" in (text := overrides.read_text(encoding="utf-8")):
+        write_whole(overrides, OmegaConf.to_yaml(as_written(yaml.safe_load(text))))
     stored = OmegaConf.load(file) if file.is_file() else None
     if not isinstance(stored, DictConfig):
         return
@@ -122,8 +130,6 @@ def read_plain_yaml(path: Path) -> dict[str, Any]:
     Only what YAML itself knows is built, with libyaml where it is there: ten times as fast as OmegaConf. Files of runs
     name nothing twice (`&name`, `*name`): one that does may be a few lines that unfold to more than memory holds.
     """
-    import yaml
-
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         content = yaml.load(path.read_bytes(), loader)
@@ -174,3 +180,59 @@ def chosen_options(directory: Path) -> dict[str, Any]:
     for key in ("hydra", "runtime", "choices"):
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+# -- finding a run -----------------------------------------------------------------------------------------------------
+
+
+def find_run(path: Path, flag: str = "--info") -> Path:
+    """The directory of a run or a sweep; an error names others that were probably meant.
+
+    :raises UsageError: There is no run; names what may have been meant.
+    """
+    if is_run(path) or is_sweep(path):
+        return path
+    if path.is_file() and is_run(path.parent):
+        raise UsageError(f"{flag}: {path} is a file of a run. Name its directory: maze-run {flag} {path.parent}")
+    kind = "a file" if path.is_file() else "not the directory of a run" if path.is_dir() else "no directory"
+    candidates = _candidates(path)
+    hint = f" Did you mean {' or '.join(map(str, candidates))}?" if candidates else ""
+    raise UsageError(
+        f"{flag}: {path} is {kind}. Expected a directory that maze-run has made "
+        f"({', '.join(_RUN_FILES[:2])} and {COMMAND_FILE} are in it), for instance outputs/<name>/<time>.{hint}"
+    )
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a training, rollout or other job has run there."""
+    return directory.is_dir() and any((directory / name).is_file() for name in _RUN_FILES)
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether the runs of a sweep are there."""
+    return any((directory / name).is_file() for name in SWEEP_FILES) and not (directory / CONFIG_FILE).is_file()
+
+
+def _candidates(path: Path) -> list[Path]:
+    """Runs near a path that is none: below it, else similarly named ones beside it; the newest first."""
+    path = path.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    runs = list(dict.fromkeys(runs_below(existing))) if existing != Path(existing.anchor) else []
+    runs.sort(key=lambda run: run.stat().st_mtime, reverse=True)
+    if existing != path:
+        names = {run.relative_to(existing).as_posix(): run for run in runs}
+        close = get_close_matches(path.relative_to(existing).as_posix(), names, n=5, cutoff=0.5)
+        runs = [names[name] for name in close] or runs
+    return [shown_path(run, Path.cwd()) for run in runs[:5]]
+
+
+def runs_below(directory: Path, names: Sequence[str] = (CONFIG_FILE, *SWEEP_FILES)) -> Iterator[Path]:
+    """Find directories of runs and sweeps in and below a directory, three levels deep.
+
+    :param names: Files that a directory of those has to hold one of.
+    """
+    for depth in ("", "*/", "*/*/", "*/*/*/"):
+        for name in names:
+            for file in directory.glob(f"{depth}{name}"):
+                if is_run(file.parent) or is_sweep(file.parent):
+                    yield file.parent

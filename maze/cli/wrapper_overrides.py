@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import UsageError, suggestion
 from maze.core.errors import ConfigError
 
 SECTION = "wrappers"
+_MARKS = {"": "$", "~": "$-", "+": "$$"}
+"""How the key that stands for a path begins, by what the override does: change, remove, add."""
+_OVERRIDE = re.compile(rf"^(?P<sign>[+~]*){SECTION}\.(?P<path>[\w.-]+)(?P<value>(=.*)?)$", re.DOTALL)
+_PACKED = re.compile(rf"^\+\+{SECTION}\.(?P<mark>\$[$-]?)(?P<path>[\w$-]+)(?P<value>=.*)$", re.DOTALL)
 
 
 def split_wrapper_path(keys: Sequence[str], configured: Iterable[str]) -> list[str]:
@@ -56,42 +59,69 @@ def changed_wrappers(wrappers: Any, changes: Mapping[str, Any]) -> Any:
     return result
 
 
-@contextmanager
-def wrappers_by_name() -> Iterator[None]:
-    """Context in which Hydra's overrides find wrappers by their class.
+def for_hydra(arguments: Iterable[str]) -> list[str]:
+    """Return arguments in which the path below `wrappers` is one key.
 
-    Hydra splits the path of an override at its dots; that it calls a function of its own for applying overrides is the
-    only place where keys with dots can be told apart.
+    Hydra splits keys at their dots, and the keys of wrappers have dots. :func:`apply_overrides` applies them.
+
+    :param arguments: Overrides, and other arguments of a command.
     """
-    applied_by_hydra = ConfigLoaderImpl._apply_overrides_to_config
+    return [_OVERRIDE.sub(_packed, argument) for argument in arguments]
 
-    def apply(overrides: list[Override], cfg: DictConfig) -> None:
-        for override in overrides:
-            if not _apply_to_wrappers(override, cfg):
-                applied_by_hydra([override], cfg)
 
-    def _apply_to_wrappers(override: Override, cfg: DictConfig) -> bool:
-        section, _, path = override.key_or_group.partition(".")
-        wrappers = cfg.get(section) if section == SECTION else None
-        if not path or not isinstance(wrappers, DictConfig):
-            return False
-        key, *inner = split_wrapper_path(path.split("."), map(str, wrappers))
-        if key not in wrappers and not (override.is_add() or override.is_force_add()):
-            names = [short_name(str(known)) for known in wrappers]
-            addition = "" if override.is_delete() else f" To add a wrapper, write +{SECTION}.{path}=<value>."
-            raise UsageError(
-                f"{SECTION}.{key}: no such wrapper is configured.{suggestion(short_name(key), names)}{addition}"
-            )
-        if override.is_delete() and not inner:
-            with open_dict(wrappers):
-                del wrappers[key]
-            return True
-        bracketed = ".".join([f"{SECTION}[{key}]", *inner])
-        applied_by_hydra([dataclasses.replace(override, key_or_group=bracketed)], cfg)
-        return True
+def as_written(arguments: Iterable[str]) -> list[str]:
+    """Return arguments as they were before :func:`for_hydra`."""
+    return [_PACKED.sub(_unpacked, argument) for argument in arguments]
 
-    ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply)  # type: ignore[method-assign]
+
+def apply_overrides(cfg: DictConfig) -> bool:
+    """Apply, in place, the overrides of wrappers in a configuration that Hydra has composed.
+
+    :param cfg: The configuration.
+    :return: Whether there were any.
+    :raises UsageError: A wrapper that is not configured is changed or removed.
+    :raises ConfigCompositionException: An argument that is not configured is changed.
+    """
+    wrappers = cfg.get(SECTION)
+    packed = [str(key) for key in wrappers if str(key).startswith("$")] if isinstance(wrappers, DictConfig) else []
+    if not packed:
+        return False
+    values: Any = OmegaConf.to_container(wrappers)
+    with open_dict(cfg):
+        for key in packed:
+            del wrappers[key]
+    for key in packed:
+        sign = next(sign for sign, mark in reversed(_MARKS.items()) if key.startswith(mark))
+        _apply(cfg, sign, key.removeprefix(_MARKS[sign]).replace("$", "."), values[key])
+    return True
+
+
+def _apply(cfg: DictConfig, sign: str, path: str, value: Any) -> None:
+    wrappers = cfg[SECTION]
+    key, *inner = split_wrapper_path(path.split("."), map(str, wrappers))
+    if key not in wrappers and sign != "+":
+        names = [short_name(str(known)) for known in wrappers]
+        addition = "" if sign == "~" else f" To add a wrapper, write +{SECTION}.{path}=<value>."
+        raise UsageError(
+            f"{SECTION}.{key}: no such wrapper is configured.{suggestion(short_name(key), names)}{addition}"
+        )
+    place = ".".join([f"{SECTION}[{key}]", *inner])
     try:
-        yield
-    finally:
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(applied_by_hydra)  # type: ignore[method-assign]
+        if sign == "~":
+            parent = OmegaConf.select(cfg, ".".join([f"{SECTION}[{key}]", *inner[:-1]])) if inner else wrappers
+            with open_dict(parent):
+                del parent[[key, *inner][-1]]
+        else:
+            OmegaConf.update(cfg, place, value, merge=True, force_add=sign == "+")
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException(f"Could not override '{SECTION}.{path}'.") from error
+
+
+def _packed(match: re.Match[str]) -> str:
+    sign, path, value = match["sign"][:1], match["path"].replace(".", "$"), match["value"]
+    return f"++{SECTION}.{_MARKS[sign]}{path}{'=null' if sign == '~' else value}"
+
+
+def _unpacked(match: re.Match[str]) -> str:
+    sign = next(sign for sign, mark in _MARKS.items() if mark == match["mark"])
+    return f"{sign}{SECTION}.{match['path'].replace('$', '.')}{'' if sign == '~' else match['value']}"

@@ -79,6 +79,14 @@ def unknown_key_error(what: str, key: Hashable, known: Iterable[Hashable]) -> Co
     return ConfigError(f"{what} {key!r} is unknown.{did_you_mean(key, known)} Known: {names}.")
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to an installed Maze.
+
+    The public index has another project of this name, with versions below 1: `>=1` keeps pip from installing it.
+    """
+    return f'pip install "maze-rl[{extra}]>=1"'
+
+
 def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> str:
     """Returns a sentence (after a blank) with the known name that was probably meant; empty where none is similar.
 
@@ -90,9 +98,38 @@ def did_you_mean(wrong: object, known: Iterable[object], form: str = "{}") -> st
     return "" if close is None else f" Did you mean `{form.format(close)}`?"
 
 
+SYNONYMS = {
+    "buffer_size": "replay_buffer_size",
+    "clip_coef": "clip_range",
+    "clip_param": "clip_range",
+    "discount": "gamma",
+    "ent_coef": "entropy_coef",
+    "entropy_coeff": "entropy_coef",
+    "grad_clip": "max_grad_norm",
+    "lambda_": "gae_lambda",
+    "learning_rate": "lr",
+    "learning_starts": "initial_buffer_size",
+    "minibatch_size": "batch_size",
+    "n_envs": "concurrency",
+    "n_iterations": "n_epochs",
+    "n_steps": "n_rollout_steps",
+    "norm_adv": "advantage_normalization",
+    "num_envs": "concurrency",
+    "num_epochs": "n_optimization_epochs",
+    "num_steps": "n_rollout_steps",
+    "train_batch_size": "batch_size",
+    "update_epochs": "n_optimization_epochs",
+    "vf_coef": "value_loss_coef",
+    "vf_loss_coeff": "value_loss_coef",
+}
+"""Names of hyperparameters in stable-baselines3, RLlib and CleanRL, and in Maze."""
+
+
 def closest(wrong: object, known: Iterable[object]) -> str | None:
-    """Returns the known name that is spelt most like `wrong`, else the first that contains it, else None."""
+    """Return the known name that `wrong` is a synonym of, the most similar one, the first that contains it, or None."""
     text = str(wrong).lower()
     names = {str(name).lower(): str(name) for name in known}
+    if SYNONYMS.get(text) in names:
+        return names[SYNONYMS[text]]
     similar = get_close_matches(text, names, n=1) or sorted(name for name in names if text and text in name)
     return names[similar[0]] if similar else None

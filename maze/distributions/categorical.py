@@ -82,3 +82,14 @@ class CategoricalProbabilityDistribution(TorchProbabilityDistribution[Categorica
     def _finite_log_probs(self) -> torch.Tensor:
         """So that 0 * log(0) is 0; half of the range leaves room for differences."""
         return self.log_probs.clamp(min=torch.finfo(self.log_probs.dtype).min / 2)
+
+
+class GreedyCategoricalProbabilityDistribution(CategoricalProbabilityDistribution):
+    """A categorical distribution from which the most probable action is drawn.
+
+    Probabilities, and the ranking of candidates, are those of the softmax of the logits.
+    """
+
+    @override(CategoricalProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.deterministic_sample()

@@ -13,15 +13,14 @@ from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.targets import refuse_forbidden_path
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
-from maze.distributions.categorical import CategoricalProbabilityDistribution
+from maze.distributions.categorical import CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution
 from maze.distributions.dict import DictProbabilityDistribution
 from maze.distributions.distribution import ProbabilityDistribution
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.greedy import (
-    GreedyCategoricalProbabilityDistribution,
+from maze.distributions.multi_categorical import (
     GreedyMultiCategoricalProbabilityDistribution,
+    MultiCategoricalProbabilityDistribution,
 )
-from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
 from maze.distributions.samplers import HeadDescription
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
@@ -53,7 +52,8 @@ class DistributionMapper:
     Entries of the configuration are read from top to bottom, and the last one that fits a head decides:
 
     * `{action_space: gym.spaces.Box, distribution: <class or import path>}` for all heads of a space type,
-    * `{action_head: special_action, distribution: ...}` for one head.
+    * `{action_head: special_action, distribution: ...}` for one head,
+    * either of them with `bounded: true` for `Box` heads only whose components all have finite bounds.
 
     >>> mapper = DistributionMapper(spaces.Dict({"action": spaces.Discrete(3)}), {})
     >>> mapper.required_logits_shape("action")
@@ -160,10 +160,10 @@ class DistributionMapper:
     def _apply(self, entry: Mapping[str, Any], where: str) -> None:
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where}: expected a mapping with `distribution`, found {entry!r}.")
-        unknown = set(entry) - {"action_space", "action_head", "distribution"}
+        unknown = set(entry) - {"action_space", "action_head", "bounded", "distribution"}
         if unknown or "distribution" not in entry or len(entry) < 2:
             raise ConfigError(
-                f"{where}: expected `distribution` and `action_space` or `action_head`, "
+                f"{where}: expected `distribution` and `action_space` or `action_head`, perhaps with `bounded`, "
                 f"found {sorted(map(str, entry))}."
             )
         distribution = _resolve_distribution(entry["distribution"], f"{where}.distribution")
@@ -175,7 +175,9 @@ class DistributionMapper:
             space_type = _resolve_space(entry["action_space"], f"{where}.action_space")
             heads = [head for head in heads if isinstance(self.action_space.spaces[head], space_type)]
         for head in list(heads):
-            self._distributions[head] = distribution
+            space = self.action_space.spaces[head]
+            if not entry.get("bounded") or (isinstance(space, spaces.Box) and space.is_bounded()):
+                self._distributions[head] = distribution
 
     def _checked_logits_shape(self, head: str) -> Sequence[int]:
         try:

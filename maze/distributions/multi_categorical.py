@@ -72,3 +72,11 @@ class MultiCategoricalProbabilityDistribution(JointProbabilityDistribution):
 
 def _sum(tensors: Any) -> torch.Tensor:
     return torch.stack(list(tensors)).sum(0)
+
+
+class GreedyMultiCategoricalProbabilityDistribution(MultiCategoricalProbabilityDistribution):
+    """Independent categorical distributions from which the most probable choices are drawn."""
+
+    @override(MultiCategoricalProbabilityDistribution)
+    def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
+        return self.deterministic_sample()

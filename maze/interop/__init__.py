@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from maze.core.errors import ConfigImportError
+from maze.core.errors import ConfigImportError, install_command
 from maze.interop.gymnasium_export import MazeGymnasiumEnv, to_gymnasium
 
 if TYPE_CHECKING:
@@ -48,4 +48,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "pettingzoo":
             raise
-        raise ConfigImportError(f'{name}: PettingZoo is not installed: pip install "maze-rl[pettingzoo]".') from error
+        raise ConfigImportError(f"{name}: PettingZoo is not installed: {install_command('pettingzoo')}.") from error

@@ -23,7 +23,7 @@ from maze.core.agent.policy import Policy
 from maze.core.agent.random_policy import masked_heads
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID, StepKeyType
-from maze.core.errors import CheckpointError, ConfigError, ConfigImportError
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, install_command
 from maze.core.utils.checkpoint import load_state
 
 _PACKAGES = ("stable_baselines3", "sb3_contrib")
@@ -65,7 +65,7 @@ class SB3Policy(Policy):
         device: str = "cpu",
     ) -> None:
         if importlib.util.find_spec("stable_baselines3") is None:
-            raise ConfigImportError('policy=sb3: stable-baselines3 is not installed: pip install "maze-rl[sb3]".')
+            raise ConfigImportError(f"policy=sb3: stable-baselines3 is not installed: {install_command('sb3')}.")
         self._path = _found(Path(path))
         self._step_key = _only_kind_of_actor(observation_spaces_dict, action_spaces_dict, self._path)
         self._head, self._observed, self._mask = _fitting_entries(
@@ -224,7 +224,7 @@ def _looked_up(name: str, path: Path) -> type[Any]:
     if package not in _PACKAGES and not module.startswith("torch.nn.modules."):
         raise _needs_pickle(path, f"it consists of {name}, which is part of neither stable-baselines3 nor torch")
     if importlib.util.find_spec(package) is None:
-        raise ConfigImportError(f'{path} was made by {package}, which is not installed: pip install "maze-rl[sb3]".')
+        raise ConfigImportError(f"{path} was made by {package}, which is not installed: {install_command('sb3')}.")
     try:
         found = getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError) as error:
@@ -312,8 +312,10 @@ def _built(stored: _Stored, observation_space: Any, action_space: Any, path: Pat
         kwargs.pop(name, None)
     if stored.data.get("use_sde") and "use_sde" not in kwargs:
         kwargs["use_sde"] = True
+    if "lr_schedule" in inspect.signature(stored.policy_class).parameters:  # those of ARS have none
+        kwargs["lr_schedule"] = lambda _: 0.0
     try:
-        policy: Any = stored.policy_class(observation_space, action_space, lambda _: 0.0, **kwargs)
+        policy: Any = stored.policy_class(observation_space, action_space, **kwargs)
         policy.load_state_dict(dict(stored.weights))
     except (RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise CheckpointError(

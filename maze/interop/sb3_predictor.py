@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.agent.policy import Policy
 from maze.core.agent_deployment.stored_run import read_stored_run
+from maze.core.env.space_arrays import ActionBounds, split_rows
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.factory import Factory
+from maze.core.wrappers.gym_adapters import adapted, gym_env_name
+from maze.core.wrappers.gym_spaces import action_leaves
+from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion
 
 
 class SB3Predictor:
-    """Answers `predict` as models of stable-baselines3 do: for `evaluate_policy`, `VecVideoRecorder` and others' code.
+    """A policy with `predict` as models of stable-baselines3 have it: for `evaluate_policy`, `VecVideoRecorder`, ...
 
     :param policy: A policy that chooses by observations alone.
-    :param actor_id: Whom it acts for.
+    :param actor_id: The actor that it acts for.
     :param shapes: Shapes of its observations, by name, without the batch dimension.
-    :param heads: Names of its actions.
+    :param heads: By action head, what makes actions of the environment of those of the policy, `[n_envs, ...]`: clips
+        them, as models of stable-baselines3 do.
     :param packs_actions: Whether actions are dictionaries, also where there is one head only.
     :raises ConfigError: The policy wants to see the environment or its state.
     """
@@ -33,7 +40,7 @@ class SB3Predictor:
         policy: Policy,
         actor_id: ActorID,
         shapes: Mapping[str, tuple[int, ...]],
-        heads: Sequence[str],
+        heads: Mapping[str, Callable[[np.ndarray], np.ndarray]],
         packs_actions: bool = False,
     ) -> None:
         if not getattr(policy, "is_recurrent", False) and (policy.needs_state() or policy.needs_env()):
@@ -45,7 +52,7 @@ class SB3Predictor:
         """The Maze policy."""
         self._actor_id = actor_id
         self._shapes = dict(shapes)
-        self._heads = list(heads)
+        self._heads = dict(heads)
         self._packs_actions = packs_actions or len(self._heads) > 1
 
     def predict(
@@ -74,12 +81,11 @@ class SB3Predictor:
         batch = {name: value if is_batch else value[np.newaxis] for name, value in entries.items()}
         if getattr(self.policy, "is_recurrent", False):
             state = self._states(state, episode_start, len(next(iter(batch.values()))))
-        actions = self._actions(batch, deterministic, state)
+        chosen = self._actions(batch, deterministic, state)
+        actions = {head: convert(chosen[head]) for head, convert in self._heads.items()}
+        rows: Any = next(iter(actions.values()))
         if self._packs_actions:
-            n_rows = len(actions[self._heads[0]])
-            rows: Any = [{head: actions[head][row] for head in self._heads} for row in range(n_rows)]
-        else:
-            rows = actions[self._heads[0]]
+            rows = split_rows(actions)
         return (rows if is_batch else rows[0]), state
 
     def seed(self, seed: int) -> None:
@@ -145,21 +151,31 @@ class SB3Predictor:
 
 
 def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Sequence[str] = ()) -> SB3Predictor:
-    """Makes a Maze policy answer `predict(observation, state, episode_start, deterministic)`.
+    """Give a Maze policy the method `predict(observation, state, episode_start, deterministic)`.
 
     Observations are those of the environment with the wrappers that the policy was trained with, as
-    :func:`~maze.interop.to_gymnasium` exports it, single or dictionaries.
+    :func:`~maze.interop.to_gymnasium` exports it, single or dictionaries. Continuous actions are clipped to the action
+    space.
 
     :param policy: A policy, the directory of a training run, or the file of a policy bundle.
-    :param env: The environment that the caller acts in, exported or not: its actions tell whether dictionaries are
-        expected. A policy that is given as such needs it, unless it has been loaded from a run.
+    :param env: The environment that the caller acts in: one of Maze, exported or not, or of gymnasium. Actions are
+        elements of its action space: dictionaries where it has these, counted from the `start` of a `Discrete` space
+        of gymnasium. A policy that is given as such needs it, unless it has been loaded from a run.
     :param trusted_packages: Packages of your own that the configuration of a run may name.
-    :raises ConfigError: There is nothing to act by, or several actors with different spaces.
+    :raises ConfigError: There is nothing to act by, several actors with different spaces, or other actions than those
+        of `env`.
     :raises CheckpointError: The run, or the bundle, cannot be read.
     """
     acted_in = getattr(env, "maze_env", env)
     packs_actions = acted_in is not None and isinstance(acted_in.action_space, spaces.Dict)
-    known = _spaces_of(acted_in) if acted_in is not None else None
+    foreign = None
+    if isinstance(acted_in, gymnasium.Env):
+        foreign = adapted(acted_in)
+        known: Any = tuple(
+            {0: conversion(foreign).space()} for conversion in (GymObservationConversion, GymActionConversion)
+        )
+    else:
+        known = _spaces_of(acted_in) if acted_in is not None else None
     if isinstance(policy, str | Path):
         path = Path(policy)
         if path.is_file():
@@ -168,7 +184,9 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
             )
             step_key, step = next(iter(bundled.bundle.steps.items()))
             shapes = {name: tuple(shape) for name, shape in step.inputs.items()}
-            return SB3Predictor(bundled, ActorID(step_key, 0), shapes, list(step.heads), packs_actions)
+            described = bundled.bundle.card["steps"][0]["heads"]
+            heads = _heads({head: _space_of(described[head]) for head in step.heads}, foreign)
+            return SB3Predictor(bundled, ActorID(step_key, 0), shapes, heads, packs_actions)
         run = read_stored_run(path, "cpu", "state_dict.pt", trusted_packages)
         own_env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers, 0, run.policy, input_dir=str(path))
         known = _spaces_of(own_env)
@@ -184,7 +202,42 @@ def to_sb3(policy: Policy | str | Path, env: Any = None, trusted_packages: Seque
         )
     ((step_key, observation_space),) = observation_spaces.items()
     shapes = {name: tuple(space.shape or ()) for name, space in observation_space.spaces.items()}
-    return SB3Predictor(policy, ActorID(step_key, 0), shapes, list(action_spaces[step_key].spaces), packs_actions)
+    heads = _heads(action_spaces[step_key].spaces, foreign)
+    return SB3Predictor(policy, ActorID(step_key, 0), shapes, heads, packs_actions)
+
+
+def _heads(
+    action_space: Mapping[str, spaces.Space[Any]], foreign: Any
+) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """What makes actions of the environment of those of the policy, by head.
+
+    :param action_space: Spaces of the policy's heads.
+    :param foreign: The environment of gymnasium that the caller acts in; `None`: one of Maze.
+    """
+    bounds = ActionBounds(spaces.Dict(dict(action_space)))
+    if foreign is None:
+        return {head: partial(bounds.clip_rows, head) for head in action_space}
+    leaves = action_leaves(foreign.action_space)[1]
+    expected = {head: leaf.space.shape for head, leaf in leaves.items()}
+    found = {head: space.shape for head, space in action_space.items()}
+    if found != expected:
+        raise ConfigError(
+            f"to_sb3: the policy chooses actions of the shapes {found}, and {gym_env_name(foreign)} takes {expected}. "
+            "Give the environment with the wrappers that the policy was trained with, exported by to_gymnasium."
+        )
+
+    def convert(head: str, values: np.ndarray) -> np.ndarray:
+        return leaves[head].batch_to_gym(bounds.clip_rows(head, values))
+
+    return {head: partial(convert, head) for head in action_space}
+
+
+def _space_of(described: Mapping[str, Any]) -> spaces.Space[Any]:
+    """The space of a bundle's head; of others than boxes the shape is enough."""
+    shape = tuple(described["shape"])
+    low, high = (np.array(described.get(bound), np.float64) for bound in ("low", "high"))  # null, unbounded, is NaN
+    low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+    return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=np.float64)
 
 
 def _spaces_of(env: Any) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from maze.core.log_stats.stats_columns import QUANTILES, SHARE
+from maze.core.log_stats.stats_format import QUANTILES, SHARE
 from maze.report.progress import StatisticsOfPath
 
 SPREAD = ("mean", "std", "min", "max")

@@ -1,52 +1,76 @@
-"""What can be said of few runs and episodes: interquartile means, bootstrap intervals, probabilities of improvement.
+"""Estimates from few runs and episodes, with 95 % confidence intervals.
 
-After Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
+Assumptions: episodes are independent of each other, and so are runs; returns of runs are roughly normal. Nothing is
+assumed about the distribution over episodes, except that losses large enough to change the mean occurred among them:
+see :func:`unseen_share`. `benchmarks/intervals.py` simulates how often the intervals miss the truth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Values = np.ndarray[Any, Any]
-Statistic = Callable[[Values], Values]
-"""Reduces the last axis."""
+Interval = tuple[Values, Values, Values]
+"""An estimate with the lower and the upper end of its interval."""
+Bounds = tuple[float, float]
 
-N_RESAMPLES = 2000
-CONFIDENCE = 0.95
-# Student's t at 97.5 % for 1, 2, ... degrees of freedom.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_T_BEYOND = ((20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980))
+_UPPER = 0.975
+_N_DRAWS = 2000
+_BEYOND = 0.5
+"""Distance of the added value from the worst one, relative to the distance of the worst one from the mean."""
 
 
 class Estimate(NamedTuple):
-    """A value and the interval in which it lies with 95 % confidence.
+    """A value with its 95 % confidence interval.
 
     :param value: The value.
-    :param low: Lower end; NaN where too little is known.
-    :param high: Upper end; NaN where too little is known.
+    :param low: Lower end; NaN where too few values are known.
+    :param high: Upper end; NaN where too few values are known.
     """
 
     value: float
     low: float
     high: float
 
-    def text(self) -> str:
-        """The value with its interval, in few digits."""
-        return f"{self.value:.5g} [{self.low:.4g}, {self.high:.4g}]"
+    @classmethod
+    def of(cls, interval: Interval) -> Estimate:
+        """The estimate of a single interval."""
+        return cls(*map(float, interval))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
 
-def mean(values: Values) -> Values:
-    """The mean over the last axis."""
-    return np.asarray(values.mean(axis=-1))
+def unseen_share(n_episodes: int) -> float:
+    """The most frequent event that may be missing among some episodes: with 97.5 % probability, all others occurred.
+
+    >>> round(unseen_share(200), 4)
+    0.0183
+    """
+    return -math.expm1(math.log1p(-_UPPER) / n_episodes)
+
+
+def episodes_to_see(share: float) -> int:
+    """Number of episodes in which an event occurs at least once, with 97.5 % probability.
+
+    :param share: Probability of the event in an episode.
+
+    >>> episodes_to_see(0.001)
+    3688
+    """
+    return math.ceil(math.log1p(-_UPPER) / math.log1p(-share))
 
 
 def interquartile_mean(values: Values) -> Values:
     """The mean of the middle half over the last axis: as robust as a median, and nearly as precise as a mean.
 
-    A quarter of the values, rounded down, is left out at each end.
+    A quarter of the values, rounded down, is left out at each end (Agarwal et al. 2021).
 
     >>> float(interquartile_mean(np.array([1.0, 2.0, 4.0, 100.0])))
     3.0
@@ -56,37 +80,114 @@ def interquartile_mean(values: Values) -> Values:
     return np.asarray(np.sort(values, axis=-1)[..., cut : n - cut].mean(axis=-1))
 
 
-def bootstrap_estimate(
-    strata: Sequence[Values], statistic: Statistic = mean, n_resamples: int = N_RESAMPLES, seed: int = 0
-) -> Estimate:
-    """A statistic of all values with the percentile interval of a stratified bootstrap.
+def t_interval(values: Values, axis: int = -1, degrees: int | None = None) -> Interval:
+    """The mean over an axis with its interval by Student's t.
 
-    :param strata: Values that are drawn again among themselves: all values in one array, or an array for each task.
-    :param statistic: Reduces the last axis.
-    :param n_resamples: How often values are drawn again.
-    :param seed: Of the draws; the same values have the same interval.
+    :param values: At least two values along the axis, otherwise the ends are NaN.
+    :param axis: The axis.
+    :param degrees: Degrees of freedom; `None`: one less than there are values.
     """
-    value = float(statistic(np.concatenate(strata)))
-    if any(len(stratum) < 2 for stratum in strata):
-        return Estimate(value, np.nan, np.nan)
-    rng = np.random.default_rng(seed)
-    draws = [stratum[rng.integers(len(stratum), size=(n_resamples, len(stratum)))] for stratum in strata]
-    low, high = np.quantile(statistic(np.concatenate(draws, axis=-1)), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Estimate(value, float(low), float(high))
-
-
-def mean_with_t_interval(values: Values) -> tuple[Values, Values, Values]:
-    """Mean and 95 % interval by Student's t over the first axis, for curves of few runs.
-
-    :param values: Shape `[n_runs, n_points]`.
-    :return: Mean, lower and upper end, each `[n_points]`; of a single run, the run itself.
-    """
-    centre = values.mean(axis=0)
-    n = len(values)
+    centre = np.asarray(values.mean(axis))
+    n = values.shape[axis]
     if n < 2:
-        return centre, centre, centre
-    half = _student_t(n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
+        return centre, np.full_like(centre, np.nan), np.full_like(centre, np.nan)
+    half = _t(n - 1 if degrees is None else degrees) * values.std(axis, ddof=1) / math.sqrt(n)
     return centre, centre - half, centre + half
+
+
+def skewed_interval(values: Values) -> Interval:
+    """The mean over the last axis with an interval that allows for skewness and for rare large losses.
+
+    Hall's transformation of the t statistic (Hall 1992, "On the removal of skewness by transformation"), of the values
+    and one more that lies beyond the worst of them, for each end.
+
+    :param values: `[..., n]`; at least two, otherwise the ends are NaN.
+    """
+    centre = np.asarray(values.mean(-1))
+    if values.shape[-1] < 2:
+        return centre, np.full_like(centre, np.nan), np.full_like(centre, np.nan)
+    with np.errstate(invalid="ignore"):  # of infinite values there is no interval
+        return centre, _lower_end(values), -_lower_end(-values)
+
+
+def _lower_end(values: Values) -> Values:
+    worst = values.min(-1, keepdims=True)
+    values = np.concatenate([values, worst - _BEYOND * (values.mean(-1, keepdims=True) - worst)], -1)
+    n = values.shape[-1]
+    centre, deviation = values.mean(-1), values.std(-1, ddof=1)
+    skewness = (((values - centre[..., None]) / np.where(deviation > 0, deviation, 1.0)[..., None]) ** 3).mean(-1)
+    skewness = np.where(np.abs(skewness) < 1e-6, 1e-6, skewness)  # the limit, without dividing by zero
+    statistic = _t(n - 1) / math.sqrt(n)
+    transformed = 3.0 / skewness * (np.cbrt(1.0 + skewness * (statistic - skewness / (6 * n))) - 1.0)
+    return np.asarray(centre - deviation * transformed)
+
+
+def bounded_interval(values: Values, bounds: Bounds) -> Interval:
+    """The mean over the last axis of values with a known range; holds for any number of values.
+
+    The bound of Gaffke (2005): values and one end of the range, with random weights from a Dirichlet distribution. For
+    two possible values it is that of Clopper and Pearson.
+
+    :param values: `[..., n]`.
+    :param bounds: The smallest and the largest possible value.
+    """
+    weights = np.random.default_rng(0).exponential(size=(values.shape[-1] + 1, _N_DRAWS))
+    weights /= weights.sum(0)
+    means = values @ weights[1:]
+    low, high = (means + end * weights[0] for end in bounds)
+    return np.asarray(values.mean(-1)), np.quantile(low, 1 - _UPPER, axis=-1), np.quantile(high, _UPPER, axis=-1)
+
+
+def mean_interval(ours: Values, theirs: Values | None = None, bounds: Bounds | None = None) -> Interval:
+    """The mean over runs and episodes, or the difference of two, in the same episodes.
+
+    Intervals over episodes (of the means over runs) and over runs (of the means over episodes, Student's t) are
+    combined by the method of variance estimates recovery (Zou and Donner 2008). A single run stands for itself.
+
+    :param ours: `[..., n_runs, n_episodes]`.
+    :param theirs: What is subtracted, with the same episodes and runs of its own.
+    :param bounds: The range of an episode's value, or of an episode's difference, where it is known.
+    """
+    episodes = ours.mean(-2) if theirs is None else ours.mean(-2) - theirs.mean(-2)
+    parts = [skewed_interval(episodes) if bounds is None else bounded_interval(episodes, bounds)]
+    parts += [t_interval(runs.mean(-1)) for runs in (ours, theirs) if runs is not None and runs.shape[-2] > 1]
+    centre, low, high = _combined(parts)
+    return (centre, low, high) if bounds is None else (centre, np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
+
+
+def interquartile_mean_interval(values: Values) -> Interval:
+    """The interquartile mean over runs and episodes, by the t statistic of trimmed means (Tukey and McLaughlin 1963).
+
+    :param values: `[n_runs, n_episodes]`.
+    """
+    n = values.size
+    cut = n // 4
+    ordered = np.sort(values, axis=None)
+    winsorized = values.clip(ordered[cut], ordered[n - cut - 1]) / (1 - 2 * cut / n)
+    parts = [_trimmed_interval(winsorized.mean(-2))]
+    if len(winsorized) > 1:
+        parts.append(_trimmed_interval(winsorized.mean(-1)))
+    centre, low, high = _combined(parts)
+    value = interquartile_mean(values.ravel())
+    return value, value - (centre - low), value + (high - centre)
+
+
+def _trimmed_interval(winsorized: Values) -> Interval:
+    n = len(winsorized)
+    return t_interval(winsorized, degrees=max(1, n - 2 * (n // 4) - 1))
+
+
+def _combined(parts: Sequence[Interval]) -> Interval:
+    """The first estimate; its interval has the root of the summed squares of all distances."""
+    below = np.sqrt(sum((centre - low) ** 2 for centre, low, _ in parts))
+    above = np.sqrt(sum((high - centre) ** 2 for centre, _, high in parts))
+    return parts[0][0], parts[0][0] - below, parts[0][0] + above
+
+
+def _t(degrees: int) -> float:
+    from scipy import special  # a fifth of the import time of scipy.stats
+
+    return float(special.stdtrit(degrees, _UPPER))
 
 
 def explained_share(parameter: Sequence[str], objective: Values, n_groups: int = 4) -> float:
@@ -121,9 +222,3 @@ def _groups(values: Sequence[str], n_groups: int) -> list[Any]:
         return list(values)
     edges = np.quantile(numbers, np.arange(1, n_groups) / n_groups)
     return list(np.searchsorted(edges, numbers, side="right"))
-
-
-def _student_t(degrees: int) -> float:
-    if degrees <= len(_T):
-        return _T[degrees - 1]
-    return next((t for least, t in reversed(_T_BEYOND) if degrees >= least), _T[-1])

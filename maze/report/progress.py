@@ -11,8 +11,7 @@ from pathlib import Path
 
 from maze.core.errors import MazeError
 from maze.core.log_stats.log_stats import LogStats
-from maze.core.log_stats.stats_columns import columns_of
-from maze.core.log_stats.stats_format import column_name
+from maze.core.log_stats.stats_format import columns_of, statistic_name
 from maze.core.utils.files import csv_text, write_whole
 
 PROGRESS_FILE = "progress.csv"
@@ -77,7 +76,7 @@ class Progress:
         """
         values = self._open[path or ""][3] if (path or "") in self._open else {}
         for key, value in stats.items():
-            values.update(columns_of(column_name(key), value))
+            values.update(columns_of(statistic_name(key), value))
         self._open[path or ""] = (step, seconds, _MISSING if env_steps is None else float(env_steps), values)
 
     def finish_step(self) -> None:

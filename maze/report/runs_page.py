@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.log_stats.hyperparameters import flat_hyperparameters
+from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 from maze.report.charts import Chart, Series, charts_of_columns, column_of
-from maze.report.estimates import Estimate, bootstrap_estimate, interquartile_mean, mean_with_t_interval
+from maze.report.estimates import Estimate, interquartile_mean_interval, t_interval
 from maze.report.page import Cell, Page, RunData, fact_list, number_text, page_section, table
 from maze.report.progress import Progress, StatisticsOfPath
 from maze.report.run_page import RETURN, RunFacts, chart_sections, learning_interfaces
@@ -142,17 +142,17 @@ def _results(groups: Sequence[RunGroup]) -> str:
                 group.label,
                 float(len(group.runs)),
                 float(final.mean()) if final.size else None,
-                _estimate_text(bootstrap_estimate([final], interquartile_mean)) if final.size else None,
+                _estimate_text(Estimate.of(interquartile_mean_interval(final[np.newaxis]))) if final.size else None,
                 float(best.mean()) if best.size else None,
                 float(max(known)) if known else None,
             ]
         )
     header = ("settings", "runs", "latest return", "interquartile mean [95 %]", "highest return", "environment steps")
-    return table(header, rows, "Means over runs; the interval is that of a bootstrap over them (Agarwal et al. 2021)")
+    return table(header, rows, "Means over runs; the interval is Student's t of the trimmed mean")
 
 
 def _estimate_text(estimate: Estimate) -> str:
-    if not np.isfinite(estimate.low):
+    if not estimate.is_known:
         return number_text(estimate.value)
     return f"{number_text(estimate.value)} [{number_text(estimate.low)}, {number_text(estimate.high)}]"
 
@@ -214,7 +214,7 @@ def _curves(group: RunGroup) -> RunData:
         for name in members[0].columns:
             if all(name in each.columns for each in members):
                 found = np.stack([_at(grid, each, axis, np.asarray(each.columns[name])) for each in members])
-                columns[name], low, high = mean_with_t_interval(found)
+                columns[name], low, high = t_interval(found, axis=0)
                 if len(members) > 1:
                     columns[f"{name} low"], columns[f"{name} high"] = low, high
         axes = {"steps": "step", "seconds": "seconds", "env_steps": "env_steps"}

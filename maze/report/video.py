@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, ConfigImportError
+from maze.core.errors import ConfigError, ConfigImportError, install_command
 from maze.core.rendering.offscreen import step_picture
 from maze.core.trajectory_recording.records.trajectory_record import StateTrajectoryRecord
 
@@ -103,7 +103,7 @@ def _encoder() -> Any:
         import imageio_ffmpeg
     except ImportError as error:
         raise ConfigImportError(
-            "video: an MP4 needs imageio-ffmpeg, which brings its encoder: pip install 'maze-rl[video]'. A .gif needs "
+            f"video: an MP4 needs imageio-ffmpeg, which brings its encoder: {install_command('video')}. A .gif needs "
             "nothing."
         ) from error
     return imageio_ffmpeg

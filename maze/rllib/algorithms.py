@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean, first_line
+from maze.core.errors import ConfigError, did_you_mean, first_line, install_command
 
-INSTALLATION = "pip install maze-rl[rllib]"
+INSTALLATION = install_command("rllib")
 
 SET_BY_RUNNER: Mapping[str, str] = {
     "num_env_runners": "runner.num_workers",

@@ -33,7 +33,7 @@ class MazeRLlibRunner(Runner):
     :param normalization_samples: Number of observations from which normalization statistics are estimated.
     :param num_workers: Number of Ray workers that step environments; 0: they are stepped in this process.
     :param tune_config: When to stop and to write checkpoints; see
-        :class:`~maze.rllib.tune_parameters.TuneParameters`.
+        :class:`~maze.rllib.statistics.TuneParameters`.
     :param ray_config: Arguments of `ray.init`; an `address` joins a cluster that is there already.
     :param state_dict_dump_file: File for the weights of the best policy.
     :param num_learners: Number of learner processes; 0: the learner is in this process, `None`:
@@ -73,7 +73,7 @@ class MazeRLlibRunner(Runner):
         algorithm = find_algorithm(cfg.algorithm.get("algorithm"))
         require_ray()
         from maze.rllib.setup import TrainingSetup
-        from maze.rllib.tune_parameters import TuneParameters
+        from maze.rllib.statistics import TuneParameters
 
         parameters = TuneParameters.from_config(self.tune_params)
         hyperparameters = plain_container(cfg.algorithm.get("config") or {}, "algorithm.config")

@@ -24,9 +24,8 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import nn
 
-from maze.core.agent.state_action_values import encode_action, q_values_key
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.agent.torch_state_action_critic import TorchStateActionCritic
+from maze.core.agent.torch_state_action_critic import TorchStateActionCritic, encode_action, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.distributions.utils import require_valid_rows

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from ray.rllib.core.columns import Columns
@@ -23,10 +24,10 @@ from maze.core.agent.networks import as_float_tensors
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_critic import TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import ConfigError, MazeError, NonFiniteError
 from maze.core.utils.factory import Factory
 from maze.perception.models.model_composer import BaseModelComposer, Critic
-from maze.perception.models.network_outputs import embedding_spaces
+from maze.perception.models.network_factory import embedding_spaces
 from maze.rllib.action_distribution import action_distribution_class
 
 MODEL_KEY = "maze"
@@ -225,3 +226,105 @@ def _critic_key(critic: TorchStateCritic, network_key: Any) -> Any:
     if len(critic.networks) == 1:
         return next(iter(critic.networks))
     return network_key[0] if isinstance(network_key, tuple) else network_key
+
+
+Parts = Mapping[str, nn.Module]
+"""Networks by the attribute of the module that trains them."""
+
+
+def to_module_state(parts: Parts, state: Mapping[str, Any], targets: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """A module's state with the weights of a Maze model.
+
+    :param parts: Networks of the model.
+    :param state: The module's own state, as NumPy arrays; what is not in the model stays as it is.
+    :param targets: Pairs of a network and the target network that begins as its copy, by their attributes.
+    """
+    changed = dict(state)
+    for name, network in parts.items():
+        for key, tensor in network.state_dict().items():
+            full_key = f"{name}.{key}"
+            if full_key in changed:
+                changed[full_key] = tensor.detach().cpu().numpy().copy()
+    for name, target in targets:
+        prefix = f"{name}."
+        copies = {f"{target}.{key[len(prefix) :]}": value for key, value in changed.items() if key.startswith(prefix)}
+        changed.update({key: np.array(value) for key, value in copies.items() if key in changed})
+    return changed
+
+
+TARGETS = (("policy_net", "target_policy_net"), ("qf", "target_qf"), ("qf_twin", "target_qf_twin"))
+"""Pairs of a network and the one that follows it later, by their attributes."""
+
+
+def buffer_state(parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not trained of a Maze model, such as statistics of observations, as a part of a module's state.
+
+    :param parts: Networks of the model.
+    :param state: The module's own state, as NumPy arrays.
+    """
+    changed = to_module_state(parts, state, TARGETS)
+    followers = dict(TARGETS)
+    names = [
+        f"{prefix}.{name}"
+        for part, network in parts.items()
+        for name, _ in network.named_buffers()
+        for prefix in (part, followers.get(part, part))
+    ]
+    return {name: changed[name] for name in names if name in changed}
+
+
+def load_into_runner(buffers: Mapping[str, Mapping[str, Any]], env_runner: Any) -> None:
+    """Gives the modules of an env runner a part of their state; runs in its process.
+
+    RLlib itself takes no weights of an update that the runner knows already.
+
+    :param buffers: The parts by module.
+    :param env_runner: The env runner.
+    """
+    from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+
+    if env_runner.module is None:  # a runner without environments
+        return
+    for module, part in buffers.items():
+        found = env_runner.module[module] if isinstance(env_runner.module, MultiRLModule) else env_runner.module
+        own = found.state_dict()
+        tensors = {name: torch.as_tensor(np.array(value)) for name, value in part.items() if name in own}
+        found.load_state_dict(tensors, strict=False)
+
+
+def load_module_state(parts: Parts, state: Mapping[str, Any], where: str) -> None:
+    """Gives the networks of a Maze model, in place, the weights of an RLlib module.
+
+    :param parts: Networks of the model.
+    :param state: The module's state, as NumPy arrays.
+    :param where: The module, for messages.
+    :raises MazeError: The module has other weights; the model is left as it was.
+    """
+    loaded: list[tuple[nn.Module, dict[str, torch.Tensor]]] = []
+    for name, network in parts.items():
+        weights = {}
+        for key, tensor in network.state_dict().items():
+            found = state.get(f"{name}.{key}")
+            if found is None:
+                raise MazeError(f"RLlib's module {where} has no weights `{name}.{key}`; found {sorted(state)[:6]} ...")
+            weights[key] = torch.as_tensor(np.array(found), dtype=tensor.dtype)
+        loaded.append((network, weights))
+    for network, weights in loaded:
+        network.load_state_dict(weights)
+
+
+def require_finite(weights: Mapping[str, Mapping[str, Any]], when: str) -> None:
+    """Refuses weights that are NaN or infinite; RLlib itself trains on with them.
+
+    :param weights: States of all modules.
+    :param when: For the message.
+    :raises NonFiniteError: Names module and weights.
+    """
+    for module, state in weights.items():
+        for name, value in state.items():
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise NonFiniteError(
+                    f"{when}: the weights `{name}` of RLlib's module {module} are not finite. Look at rewards and "
+                    "observations of the environment, or reduce algorithm.config.lr. The best policy so far is kept."
+                )

@@ -15,16 +15,22 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import ConfigError, MazeError, did_you_mean
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import MazeSeeding
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.perception.models.model_composer import BaseModelComposer
 from maze.rllib.algorithms import RLlibAlgorithm, validated
-from maze.rllib.environment import EnvConfig, MazeRLlibEnv
-from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent, module_id, network_keys
+from maze.rllib.environment import EnvConfig, MazeMultiAgentEnv, MazeRLlibEnv, ModuleOfAgent, module_id, network_keys
 from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
-from maze.rllib.rl_module import MODEL_KEY, MazeRLModule, ModuleConfig, PolicyGradientModule, TargetPolicyModule
+from maze.rllib.rl_module import (
+    MODEL_KEY,
+    TARGETS,
+    MazeRLModule,
+    ModuleConfig,
+    PolicyGradientModule,
+    TargetPolicyModule,
+    to_module_state,
+)
+from maze.rllib.statistics import TuneParameters
 from maze.rllib.training import MazeModel, RLlibTraining, explained
-from maze.rllib.tune_parameters import TuneParameters
-from maze.rllib.weights import TARGETS, to_module_state
 from maze.train.parallelization.on_ray.session import ray_session, require_cpus
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator

@@ -1,4 +1,4 @@
-"""Results of RLlib and statistics of its environments, on the way to Maze's writers."""
+"""Results of RLlib, statistics of its environments on the way to Maze's writers, and conditions that end a training."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import json
 import math
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
-from maze.core.log_stats.event_file import EventFileWriter
 from maze.core.log_stats.log_stats import (
     LogStats,
     LogStatsAggregator,
     LogStatsLevel,
-    LogStatsWriter,
     StatsContext,
     get_stats_logger,
 )
+from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
+from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.files import read_json_object, write_whole
 
 _LEFT_OUT = ("config", "hist_stats", "perf", "sampler_results", "connector", "timers")
@@ -63,7 +66,7 @@ class TrainingStatistics:
         self.episodes = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._results = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
         self._events: RLlibEvents = self._results.create_event_topic(RLlibEvents)
-        self._writer = None if directory is None else ResultsWriter(directory)
+        self._writer = None if directory is None else LogStatsWriterTensorboard(directory, False)
 
     def write(self, result: Mapping[str, Any], episodes: Iterable[LogStats], seconds: float, iteration: int) -> None:
         """Writes the statistics of an iteration.
@@ -92,8 +95,7 @@ class TrainingStatistics:
         self._events.time_iteration(value=seconds)
         self._results.reduce()
         if self._writer is not None:
-            writer = self._writer
-            StatsContext.active().guarded(writer, lambda: writer.write_result(result, iteration))
+            StatsContext.active().guarded(self._writer, partial(_write_result, self._writer, result, iteration))
 
     def close(self) -> None:
         """Finishes writing."""
@@ -101,25 +103,13 @@ class TrainingStatistics:
             StatsContext.active().guarded(self._writer, self._writer.close)
 
 
-class ResultsWriter(LogStatsWriter):
-    """Everything that RLlib reports, under its own names, in an event file of its own."""
+def _write_result(writer: LogStatsWriterTensorboard, result: Mapping[str, Any], iteration: int) -> None:
+    """Write all numbers of a result of RLlib, under its own names."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def __init__(self, directory: str | Path) -> None:
-        self._file = EventFileWriter(directory)
-
-    def write(self, path: str | None, step: int, stats: LogStats) -> None:
-        """Statistics of Maze have writers of their own."""
-
-    def write_result(self, result: Mapping[str, Any], iteration: int) -> None:
-        """Writes all numbers of a result."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
-        self._file.add_summary(Summary(value=values), iteration)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    values = [Summary.Value(tag=f"ray/{tag}", simple_value=value) for tag, value in scalars(result)]
+    writer.add_summary(Summary(value=values), iteration)
+    writer.on_log_step_increment()
 
 
 def learner_results(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -183,3 +173,68 @@ def write_progress(iteration: int, is_finished: bool, best_score: float, directo
 def read_progress(directory: str | Path) -> Mapping[str, Any] | None:
     """What :func:`write_progress` wrote; `None`: the file is missing or damaged."""
     return read_json_object(Path(directory) / PROGRESS_FILE) or None
+
+
+_SHORT_NAMES = {
+    "episode_reward_mean": "env_runners/episode_return_mean",
+    "episode_return_mean": "env_runners/episode_return_mean",
+    "timesteps_total": "env_runners/num_env_steps_sampled_lifetime",
+    "num_env_steps_sampled_lifetime": "env_runners/num_env_steps_sampled_lifetime",
+    "episodes_total": "env_runners/num_episodes_lifetime",
+}
+
+
+@dataclass
+class TuneParameters(CheckedConfig):
+    """The part of Ray Tune's vocabulary that one training needs.
+
+    :param stop: The training stops as soon as one of these values of a result is reached: `training_iteration`,
+        `timesteps_total`, `time_total_s`, `episode_return_mean` or any path such as
+        `env_runners/episode_len_mean`. Empty: only an interrupt stops it.
+    :param checkpoint_freq: Write a checkpoint of Ray's after every so many iterations; 0: only at the end.
+    :param checkpoint_at_end: Write one at the end.
+    :param keep_all_checkpoints: Keep the earlier ones too.
+    :param verbose: 0: no line after each iteration.
+    """
+
+    section = "runner.tune_config"
+
+    stop: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_freq: int = 0
+    checkpoint_at_end: bool = True
+    keep_all_checkpoints: bool = False
+    verbose: int = 1
+
+    def __post_init__(self) -> None:
+        stop: Mapping[str, float | None] = self.stop or {}
+        self.stop = {key: value for key, value in stop.items() if value is not None}
+        for key, value in self.stop.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{self.section}.stop.{key}: expected a number, got {value!r}.")
+        self.require_integer("checkpoint_freq", 0)
+
+    def reason_to_stop(self, result: Mapping[str, Any], iteration: int) -> str:
+        """Which condition holds, or an empty text.
+
+        :param result: The result of an iteration.
+        :param iteration: Its number.
+        :raises ConfigError: A condition names what no result has.
+        """
+        for name, limit in self.stop.items():
+            if name == "training_iteration":
+                value: float | None = iteration
+            else:
+                value = value_at(result, _SHORT_NAMES.get(name, name))
+            if value is None and name not in _SHORT_NAMES:
+                available = [*_SHORT_NAMES, *(key for key in result if value_at(result, key) is not None)]
+                raise ConfigError(
+                    f"runner.tune_config.stop.{name}: RLlib reports no such number.{did_you_mean(name, available)} "
+                    f"Some of those it does: {', '.join(sorted(available)[:20])}."
+                )
+            if value is not None and value >= limit:
+                return f"{name} has reached {limit:g}"
+        return ""
+
+    def is_checkpoint_due(self, iteration: int) -> bool:
+        """Whether a checkpoint is to be written after this iteration."""
+        return bool(self.checkpoint_freq) and iteration % self.checkpoint_freq == 0

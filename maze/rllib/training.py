@@ -18,18 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from maze.console.runs import Progressed, active_console
 from maze.core.errors import MazeError, WorkerError
 from maze.core.log_stats.log_stats import LogStats, StatsContext, increment_log_step
-from maze.core.log_stats.run_console import Progressed, active_console
 from maze.core.log_stats.stats_format import significant
 from maze.rllib.environment import decode_episodes, take_seen_of_runner, take_statistics_of_runner
-from maze.rllib.statistics import TrainingStatistics, value_at, write_progress
-from maze.rllib.tune_parameters import TuneParameters
-from maze.rllib.weights import Parts, buffer_state, load_into_runner, load_module_state, require_finite
+from maze.rllib.rl_module import Parts, buffer_state, load_into_runner, load_module_state, require_finite
+from maze.rllib.statistics import TrainingStatistics, TuneParameters, value_at, write_progress
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection, selected_score
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.common.observed_rows import merged
+from maze.train.trainers.common.observation_statistics import ObservationStatistics, merged
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
 
 T = TypeVar("T")
@@ -168,10 +166,7 @@ class RLlibTraining:
             rate = f"{(steps - self._n_env_steps) / max(seconds, 1e-9):,.0f} environment steps/s"
             self._n_env_steps = int(steps)
             shown = "" if score is None else significant(score)
-            console.epoch_done(
-                Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration"),
-                is_last=bool(self.parameters.reason_to_stop(result, self.iteration)),
-            )
+            console.epoch_done(Progressed(self.iteration, 0, int(steps), seconds, rate, best=shown, unit="iteration"))
             return
         shown = "-" if mean is None else f"{mean:.2f}"
         best = self.model_selection.best_reward

@@ -7,7 +7,7 @@ by deciles. Of large entries, pictures for instance, four features are taken ins
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,16 @@ def summary(samples: Array, is_large: bool) -> dict[str, Any]:
 
     :param samples: What :func:`components` gave of each observation, `[n_samples, n_components]`.
     :param is_large: Whether these are features.
-    :return: `n_samples`, `features` (names, or None), and for each of the `components` either `values` with their
-        `shares`, or `min`, `max`, nine inner deciles as `edges`, and the `shares` of the ten bins between them. A value
-        that equals an edge belongs to the bin above it.
+    :return: `n_samples`, `n_effective` (of each component, see :func:`effective_samples`), `features` (names, or None),
+        and for each of the `components` either `values` with their `shares`, or `min`, `max`, nine inner deciles as
+        `edges`, and the `shares` of the ten bins between them. A value that equals an edge belongs to the bin above it.
     """
+    parts = [_component(samples[:, index]) for index in range(samples.shape[1])]
     return {
         "n_samples": len(samples),
+        "n_effective": [round(effective_samples(places), 1) for _, places in parts],
         "features": list(FEATURES) if is_large else None,
-        "components": [_component(samples[:, index]) for index in range(samples.shape[1])],
+        "components": [component for component, _ in parts],
     }
 
 
@@ -73,6 +75,9 @@ def checked_summaries(
         try:
             if found["features"] not in (None, list(FEATURES)) or len(found["components"]) != n_expected:
                 raise ValueError(f"expected {n_expected} components, found {len(found['components'])}")
+            counts = np.asarray([found["n_samples"], *found.get("n_effective", [1.0] * n_expected)], np.float64)
+            if counts.shape != (n_expected + 1,) or not np.isfinite(counts).all() or not (counts > 0).all():
+                raise ValueError(f"expected a number of samples, and {n_expected} of effective samples")
             for part in found["components"]:
                 bounds = part["values"] if "values" in part else [part["min"], *part["edges"], part["max"]]
                 numbers, shares = np.asarray(bounds, np.float64), np.asarray(part["shares"], np.float64)
@@ -86,25 +91,54 @@ def checked_summaries(
     return entries
 
 
-def _component(values: Array) -> dict[str, Any]:
+def _component(values: Array) -> tuple[dict[str, Any], Array]:
+    """The summary, and the bins of the values."""
     n_values = len(values)
     if values.dtype.kind in "iub":
-        found, counts = np.unique(values, return_counts=True)
+        found, places, counts = np.unique(values, return_inverse=True, return_counts=True)
         if len(found) <= MOST_CATEGORIES:
-            return {"values": found.astype(np.int64).tolist(), "shares": (counts / n_values).tolist()}
+            return {"values": found.astype(np.int64).tolist(), "shares": (counts / n_values).tolist()}, places
     values = values.astype(np.float64)
     edges = np.quantile(values, _LEVELS)
-    return {
+    places = bins(edges, values)
+    component = {
         "min": float(values.min()),
         "max": float(values.max()),
         "edges": edges.tolist(),
-        "shares": (np.bincount(bins(edges, values), minlength=len(edges) + 1) / n_values).tolist(),
+        "shares": (np.bincount(places, minlength=len(edges) + 1) / n_values).tolist(),
     }
+    return component, places
 
 
 def bins(edges: Any, values: Any) -> Array:
     """The bins that values fall into, from 0 to the number of edges."""
     return np.searchsorted(np.asarray(edges), np.asarray(values), side="right")
+
+
+def effective_samples(places: Array, n_parts: int = 1, n_batches: Sequence[int] = (4, 10)) -> float:
+    """How many independent samples tell as much about the shares of bins as successive ones.
+
+    The number of samples divided by the autocorrelation time: the largest of the bins' indicators, as overlapping batch
+    means estimate it (Meketon and Schmeiser 1984). Few long batches overestimate it now and then, and notice what
+    differs between episodes only.
+
+    :param places: The bins of samples, in the order of observation, `[n_samples]`.
+    :param n_parts: Each part of the samples is estimated by itself, and the smallest autocorrelation time counts, so
+        that a shift in one of them is no autocorrelation.
+    :param n_batches: Numbers of batches in a part, of which the largest autocorrelation time counts.
+    """
+    indicators = (np.asarray(places)[:, None] == np.unique(places)).astype(np.float64)
+    parts = np.array_split(indicators, min(n_parts, len(places)))
+    return len(places) / min(max(_autocorrelation_time(part, n) for n in n_batches) for part in parts)
+
+
+def _autocorrelation_time(indicators: Array, n_batches: int) -> float:
+    """1 where values are independent, or constant."""
+    n, length = len(indicators), max(1, len(indicators) // n_batches)
+    sums = np.cumsum(np.concatenate([np.zeros((1, indicators.shape[1])), indicators - indicators.mean(0)]), axis=0)
+    between = ((sums[length:] - sums[:-length]) ** 2).mean(0) * n / (length * max(1, n - length))
+    variance = indicators.var(0)
+    return max(1.0, float(np.divide(between, variance, out=np.ones_like(variance), where=variance > 0).max()))
 
 
 def entry_summaries(samples: Mapping[str, list[Array]], sizes: Mapping[str, int]) -> dict[str, Any]:

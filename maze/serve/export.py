@@ -20,7 +20,7 @@ from torch import nn
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigImportError, MazeError
+from maze.core.errors import ConfigImportError, MazeError, install_command
 from maze.core.utils.files import read_json_object
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
 from maze.report.progress import read_progress
@@ -142,7 +142,7 @@ def exported_network(
         content, heads = as_graph(network, batch, names, policy.distribution_mapper.action_heads, states)
     except ImportError as error:
         raise ConfigImportError(
-            f'Exporting needs onnx, onnxscript and onnxruntime: pip install "maze-rl[onnx]" ({error}).'
+            f"Exporting needs onnx, onnxscript and onnxruntime: {install_command('onnx')} ({error})."
         ) from error
     except Exception as error:  # torch has many types of exceptions for what it cannot export
         raise ExportError(

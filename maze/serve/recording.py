@@ -14,7 +14,6 @@ import torch
 from maze.core.agent.hidden_states import HiddenStates, StatesOfActor
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_checks import ActionBounds
 from maze.core.env.structured_env import ActorID
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, Wrapper
@@ -202,7 +201,7 @@ def raw_action(action: Any, operations: Operations, actor: ActorID) -> Any:
     base = operations.environment
     if not issubclass(type(base), MazeEnv):
         return action
-    action = ActionBounds(base.action_spaces_dict[actor.step_key]).clip(action)
+    action = action if base.step_path.clip is None else base.step_path.clip(action)
     if operations.actions[actor.step_key][-1]["kind"] == "converted":
         return action
     return base.action_conversion_dict[actor.step_key].space_to_maze(action, base.get_maze_state())

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, ConfigImportError, MazeError
+from maze.core.errors import ConfigError, ConfigImportError, MazeError, install_command
 from maze.serve.app import Application, Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import sha256
@@ -289,7 +289,7 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
     try:
         from maze.serve.http_server import Server, server_config
     except ImportError as error:
-        raise ConfigImportError('Serving needs uvicorn: pip install "maze-rl[serve]".') from error
+        raise ConfigImportError(f"Serving needs uvicorn: {install_command('serve')}.") from error
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())

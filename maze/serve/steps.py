@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, unknown_key_error
+from maze.core.errors import (
+    ConfigError,
+    EnvironmentContractError,
+    NonFiniteError,
+    install_command,
+    unknown_key_error,
+)
 from maze.distributions.samplers import (
     Sampler,
     categorical_sizes,
@@ -46,7 +52,7 @@ class BundledNetwork:
         try:
             import onnxruntime
         except ImportError as error:
-            raise BundleError('Acting needs onnxruntime: pip install "maze-rl[serve]".') from error
+            raise BundleError(f"Acting needs onnxruntime: {install_command('serve')}.") from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = n_threads or (1 if len(content) < SMALL_NETWORK else 0)

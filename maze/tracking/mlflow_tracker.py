@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError
+from maze.core.errors import ConfigImportError, install_command
 from maze.tracking.tracker import FAILED, FINISHED, INTERRUPTED, TrackedRun, Tracker
 
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
@@ -56,7 +56,7 @@ class MlflowTracker(Tracker):
         try:
             from mlflow.tracking import MlflowClient
         except ImportError as error:
-            raise ConfigImportError('tracking: mlflow is not installed: pip install "maze-rl[tracking]".') from error
+            raise ConfigImportError(f"tracking: mlflow is not installed: {install_command('tracking')}.") from error
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
         self._new_client: Callable[..., Any] = MlflowClient

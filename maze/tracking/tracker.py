@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from maze.core.annotations import override
-from maze.core.log_stats.figures import Figures
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, RunPlace, StatsContext
-from maze.core.log_stats.stats_columns import columns_of
-from maze.core.log_stats.stats_format import column_name
+from maze.core.log_stats.stats_format import Figures, columns_of, statistic_name
 from maze.core.utils.files import read_json_object, write_whole
 
 TRACKING_FILE = "tracking.json"
@@ -138,7 +136,7 @@ class Tracker(LogStatsWriter, ABC):
             self._flush()
         numbers = self._numbers[prefix][2] if prefix in self._numbers else {}
         for key, value in stats.items():
-            name = column_name(key)
+            name = statistic_name(key)
             numbers.update(columns_of(name, value))
             self._samples(f"{prefix}/{name}", step, value)
             for picture in self._figures.of(path, step, key, value) if self._with_figures else ():

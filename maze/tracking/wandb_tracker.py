@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError
+from maze.core.errors import ConfigImportError, install_command
 from maze.core.log_stats.stats_format import sample_values
 from maze.tracking.tracker import CHECKPOINTS, FAILED, INTERRUPTED, TrackedRun, Tracker
 
@@ -51,7 +51,7 @@ class WandbTracker(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise ConfigImportError('tracking: wandb is not installed: pip install "maze-rl[tracking]".') from error
+            raise ConfigImportError(f"tracking: wandb is not installed: {install_command('tracking')}.") from error
         self._wandb: Any = wandb
         self._arguments = {"project": project, "entity": entity, "mode": mode, "tags": [*tags] or None}
         self._wandb_run: Any = None

@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
-from maze.utils.env_checks.findings import CheckReport
+from maze.core.wrappers.maze_gym_env_wrapper import env_name
+from maze.utils.env_checks.acting import CheckReport
 from maze.utils.env_checks.mask_checks import IsInvalid, check_masks, looks_invalid
 from maze.utils.env_checks.replay_checks import check_cloning, check_determinism, check_pickling
-from maze.utils.env_checks.space_checks import check_declarations
-from maze.utils.env_checks.step_checks import check_steps
+from maze.utils.env_checks.step_checks import check_declarations, check_steps
 
 
 def check_env(
@@ -39,8 +40,8 @@ def check_env(
     :param n_steps: Sub-steps to take.
     :param seed: Seed of environment and actions.
     :param masks: Which action each mask is for, where their sizes do not tell.
-    :param is_invalid: Says of a step (environment, reward, info) whether its action was invalid. By default: the info
-        has an entry `error`, or an event with `invalid` in its name was fired.
+    :param is_invalid: Whether the action of a step (environment, reward, info) was invalid. By default: the info has an
+        entry `error`, or an event with `invalid` in its name was fired.
     :param raise_on_findings: Raise an :class:`EnvironmentContractError` with all findings.
     """
     is_made = isinstance(env, type | str | Mapping) or (callable(env) and not hasattr(env, "step"))
@@ -77,7 +78,7 @@ def _copies_of(env: Any) -> Callable[[], Any]:
 
 
 def _name_of(env: Any) -> str:
-    """The class of the environment inside all wrappers."""
+    """The id or class of the environment inside all wrappers."""
     while "_wrapped_env" in getattr(env, "__dict__", {}) and hasattr(env.env, "action_spaces_dict"):
         env = env.env
-    return type(env).__name__
+    return env_name(env) if isinstance(env, MazeEnv) else type(env).__name__

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze.console.runs import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
-from maze.core.log_stats.figures import Figures
-from maze.core.log_stats.hyperparameters import HyperparametersWriter, flat_hyperparameters
 from maze.core.log_stats.log_stats import LogStatsWriter, RunPlace, StatsContext, register_log_stats_writer
 from maze.core.log_stats.log_stats_env import LogStatsEnv
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
-from maze.core.log_stats.run_console import EVERYTHING, INTERVAL, RunConsole, checked_verbosity
+from maze.core.log_stats.log_stats_writer_tensorboard import (
+    HyperparametersWriter,
+    LogStatsWriterTensorboard,
+    flat_hyperparameters,
+)
+from maze.core.log_stats.stats_format import Figures
 from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.factory import TARGET_KEY, Factory, plain_container
 from maze.tracking.tracker import TrackedRun, Tracker
@@ -81,22 +85,22 @@ def setup_logging(
     """
     context = StatsContext.active()
     _remove_earlier_setup(context)
-    register_log_stats_writer(_console(job_config, verbose))
-    figures, hyperparameters = Figures(), _hyperparameters(job_config)
-    for writer in _trackers(job_config, log_dir, tensorboard_render_figure):
+    settings: Mapping[str, Any] = {} if job_config is None or isinstance(job_config, str) else job_config
+    text = job_config if job_config is None or isinstance(job_config, str) else config_to_yaml(job_config)
+    register_log_stats_writer(_console(settings, verbose))
+    figures, hyperparameters = Figures(), _hyperparameters(text)
+    for writer in _trackers(settings.get("tracking"), log_dir, tensorboard_render_figure):
         if isinstance(writer, LogStatsWriterTensorboard):
             writer.figures = figures
-            _begin_tensorboard(writer, job_config, hyperparameters)
+            _begin_tensorboard(writer, text, hyperparameters)
             continue
         register_log_stats_writer(writer)
         if isinstance(writer, Tracker):
-            context.guarded(writer, partial(writer.begin, _tracked_run(job_config, hyperparameters), figures))
+            context.guarded(writer, partial(writer.begin, _tracked_run(settings, hyperparameters), figures))
 
 
 def _begin_tensorboard(
-    tensorboard: LogStatsWriterTensorboard,
-    job_config: DictConfig | Mapping[str, Any] | str | None,
-    hyperparameters: Mapping[str, bool | float | str],
+    tensorboard: LogStatsWriterTensorboard, config: str | None, hyperparameters: Mapping[str, bool | float | str]
 ) -> None:
     context = StatsContext.active()
     if hyperparameters:
@@ -104,18 +108,15 @@ def _begin_tensorboard(
         register_log_stats_writer(results)  # first: what it adds to the event file is flushed with the rest
         context.guarded(results, results.start)
     register_log_stats_writer(tensorboard)
-    if job_config is not None:
-        texts = {"job_config": _as_yaml(job_config), "command": shlex.join(sys.argv)}
-        for tag, text in texts.items():
-            context.guarded(tensorboard, partial(tensorboard.write_text, tag, _as_code_block(text)))
+    if config is not None:
+        for tag, text in {"job_config": config, "command": shlex.join(sys.argv)}.items():
+            code_block = textwrap.indent(text.rstrip("\n"), "    ", lambda line: True)  # in Markdown
+            context.guarded(tensorboard, partial(tensorboard.write_text, tag, code_block))
         context.guarded(tensorboard, tensorboard.on_log_step_increment)
 
 
-def _trackers(
-    job_config: DictConfig | Mapping[str, Any] | str | None, log_dir: str | Path, draws_figures: bool
-) -> Iterator[LogStatsWriter]:
-    """The trackers that a configuration names in `tracking`; TensorBoard where it does not say."""
-    configured = None if job_config is None or isinstance(job_config, str) else job_config.get("tracking")
+def _trackers(configured: Any, log_dir: str | Path, draws_figures: bool) -> Iterator[LogStatsWriter]:
+    """The trackers that a configuration names in `tracking`; TensorBoard if it has no such key."""
     if configured is None:
         yield LogStatsWriterTensorboard(log_dir, draws_figures)
         return
@@ -132,13 +133,9 @@ def _trackers(
         yield factory.instantiate(config, config_path=path, **arguments)
 
 
-def _tracked_run(
-    job_config: DictConfig | Mapping[str, Any] | str | None, hyperparameters: Mapping[str, bool | float | str]
-) -> TrackedRun:
+def _tracked_run(settings: Mapping[str, Any], hyperparameters: Mapping[str, bool | float | str]) -> TrackedRun:
     place = StatsContext.active().place or RunPlace(Path.cwd(), Path.cwd())
-    resumed = None
-    if job_config is not None and not isinstance(job_config, str):
-        resumed = job_config.get("input_dir") if job_config.get("resume") else None
+    resumed = settings.get("input_dir") if settings.get("resume") else None
     return TrackedRun(place, hyperparameters, Path(str(resumed)) if resumed else None)
 
 
@@ -161,10 +158,7 @@ def _remove_earlier_setup(context: StatsContext) -> None:
         context.step = 1
 
 
-def _console(job_config: DictConfig | Mapping[str, Any] | str | None, verbose: int | None) -> LogStatsWriter:
-    settings: Mapping[str, Any] = {}
-    if isinstance(job_config, Mapping) or (job_config is not None and not isinstance(job_config, str)):
-        settings = job_config
+def _console(settings: Mapping[str, Any], verbose: int | None) -> LogStatsWriter:
     verbose = checked_verbosity(settings.get("verbose", EVERYTHING) if verbose is None else verbose)
     if verbose == EVERYTHING:
         return LogStatsWriterConsole()
@@ -172,20 +166,17 @@ def _console(job_config: DictConfig | Mapping[str, Any] | str | None, verbose: i
     return RunConsole(verbose, console.get("rows") or (), float(console.get("interval", INTERVAL)))
 
 
-def _as_yaml(job_config: DictConfig | Mapping[str, Any] | str) -> str:
-    if isinstance(job_config, str):
-        return job_config
-    return config_to_yaml(job_config)
+def _hyperparameters(text: str | None) -> dict[str, bool | float | str]:
+    """Those of a training; empty for other jobs, whose results depend on more than their configuration.
 
-
-def _hyperparameters(job_config: DictConfig | Mapping[str, Any] | str | None) -> dict[str, bool | float | str]:
-    """Those of a training; empty for other jobs, whose results depend on more than their configuration."""
+    :param text: The configuration as YAML, in which objects among the values are plain data.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    if job_config is None:
+    if not text:
         return {}
-    described = OmegaConf.create(_as_yaml(job_config))  # objects among the values are plain data in it
+    described = OmegaConf.create(text)
     try:
         config = OmegaConf.to_container(described, resolve=True)
     except OmegaConfBaseException:  # refers to what only the command line knows
@@ -193,8 +184,3 @@ def _hyperparameters(job_config: DictConfig | Mapping[str, Any] | str | None) ->
     if not isinstance(config, dict) or not config.get("algorithm"):
         return {}
     return flat_hyperparameters({str(key): value for key, value in config.items()})
-
-
-def _as_code_block(text: str) -> str:
-    """Markdown that shows the text as it is."""
-    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from maze.console.streams import let_console_last
 from maze.core.errors import WorkerError
-from maze.utils.console import let_console_last
 from maze.utils.exception_report import ExceptionReport
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_file import read_event_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LOGGER = logging.getLogger(__name__)
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
 
 
 def tensorboard_to_pandas(file_path: str | Path) -> pd.DataFrame:
@@ -61,3 +66,63 @@ def _event_files(path: Path) -> list[Path]:
 
 def _is_scalar(value: Any) -> bool:
     return bool(value.WhichOneof("value") == "simple_value")
+
+
+@dataclass
+class EventFileContent:
+    """The readable records of an event file.
+
+    :param events: The events, `tensorboard.compat.proto.event_pb2.Event`.
+    :param n_damaged: Number of places at which records could not be read.
+    :param n_lost_bytes: Bytes of the file that hold no readable record.
+    """
+
+    events: list[Any]
+    n_damaged: int = 0
+    n_lost_bytes: int = 0
+
+
+def read_event_file(file: str | Path) -> EventFileContent:
+    """Reads an event file; what is damaged or cut off is skipped and counted."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    data = Path(file).read_bytes()
+    content = EventFileContent([])
+    end = 0
+    for start, record_end, record in _records(data):
+        if start > end:
+            content.n_damaged += 1
+            content.n_lost_bytes += start - end
+        end = record_end
+        try:
+            content.events.append(Event.FromString(record))
+        except DecodeError:
+            content.n_damaged += 1
+            content.n_lost_bytes += record_end - start
+    if end < len(data):
+        content.n_damaged += 1
+        content.n_lost_bytes += len(data) - end
+    return content
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Start, end and content of each intact record; after damage the search goes on at the next plausible header."""
+    position = 0
+    while position + _HEADER.size <= len(data):
+        length, length_checksum = _HEADER.unpack_from(data, position)
+        body = position + _HEADER.size
+        end = body + length + _CHECKSUM.size
+        if end > len(data) or _masked_crc(data[position : position + _LENGTH.size]) != length_checksum:
+            position += 1
+            continue
+        record = data[body : body + length]
+        if _masked_crc(record) == _CHECKSUM.unpack_from(data, body + length)[0]:
+            yield position, end, record
+        position = end
+
+
+def _masked_crc(data: bytes) -> int:
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    return int(masked_crc32c(data))

@@ -1,4 +1,4 @@
-"""Near-exact schedules of job shops by OR-Tools' constraint solver CP-SAT: `pip install "maze-rl[ortools]"`."""
+"""Near-exact schedules of job shops by OR-Tools' constraint solver CP-SAT: `pip install "maze-rl[ortools]>=1"`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import ConfigError, ConfigImportError
+from maze.core.errors import ConfigError, ConfigImportError, install_command
 from maze_envs.scheduling.job_shop import JobShops, solve
 from maze_envs.scheduling.rules import DispatchingRule
 from maze_envs.scheduling.taillard import Instance, lower_bound
@@ -46,7 +46,7 @@ def cp_sat_schedule(
     try:
         cp_model: Any = importlib.import_module("ortools.sat.python.cp_model")
     except ImportError as error:
-        raise ConfigImportError(f'CP-SAT needs OR-Tools: pip install "maze-rl[ortools]" ({error}).') from error
+        raise ConfigImportError(f"CP-SAT needs OR-Tools: {install_command('ortools')} ({error}).") from error
     if not seconds > 0:
         raise ConfigError(f"seconds: expected a time limit above 0 for CP-SAT, found {seconds}.")
     by_rule = solve(DispatchingRule("MWKR"), [Instance("", durations, machines, 0)]).starts[0]

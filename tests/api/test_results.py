@@ -16,6 +16,7 @@ from maze.api.utils import InvalidSpecificationError
 from maze.core.agent.policy import Policy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
+from maze.train.trainers.common import training_session
 from maze.train.utils.training_record import RECORD_FILE, read_record, write_record
 from tests.api.shorter import SEEDS, SHORTER
 
@@ -27,13 +28,31 @@ def context(algorithm: str = "a2c", silent: bool = True, **overrides: Any) -> Ru
     return RunContext(algorithm=algorithm, overrides=values, silent=silent)
 
 
-def test_steps_are_rounded_up_to_whole_epochs_and_the_rounding_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_rounded_up_to_whole_updates_and_the_rounding_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     rc = context(silent=False)
     result = rc.train(n_steps=2 * STEPS_PER_EPOCH + 1)
-    assert "training for 3 epochs of 8 environment steps: 24, for the 17 asked for" in capsys.readouterr().out
+    assert "training for 3 epochs of 8 environment steps: 24, 17 rounded up to whole updates" in capsys.readouterr().out
     assert list(result.history.index) == [1, 2, 3]
     assert list(result.history["n_steps"]) == [8, 16, 24]
     assert rc.train(n_steps=8).history["n_steps"].iloc[-1] == 32  # a further call trains on
+
+
+def test_epochs_become_shorter_where_fewer_steps_are_wanted() -> None:
+    rc = context(**{"algorithm.epoch_length": 5000})
+    per_update = STEPS_PER_EPOCH
+    assert rc.train(n_steps=3 * per_update).history["n_steps"].tolist() == [3 * per_update]
+    assert rc.train(n_steps=7 * per_update).history["n_steps"].iloc[-1] == (3 + 3 * 3) * per_update
+
+
+def test_the_random_steps_that_fill_a_replay_buffer_count_as_environment_steps() -> None:
+    history = context("sac", **{"algorithm.initial_buffer_size": 50}).train(n_epochs=2).history
+    per_epoch = history["n_steps"].iloc[1] - history["n_steps"].iloc[0]
+    assert history["n_steps"].iloc[0] == 50 + per_epoch
+
+
+def test_a_run_without_a_number_of_epochs_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_session, "EPOCH_LIMIT", 3)
+    assert len(context(**{"algorithm.patience": 0}).train(n_epochs=0).history) == 3
 
 
 @pytest.mark.parametrize(
@@ -134,8 +153,8 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
 def test_a_training_without_a_number_of_epochs_says_what_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     context(silent=False, **{"algorithm.patience": 1, "algorithm.lr": 0.0}).train(n_epochs=0)
     said = capsys.readouterr().out
-    assert "algorithm.n_epochs is 0: training ends after 1 evaluations in a row without improvement" in said
-    assert "at the earliest after epoch 1" in said
+    assert "algorithm.n_epochs is 0: the run ends after 1 evaluations in a row without improvement" in said
+    assert "at the earliest after epoch 1, and at the latest after 1,000 epochs" in said
 
 
 def test_there_is_one_word_where_no_episode_ends_for_many_epochs(caplog: pytest.LogCaptureFixture) -> None:

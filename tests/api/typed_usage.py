@@ -11,7 +11,7 @@ from maze.api.rollouts import Evaluation
 from maze.api.run_context import RunContext
 from maze.api.training_run import RunResult
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.report.comparison import Comparison
+from maze.evaluation.comparison import Comparison
 
 
 def trained_in_two_lines() -> None:

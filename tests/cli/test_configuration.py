@@ -7,22 +7,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from maze.cli.algorithms import shipped_algorithms
 from maze.cli.run_info import config_as_yaml
+from tests.configs import composed
 
 CONF = Path(str(resources.files("maze.conf")))
 
 
 def options(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def composed(root: str, *overrides: str) -> DictConfig:
-    with initialize_config_module("maze.conf", version_base="1.3", job_name="maze_cli"):
-        return compose(root, overrides=list(overrides), return_hydra_config=True)
 
 
 def run_dir(cfg: DictConfig) -> str:
@@ -33,7 +29,7 @@ def run_dir(cfg: DictConfig) -> str:
         HydraConfig.instance().cfg = None
 
 
-@pytest.mark.parametrize("group", ["algorithm", "critic", "env", "model", "seeding", "wrappers"])
+@pytest.mark.parametrize("group", ["critic", "env", "model", "seeding", "wrappers"])
 def test_every_option_of_a_training_composes(group: str) -> None:
     for option in options(group):
         cfg = composed("conf_train", f"{group}={option}")
@@ -48,7 +44,7 @@ def test_the_configuration_is_written_down_as_it_is(model: str) -> None:
     assert "<" not in str(written["model"]), "such as <builtins.list> in place of hidden_units"
 
 
-@pytest.mark.parametrize("algorithm", options("algorithm"))
+@pytest.mark.parametrize("algorithm", shipped_algorithms())
 @pytest.mark.parametrize("runner", ["dev", "local"])
 def test_every_algorithm_has_its_runners(algorithm: str, runner: str) -> None:
     runner_cfg = composed("conf_train", f"algorithm={algorithm}", f"runner={runner}").runner
@@ -59,21 +55,6 @@ def test_every_algorithm_has_its_runners(algorithm: str, runner: str) -> None:
 @pytest.mark.parametrize("experiment", options("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
     composed("conf_train", f"+experiment={experiment}")
-
-
-@pytest.mark.parametrize("algorithm", options("algorithm"))
-def test_the_keys_of_an_algorithm_are_explained_in_the_file_that_is_copied(algorithm: str) -> None:
-    lines = (CONF / "algorithm" / f"{algorithm}.yaml").read_text(encoding="utf-8").splitlines()
-    is_explained, unexplained = False, []
-    for line in lines:
-        name = line.strip().partition(":")[0]
-        if not name or line.strip().startswith("#"):
-            is_explained = bool(name)
-        elif name == "_target_":
-            is_explained = False
-        elif not is_explained:  # one comment may stand above several keys
-            unexplained.append(name)
-    assert unexplained == []
 
 
 @pytest.mark.parametrize("policy", options("policy"))

@@ -157,6 +157,28 @@ def test_a_run_is_played_without_a_display_as_a_page(
     assert '"picture": 4' in text  # drawn while it ran: gymnasium environments draw no earlier states
 
 
+@pytest.mark.parametrize("display", [None, ":99"], ids=["no display", "display"])
+def test_without_pygame_the_first_look_is_a_page_of_numbers(
+    display: str | None, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    if display:
+        monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.setitem(sys.modules, "pygame", None)  # importing it fails, as where it is not installed
+    render = ["runner=sequential", "runner.render=true", "runner.n_episodes=1", "runner.max_episode_steps=4"]
+    for command in (["--play", str(run), "runner.max_episode_steps=4"], [*ROLLOUT, *render, f"input_dir={run}"]):
+        assert main(command) == 0
+        said = capfd.readouterr()
+        assert said.out.count("without pictures: pygame is not installed") == 1
+        assert "Traceback" not in said.err
+        (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
+        text = page.read_text(encoding="utf-8")
+        assert '"reward": "-1"' in text
+        assert '"picture": null' in text
+        shutil.rmtree(tmp_path / "outputs")
+
+
 def test_directories_are_named_after_the_environment_that_is_taken_over(run: Path, tmp_path: Path) -> None:
     stored = tmp_path / "trained" / "mine"
     shutil.copytree(run, stored)
@@ -213,6 +235,6 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
 
 def test_playing_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--play"]) == 2
-    assert "--play: name the directory of a training" in capfd.readouterr().err
+    assert "--play: the following arguments are required: run" in capfd.readouterr().err
     assert main(["--play", "nowhere"]) == 2
     assert "nowhere is not a directory" in capfd.readouterr().err

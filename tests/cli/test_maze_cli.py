@@ -43,11 +43,25 @@ def test_a_rollout_leaves_everything_that_makes_it_repeatable(
     assert len(list((run / "trajectory_data").iterdir())) == 2
     assert (run / "event_logs" / "BaseEnvEvents.reward.tsv").is_file()
     output = capfd.readouterr().out
-    assert output.startswith(f"-> writing into {run.relative_to(tmp_path)}\n")
+    first, second = output.splitlines()[:2]
+    assert first == "-> starting -cn conf_rollout env=gym_env policy=random_policy runner=sequential"
+    assert second == f"-> writing into {run.relative_to(tmp_path)}"
     assert f"Everything is in {run.relative_to(tmp_path)}:\n" in output
     assert "_target_" not in output, "the configuration is in files, and printed with verbose=2"
     assert output.count("total_episode_count") == 1
     assert "rollout_stats" in output
+
+
+def test_a_run_of_an_own_environment_is_named_after_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own = ["env._target_=gymnasium.envs.classic_control.AcrobotEnv", *SEQUENTIAL[1:]]
+    assert main(own) == 0
+    run = only_run(tmp_path)
+    assert run.parent.name == "rollout-AcrobotEnv-random_policy-sequential"
+    capfd.readouterr()
+    assert main(["--info", str(run)]) == 0
+    assert re.search(r"env +AcrobotEnv: gymnasium.envs.classic_control.AcrobotEnv\n", capfd.readouterr().out)
+    assert main([*own, "policy=torch_policy"]) != 0
+    assert "conf_train env._target_=gymnasium.envs.classic_control.AcrobotEnv" in capfd.readouterr().err
 
 
 def test_the_seeds_that_were_drawn_are_written_down_and_repeat_the_run(
@@ -89,6 +103,9 @@ USAGE_ERRORS = [
         ["-cn", "conf_train", "algorithm=ppo", "algorithm.lrr=1"],
         "algorithm.lrr: unknown key. Did you mean `algorithm.lr`?",
     ),
+    (["-cn", "conf_train", "algorithm=ppo", "algorithm.learning_rate=1"], "Did you mean `algorithm.lr`?"),
+    (["-cn", "conf_train", "algorithm=ppo", "algorithm.n_envs=4"], "Did you mean `runner.concurrency`?"),
+    (["-cn", "conf_train", "algorithm=sac", "algorithm.buffer_size=9"], "Did you mean `algorithm.replay_buffer_size`?"),
     (
         ["-cn", "conf_train", "wrappers={maze.some.Wrapper:{scale:2}}"],
         "wrappers.maze.some.Wrapper: unknown key. To add a key that is not there yet, write +wrappers.maze.some.W",
@@ -228,34 +245,6 @@ def test_the_command_line_of_the_process_is_left_as_it_was() -> None:
     before = list(sys.argv)
     main(["env=gim_env"])
     assert sys.argv == before
-
-
-@pytest.mark.parametrize(("extra", "expected"), [((), 0), (("hydra.mode=RUN",), 0), (("envv.name=x",), 2)])
-def test_a_configuration_is_composed_once_and_says_what_hydra_says(
-    extra: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.hydra_config import HydraConfig
-
-    composed: list[list[str]] = []
-    compose_defaults = ConfigLoaderImpl._compose_config_from_defaults_list
-
-    def count(*args: object, **kwargs: object) -> object:
-        composed.append(sys.argv)
-        return compose_defaults(*args, **kwargs)  # type: ignore[arg-type]
-
-    seen: list[object] = []
-    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", count)
-    monkeypatch.setattr("maze.maze_cli.maze_run", lambda cfg: seen.append(HydraConfig.get().copy()))
-    assert main(["env.name=CartPole-v1", f"hydra.run.dir={tmp_path / 'run'}", *extra]) == expected
-    if expected:
-        assert not seen
-        return
-    assert len(composed) == 1
-    (config,) = seen
-    assert str(config.mode) == "RunMode.RUN"  # type: ignore[attr-defined]
-    assert list(config.overrides.hydra) == [f"hydra.run.dir={tmp_path / 'run'}", "hydra.mode=RUN"]  # type: ignore[attr-defined]
-    assert list(config.overrides.task) == ["env.name=CartPole-v1"]  # type: ignore[attr-defined]
 
 
 def test_maze_run_takes_a_composed_configuration(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

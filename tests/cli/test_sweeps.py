@@ -15,6 +15,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from maze.cli.sweeps.objective import ObjectiveRecorder
+from maze.cli.sweeps.study import SweepStudy
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.maze_cli import main
@@ -136,10 +137,10 @@ def test_a_search_ends_trials_that_do_worse_than_others(
     command: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
-    monkeypatch.setattr("maze.cli.sweeps.sweeper.LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr("maze.cli.sweeps.sweep.LOOK_INTERVAL", 0.1)
     heard = []
     monkeypatch.setattr(
-        "maze.cli.sweeps.optuna_search.OptunaSearch.should_stop",
+        "maze.cli.sweeps.study.SweepStudy.should_stop",
         lambda self, trial, epoch, objective: heard.append((epoch, objective)) or objective < 2,
     )
     happening(x1="report")
@@ -204,8 +205,8 @@ def test_a_sweep_that_was_killed_loses_only_the_run_it_was_at(command: list[str]
         capture_output=True,
     )
     assert process.returncode == -9
-    events = [json.loads(line)["event"] for line in Path("sweep/sweep.jsonl").read_text().splitlines()]
-    assert events.count("ended") == 2
+    with SweepStudy(Path("sweep")) as study:
+        assert [run.status for run in study.runs] == ["completed", "completed", "unfinished"]
     # resumed in processes of their own, so that the kill does not reach this one
     assert main([*arguments, "hydra/launcher=local"]) == 0
     assert runs_so_far() == [1, 2, 3, 3]
@@ -270,12 +271,8 @@ def test_the_study_is_readable_by_optuna(command: list[str]) -> None:
     optuna = pytest.importorskip("optuna")
     arguments = [*command, "hydra/sweeper=optuna", "runner.x=range(1,4)", "hydra.sweep.dir=study"]
     assert main([*arguments, "hydra.sweeper.optim.budget=2"]) == 0
-    study_file = Path("study/optuna_study.log")
-    whole = study_file.read_bytes()
-    study_file.write_bytes(b"{ damaged\n" + whole)
-    study_file.with_name("optuna_study.log.lock").touch()
     assert main([*arguments, "hydra.sweeper.optim.budget=3"]) == 0
-    backend = optuna.storages.journal.JournalFileBackend(str(study_file))
+    backend = optuna.storages.journal.JournalFileBackend("study/optuna_study.log")
     study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
     assert sorted(trial.value for trial in study.trials) == sorted(float(row["objective"]) for row in rows("study"))
     assert study.trials[0].params["runner.x"] in ("1", "2", "3")
@@ -313,11 +310,17 @@ def test_a_misspelt_objective_ends_the_sweep_with_the_first_run(
     assert len(runs_so_far()) == 1
 
 
-def test_a_sweep_is_not_run_by_two_processes_at_once(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    from maze.cli.sweeps.journal import SweepJournal
+def test_a_sweep_of_the_previous_format_is_refused(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    Path("sweep").mkdir()
+    Path("sweep/sweep.jsonl").write_text('{"event": "sweep", "settings": {}}')
+    assert main([*command, "runner.x=1"]) == 2
+    assert "holds a sweep of an earlier version of Maze (sweep.jsonl)" in capfd.readouterr().err
+    assert [path.name for path in Path("sweep").iterdir()] == ["sweep.jsonl"]
 
+
+def test_a_sweep_is_not_run_by_two_processes_at_once(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "runner.x=1"]) == 0
-    with SweepJournal(Path("sweep")):
+    with SweepStudy(Path("sweep")):
         assert main([*command, "runner.x=1"]) == 1
     assert "another process runs the sweep" in capfd.readouterr().err
 

@@ -1,14 +1,16 @@
-"""Search spaces, strategies and the journal of sweeps, without running anything."""
+"""Search spaces, samplers, studies and tables of sweeps, without any run."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -16,13 +18,18 @@ from hypothesis import strategies as st
 
 from maze.cli.errors import UsageError
 from maze.cli.hydra_setup import value_text
-from maze.cli.sweeps.journal import JOURNAL_FILE, SweepJournal
-from maze.cli.sweeps.nevergrad_search import NevergradSearch
-from maze.cli.sweeps.optuna_search import OptunaSearch
-from maze.cli.sweeps.results import results_table, write_optimum, write_results
+from maze.cli.sweeps.results import (
+    STUDY_FILE,
+    SweepRun,
+    SweepTrial,
+    TrialResult,
+    ranked,
+    results_table,
+    write_optimum,
+    write_results,
+)
 from maze.cli.sweeps.space import ChoiceParameter, ScalarParameter, SearchSpace, parse_space
-from maze.cli.sweeps.strategy import RestoredEvent, Search
-from maze.cli.sweeps.trials import SweepRun, SweepTrial, TrialResult, ranked
+from maze.cli.sweeps.study import Plan, SweepStudy
 from maze.core.errors import CheckpointError, ConfigError
 
 PARSER = OverridesParser.create()
@@ -141,165 +148,208 @@ SPACE = SearchSpace(
     ),
     (),
 )
-SEARCHES: dict[str, Callable[..., Search]] = {
+SEARCHES: dict[str, dict[str, Any]] = {
     **{
-        name: lambda name=name, **o: NevergradSearch(SPACE, optimizer=name, **o)
-        for name in ("OnePlusOne", "TwoPointsDE")
+        name: {"optimizer": name, "noisy": False}
+        for name in ("OnePlusOne", "TwoPointsDE", "CMA", "ScrHammersleySearch")
     },
-    **{
-        name: lambda name=name, **o: NevergradSearch(SPACE, optimizer=name, **o)
-        for name in ("CMA", "ScrHammersleySearch")
-    },
-    **{name: lambda name=name, **o: OptunaSearch(SPACE, sampler=name, **o) for name in ("tpe", "cmaes", "random")},
+    **{name: {"sampler": name, "pruner": None} for name in ("tpe", "cmaes", "random")},
 }
 
 
-def play(search: Search, events: list[RestoredEvent], n_events: int, n_parallel: int = 2) -> None:
-    """Goes on asking and telling, with several proposals open at a time; every fifth trial fails."""
-    params = {trial: values for kind, trial, values, _ in events if kind == "proposed"}
-    open_trials = [trial for trial in params if ("told", trial) not in [(kind, t) for kind, t, *_ in events]]
-    while len(events) < n_events:
-        if len(open_trials) < n_parallel:
-            values = search.propose()
-            assert values is not None
-            trial = len(params)
-            params[trial] = values
-            open_trials.append(trial)
-            events.append(("proposed", trial, values, None))
+def plan_of(name: str, budget: int, num_workers: int = 1, maximize: bool = True, **options: Any) -> Plan:
+    options = {"budget": budget, "num_workers": num_workers, "seed": 5, **SEARCHES[name], **options}
+    return Plan("optuna" if "sampler" in options else "nevergrad", SPACE, maximize, options)
+
+
+@contextmanager
+def study_of(directory: Path, plan: Plan) -> Iterator[SweepStudy]:
+    directory.mkdir(exist_ok=True)
+    with SweepStudy(directory, plan.maximize) as study:
+        study.begin(plan, {"seeds": [None]})
+        yield study
+
+
+def report(study: SweepStudy, trial: SweepTrial, objective: float | None, violation: float | None = None) -> None:
+    status = "failed" if objective is None else "completed"
+    trial.runs.append(SweepRun(trial.number, None, "", status, objective, 1.0, violation=violation))
+    study.save(trial)
+    study.finish(trial, trial.result([None], needs_objective=True))
+
+
+def play(study: SweepStudy, n_finished: int, n_parallel: int = 2) -> None:
+    """Goes on until so many trials are finished, with several open at a time; every fifth trial fails."""
+    while sum(trial.is_told for trial in study.trials.values()) < n_finished:
+        unfinished = [trial for trial in study.trials.values() if not trial.is_told]
+        if len(unfinished) < n_parallel:
+            assert study.propose() is not None
         else:
-            trial = open_trials.pop(0)
-            objective = None if trial % 5 == 4 else -((float(params[trial]["x"]) - 1.0) ** 2)
-            search.report(trial, objective)
-            events.append(("told", trial, params[trial], objective))
+            (first, *_) = unfinished
+            report(study, first, None if first.number % 5 == 4 else -((float(first.params["x"]) - 1.0) ** 2))
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_restored_search_goes_on_as_the_one_that_never_stopped(name: str) -> None:
-    def options() -> dict[str, Any]:
-        return {"budget": 40, "num_workers": 2, "maximize": True, "seed": 5}
-
-    whole: list[RestoredEvent] = []
-    play(SEARCHES[name](**options()), whole, 50)
-    first: list[RestoredEvent] = []
-    play(SEARCHES[name](**options()), first, 25)
-    restored = SEARCHES[name](**options())
-    restored.restore(first)
-    play(restored, first, 50)
-    assert first == whole
-    assert len({values["x"] for _, _, values, _ in whole}) > 5
+def test_a_resumed_search_goes_on_as_the_one_that_never_stopped(name: str, tmp_path: Path) -> None:
+    with study_of(tmp_path / "whole", plan_of(name, 40, 2)) as study:
+        play(study, 24)
+        whole = [trial.params for trial in study.trials.values()]
+    parts: list[dict[str, str]] = []
+    for n_finished in (5, 11, 24):
+        with study_of(tmp_path / "parts", plan_of(name, 40, 2)) as study:
+            play(study, n_finished)
+            parts = [trial.params for trial in study.trials.values()]
+    assert parts == whole
+    assert len({params["x"] for params in whole}) > 5
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_search_that_cannot_be_repeated_goes_on_from_its_results(name: str) -> None:
-    other: list[RestoredEvent] = []
-    play(SEARCHES[name](budget=40, num_workers=2, maximize=True, seed=5), other, 25)
-    changed = [(kind, trial, {**values, "x": f"{trial % 3}.5"}, objective) for kind, trial, values, objective in other]
-    search = SEARCHES[name](budget=40, num_workers=2, maximize=True, seed=6)
-    search.restore(changed)
-    events = list(changed)
-    play(search, events, 40)  # trials that were open then are told, and new ones proposed
-    assert sum(kind == "proposed" for kind, *_ in events) > sum(kind == "proposed" for kind, *_ in changed)
+def test_a_search_that_cannot_be_repeated_goes_on_from_its_results(name: str, tmp_path: Path) -> None:
+    with study_of(tmp_path, plan_of(name, 40, 2)) as study:
+        play(study, 12)
+        before = [trial.params for trial in study.trials.values()]
+    with SweepStudy(tmp_path) as study:  # proposes other values than before
+        study.settings["seed"] = 6
+        study.begin(plan_of(name, 40, 2, seed=6), {"seeds": [None]})
+        play(study, 20)
+    after = [trial.params for trial in study.trials.values()]
+    assert after[: len(before)] == before
+    assert len({str(params) for params in after}) > 15
 
 
-def test_a_search_ends_with_its_budget() -> None:
-    search = SEARCHES["OnePlusOne"](budget=2, num_workers=1, maximize=False, seed=1)
-    assert [search.propose() is None for _ in range(3)] == [False, False, True]
+def test_a_search_ends_with_its_budget(tmp_path: Path) -> None:
+    with study_of(tmp_path, plan_of("OnePlusOne", 2, maximize=False)) as study:
+        assert [study.propose() is None for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["OnePlusOne", "tpe"])
-def test_a_search_finds_the_better_end(name: str) -> None:
-    search = SEARCHES[name](budget=40, num_workers=1, maximize=True, seed=1)
+def test_a_search_finds_the_better_end(name: str, tmp_path: Path) -> None:
     values = []
-    for trial in range(40):
-        params = search.propose()
-        assert params is not None
-        values.append(float(params["x"]))
-        search.report(trial, values[-1])
+    with study_of(tmp_path, plan_of(name, 40, seed=1)) as study:
+        while (trial := study.propose()) is not None:
+            values.append(float(trial.params["x"]))
+            report(study, trial, values[-1])
     assert sum(values[-10:]) / 10 > 2.3, "random values would have a mean of 1.5"
 
 
-@pytest.mark.parametrize(
-    ("package", "build"),
-    [("nevergrad", SEARCHES["OnePlusOne"]), ("optuna", SEARCHES["tpe"]), ("cmaes", SEARCHES["cmaes"])],
-)
+@pytest.mark.parametrize(("package", "name"), [("nevergrad", "OnePlusOne"), ("cmaes", "cmaes")])
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
-    package: str, build: Callable[..., Search], monkeypatch: pytest.MonkeyPatch
+    package: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r'pip install "maze-rl\[hpo\]"') as caught:
-        build(budget=1, num_workers=1, maximize=True, seed=0)
+    with pytest.raises(ImportError, match=r'pip install "maze-rl\[hpo\]>=1"') as caught:
+        plan_of(name, 1)
     assert isinstance(caught.value, ConfigError)
     assert f"needs the package {package}" in str(caught.value)
 
 
-def test_a_trial_that_is_worse_than_half_of_the_others_is_not_worth_being_continued() -> None:
-    pytest.importorskip("optuna")
-    search = OptunaSearch(SPACE, 10, 1, True, 0, pruner="median")
-    for trial, reached in enumerate([1.0, 2.0, 3.0, 4.0, 5.0]):  # of the first five none is ended
-        search.propose()
-        assert not search.should_stop(trial, 1, reached)
-        search.report(trial, reached)
-    for trial, reached in ((5, 3.5), (6, 2.5)):
-        search.propose()
-        assert search.should_stop(trial, 1, reached) == (reached < 3.0)
-    assert not OptunaSearch(SPACE, 10, 1, True, 0).prunes
+def test_a_trial_that_is_worse_than_half_of_the_others_is_ended(tmp_path: Path) -> None:
+    plan = plan_of("tpe", 10, pruner="median")
+    with study_of(tmp_path, plan) as study:
+        for reached in [1.0, 2.0, 3.0, 4.0, 5.0]:  # of the first five none is ended
+            trial = study.propose()
+            assert trial is not None
+            assert not study.should_stop(trial, 1, reached)
+            report(study, trial, reached)
+    with study_of(tmp_path, plan) as study:  # a resumed search knows what the others had reached
+        for reached in (3.5, 2.5):
+            trial = study.propose()
+            assert trial is not None
+            assert study.should_stop(trial, 1, reached) == (reached < 3.0)
 
 
 def test_optuna_needs_both_bounds() -> None:
+    space = SearchSpace((ScalarParameter("a", lower=0),), ())
     with pytest.raises(UsageError, match="a: Optuna needs lower and upper"):
-        OptunaSearch(SearchSpace((ScalarParameter("a", lower=0),), ()), 1, 1, True, 0)
+        Plan("optuna", space, True, {"budget": 1, "num_workers": 1, "seed": 0, "sampler": "cmaes"})
 
 
-def journal_with_two_trials(directory: Path) -> None:
-    with SweepJournal(directory) as journal:
-        journal.begin({"seeds": [1], "space": "s"}, may_change=())
-        for number in (0, 1):
-            journal.write("proposed", trial=number, params={"x": str(number)})
-            journal.write("started", trial=number, run=number, seed=1, directory=str(number))
-        ended = {"status": "completed", "objective": 2.0, "duration": 1.0, "error": "", "directory": "0"}
-        journal.write("ended", trial=0, run=0, **ended)
-        journal.write("told", trial=0)
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        ScalarParameter("a"),
+        ScalarParameter("a", lower=0, step=0.3, integer=True),
+        ScalarParameter("a", init=0.1, log=True),
+    ],
+    ids=str,
+)
+def test_nevergrad_searches_without_bounds(parameter: ScalarParameter, tmp_path: Path) -> None:
+    options = {"budget": 8, "num_workers": 1, "seed": 0, "optimizer": "OnePlusOne", "noisy": False}
+    with study_of(tmp_path, Plan("nevergrad", SearchSpace((parameter,), ()), True, options)) as study:
+        while (trial := study.propose()) is not None:
+            report(study, trial, float(trial.params["a"]))
+    assert len({trial.params["a"] for trial in study.trials.values()}) > 3
 
 
-def test_a_journal_keeps_what_happened_in_its_order(tmp_path: Path) -> None:
-    journal_with_two_trials(tmp_path)
-    with SweepJournal(tmp_path) as journal:
-        history = journal.history
-    assert history.order == [("proposed", 0), ("proposed", 1), ("told", 0)]
-    assert history.runs[0].objective == 2.0
-    assert history.trials[1].seeds_to_run([1], retry_failed=False) == [1]
+def two_trials(directory: Path) -> None:
+    with study_of(directory, plan_of("random", 3)) as study:
+        for trial in (study.propose(), study.propose()):
+            assert trial is not None
+            trial.runs.append(SweepRun(trial.number, None, str(trial.number)))
+            study.save(trial)
+        report(study, study.trials[0], 2.0)
 
 
-def test_a_journal_can_be_cut_off_anywhere(tmp_path: Path) -> None:
-    journal_with_two_trials(tmp_path)
-    path = tmp_path / JOURNAL_FILE
+def test_a_study_keeps_trials_and_runs(tmp_path: Path) -> None:
+    two_trials(tmp_path)
+    with SweepStudy(tmp_path) as study:
+        assert [trial.is_told for trial in study.trials.values()] == [True, False]
+        assert study.trials[0].result([None], needs_objective=True).objective == 2.0
+        assert study.trials[1].seeds_to_run([None], retry_failed=False) == [None]
+
+
+def test_a_study_can_be_cut_off_anywhere(tmp_path: Path) -> None:
+    two_trials(tmp_path)
+    path = tmp_path / STUDY_FILE
     whole = path.read_bytes()
-    for length in range(0, len(whole), 7):
+    for length in range(0, len(whole), 61):
         path.write_bytes(whole[:length])
-        with SweepJournal(tmp_path) as journal:
-            journal.begin({"seeds": [1], "space": "s"}, may_change=())
-        lines = path.read_bytes().splitlines()
-        assert [json.loads(line) for line in lines[:-1]] == [
-            json.loads(line) for line in whole[: whole.rfind(b"\n", 0, length) + 1].splitlines()
-        ]
+        with study_of(tmp_path, plan_of("random", 3)) as study:
+            assert study.propose() is not None
+        kept = whole[: whole.rfind(b"\n", 0, length) + 1]
+        assert path.read_bytes().startswith(kept)
+        with SweepStudy(tmp_path) as study:
+            assert len(study.trials) in (1, 2, 3)
 
 
-def test_damage_inside_a_journal_is_named_with_its_line(tmp_path: Path) -> None:
-    journal_with_two_trials(tmp_path)
-    path = tmp_path / JOURNAL_FILE
-    for damage in (b"\x00\xff", b"[1]", b'{"event": "ended", "trial": 7}', b'{"event": "party"}'):
-        lines = path.read_bytes().splitlines()
+def test_damage_inside_a_study_is_named_with_its_line(tmp_path: Path) -> None:
+    two_trials(tmp_path)
+    path = tmp_path / STUDY_FILE
+    lines = path.read_bytes().splitlines()
+    changed = lines[2].replace(b"2", b"3", 1)
+    assert changed != lines[2]
+    for damage in (b"\x00\xff", b"[1]", b'{"op_code": 8, "trial_id": 7}', b'{"op_code": 99}', b"[" * 99999, changed):
         path.write_bytes(b"\n".join([*lines[:2], damage, *lines[3:], b""]))
         with pytest.raises(CheckpointError, match="line 3"):
-            SweepJournal(tmp_path)
+            SweepStudy(tmp_path)
+
+
+def test_pickles_in_a_study_are_not_read(tmp_path: Path) -> None:
+    """Optuna's CMA-ES sampler would restore its state from them."""
+    pickled = f"c{__name__}\nexploded\n(tR.".encode()
+    with study_of(tmp_path, plan_of("cmaes", 40)) as study:
+        play(study, 3)
+    with SweepStudy(tmp_path) as study:
+        content = [
+            {"op_code": 9, "worker_id": "", "trial_id": number, "system_attr": {"cma:optimizer:0": pickled.hex()}}
+            for number in range(3)
+        ]
+    with open(tmp_path / STUDY_FILE, "ab") as file:
+        file.writelines(json.dumps(log).encode() + b"\n" for log in content)
+    with study_of(tmp_path, plan_of("cmaes", 40)) as study:
+        play(study, 8)
+
+
+def exploded() -> None:
+    raise AssertionError("a pickle was read")
 
 
 def test_a_sweep_is_resumed_with_the_settings_it_was_started_with(tmp_path: Path) -> None:
-    journal_with_two_trials(tmp_path)
-    with SweepJournal(tmp_path) as journal:
-        journal.begin({"seeds": [1, 2], "space": "s"}, may_change=("seeds",))
-        with pytest.raises(UsageError, match="started with another space"):
-            journal.begin({"seeds": [1], "space": "t"}, may_change=("seeds",))
+    grid = Plan("grid", SearchSpace((ChoiceParameter("x", ("1",)),), ()), True, {})
+    with SweepStudy(tmp_path) as study:
+        study.begin(grid, {"seeds": [1], "overrides": ["a=1"]})
+        study.begin(grid, {"seeds": [1, 2], "overrides": ["a=1"]})
+        with pytest.raises(UsageError, match="started with another overrides"):
+            study.begin(grid, {"seeds": [1], "overrides": ["a=2"]})
 
 
 def test_a_trial_fails_with_any_of_its_seeds() -> None:
@@ -352,31 +402,26 @@ def test_a_trial_breaks_its_constraints_as_its_seeds_do_on_average() -> None:
     assert "0.25" in line
 
 
-@pytest.mark.parametrize("name", ["OnePlusOne", "tpe"])
-def test_a_search_stays_where_constraints_hold(name: str) -> None:
-    search = SEARCHES[name](budget=60, num_workers=1, maximize=True, seed=1)
+@pytest.mark.parametrize("name", ["OnePlusOne", "tpe", "cmaes"])
+def test_a_search_stays_where_constraints_hold(name: str, tmp_path: Path) -> None:
     values = []
-    for trial in range(60):
-        params = search.propose()
-        assert params is not None
-        values.append(float(params["x"]))
-        result = replace(a_result(trial, values[-1]), violation=max(0.0, values[-1] - 1.0))
-        search.report(trial, result.told(maximize=True))
+    with study_of(tmp_path, plan_of(name, 60, seed=1)) as study:
+        while (trial := study.propose()) is not None:
+            values.append(float(trial.params["x"]))
+            report(study, trial, values[-1], violation=max(0.0, values[-1] - 1.0))
     assert sum(value <= 1.1 for value in values[-20:]) > 12, "the objective alone would lead to 3"
 
 
 def test_optunas_own_tools_see_what_is_broken(tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-    params = {"x": "1", "n": "3", "c": "a", "o": "2"}
-    results = [
-        replace(a_result(number, objective, **params), violation=violation)
-        for number, (objective, violation) in enumerate([(3.0, 0.0), (9.0, 2.0), (5.0, 0.0)])
-    ]
-    OptunaSearch(SPACE, 3, 1, True, 0).write_study(tmp_path, results)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna_study.log"))
-    study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
-    assert [trial.value for trial in study.trials] == [3.0, 9.0, 5.0]
-    assert study.best_trial.user_attrs["trial"] == 2
+    with study_of(tmp_path, plan_of("random", 3)) as study:
+        for objective, violation in [(3.0, 0.0), (9.0, 2.0), (5.0, 0.0)]:
+            trial = study.propose()
+            assert trial is not None
+            report(study, trial, objective, violation)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / STUDY_FILE))
+    loaded = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.value for trial in loaded.trials] == [3.0, 9.0, 5.0]
+    assert loaded.best_trial.user_attrs["trial"] == 2
 
 
 def test_tables_are_sorted_and_short_names_stay_distinct(tmp_path: Path) -> None:

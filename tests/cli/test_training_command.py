@@ -133,6 +133,7 @@ ERRORS = [
     (["critic=~"], "ConfigError: model.critic", 1),
     (["critic=null"], "ConfigError: model.critic", 1),
     (["algorithm.device=cudaa"], "cudaa", 1),
+    (["algorithm.device=cuda:99"], "algorithm.device: 'cuda:99'", 1),
     (["+algorithm.unknown=1"], "unknown", 1),
     (["algorithm.gamma=2"], "gamma", 1),
     (["env.name=CartPoll-v1"], "CartPole-v1", 1),

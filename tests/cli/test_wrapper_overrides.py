@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from maze.cli.wrapper_overrides import changed_wrappers, split_wrapper_path, wrappers_by_name
+from maze.cli.wrapper_overrides import apply_overrides, as_written, changed_wrappers, for_hydra, split_wrapper_path
 from maze.core.errors import ConfigError
+from maze.maze_cli import main
 
 NORMALIZATION = (
     "maze.core.wrappers.observation_normalization.observation_normalization_wrapper.ObservationNormalizationWrapper"
@@ -17,8 +19,9 @@ NORMALIZATION = (
 
 
 def wrappers_of(*overrides: str) -> dict[str, Any]:
-    with initialize_config_module("maze.conf", version_base="1.3"), wrappers_by_name():
-        cfg = compose("conf_train", overrides=["wrappers=vector_obs", *overrides])
+    with initialize_config_module("maze.conf", version_base="1.3"):
+        cfg = compose("conf_train", overrides=for_hydra(["wrappers=vector_obs", *overrides]))
+    apply_overrides(cfg)
     return OmegaConf.to_container(cfg.wrappers)  # type: ignore[return-value]
 
 
@@ -38,13 +41,36 @@ def test_a_further_wrapper_is_added_behind_them(name: str) -> None:
     assert list(wrappers_of(f"+wrappers.{name}={{}}").items())[1:] == [(name, {})]
 
 
-def test_hydra_is_left_as_it_was() -> None:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wrappers.TimeLimitWrapper.max_episode_steps=1,2",
+        "+wrappers.my_project.wrappers.Patient.steps=interval(1,5)",
+        "~wrappers.TimeLimitWrapper",
+        "wrappers=vector_obs",
+        "env.name=x",
+        "--cfg",
+    ],
+)
+def test_an_override_is_recorded_as_it_was_written(text: str) -> None:
+    assert as_written(for_hydra([text])) == [text]
 
-    before = ConfigLoaderImpl._apply_overrides_to_config
-    with wrappers_by_name():
-        assert ConfigLoaderImpl._apply_overrides_to_config is not before
-    assert ConfigLoaderImpl._apply_overrides_to_config is before
+
+def test_values_refer_to_other_keys_and_a_later_override_wins() -> None:
+    wrappers = wrappers_of(
+        "+wrappers.TimeLimitWrapper.steps=${algorithm.n_epochs}", "+wrappers.TimeLimitWrapper.steps=7"
+    )
+    assert wrappers["TimeLimitWrapper"] == {"steps": 7}
+    reference = "+wrappers.TimeLimitWrapper.steps=${algorithm.n_epochs}"
+    assert wrappers_of(reference)["TimeLimitWrapper"] == {"steps": "${algorithm.n_epochs}"}
+    assert wrappers_of(reference, "+wrappers.TimeLimitWrapper.steps=7")["TimeLimitWrapper"] == {"steps": 7}
+
+
+def test_the_printed_configuration_has_the_overrides(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["-cn", "conf_train", "--cfg", "job", "wrappers=vector_obs", "+wrappers.TimeLimitWrapper.steps=5"]
+    assert main([*arguments, "~wrappers.ObservationNormalizationWrapper"]) == 0
+    printed = OmegaConf.create(capfd.readouterr().out)
+    assert printed.wrappers == {"TimeLimitWrapper": {"steps": 5}}
 
 
 @pytest.mark.parametrize(
@@ -74,3 +100,20 @@ def test_changes_are_merged_and_further_wrappers_follow() -> None:
     expected = {"a.C": {"x": {"y": 3, "z": 2}}, "a.D": {"k": 1}, "E": {}}
     assert changed_wrappers(wrappers, changes) == expected
     assert changed_wrappers([{"_target_": "a.C"}], {"E": {}}) == [{"_target_": "a.C"}, {"E": {}}]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "local"])
+def test_a_sweep_over_an_argument_of_a_wrapper(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fixed = ["env.name=CartPole-v1", "runner=sequential", "runner.n_episodes=1", f"hydra/launcher={launcher}"]
+    swept = "+wrappers.TimeLimitWrapper.max_episode_steps=2,3"
+    assert main(["-m", swept, *fixed, "hydra.sweep.dir=sweep"]) == 0
+    for number, steps in enumerate((2, 3)):
+        run = tmp_path / "sweep" / str(number)
+        for file in ("hydra_config.yaml", ".hydra/config.yaml"):
+            assert OmegaConf.load(run / file).wrappers == {"TimeLimitWrapper": {"max_episode_steps": steps}}
+        assert f"+wrappers.TimeLimitWrapper.max_episode_steps={steps}" in OmegaConf.load(run / ".hydra/overrides.yaml")
+    assert main(["-m", "wrappers.TimeLimitWrapper.max_episode_steps=2,3", *fixed]) != 0
+    assert "no such wrapper is configured" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -13,7 +14,9 @@ from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
-from maze.distributions.multi_categorical import MultiCategoricalProbabilityDistribution
+from maze.distributions.multi_categorical import (
+    MultiCategoricalProbabilityDistribution,
+)
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
 
 BETA = "maze.distributions.beta.BetaProbabilityDistribution"
@@ -44,6 +47,14 @@ def test_every_space_type_has_a_default():
     }
     shapes = {head: mapper.required_logits_shape(head) for head in mapper.action_heads}
     assert shapes == {"move": (4,), "use": (16,), "tune": (5,), "steer": (6,), "special_action": (2, 4)}
+
+
+def test_an_entry_for_bounded_heads_leaves_others_alone():
+    space = spaces.Dict({"steer": spaces.Box(-1, 1, (3,)), "half": spaces.Box(0, np.inf), "move": spaces.Discrete(4)})
+    mapper = DistributionMapper(space, [{"action_space": "Box", "bounded": True, "distribution": SQUASHED}])
+    assert mapper.distribution_class("steer") is SquashedGaussianProbabilityDistribution
+    assert mapper.distribution_class("half") is DiagonalGaussianProbabilityDistribution
+    assert mapper.distribution_class("move") is CategoricalProbabilityDistribution
 
 
 @pytest.mark.parametrize("box", ["gym.spaces.Box", "gymnasium.spaces.Box", "Box", gym.spaces.Box])

@@ -58,9 +58,34 @@ def test_every_option_and_the_tutorials_plots_are_there(site: Path) -> None:
     missing = [option for option in configurations.options() if f"{option.group}={option.name}".lstrip("=") not in text]
     assert missing == []
     for tutorial in ("cutting_environment", "cutting_structure", "plain_python"):
-        assert "image/png" in (site / "tutorials" / f"{tutorial}.html").read_text("utf-8") or list(
-            (site / "_images").glob("*.png")
-        )
+        page = (site / "tutorials" / f"{tutorial}.html").read_text("utf-8")
+        drawn = re.findall(r'class="cell_output.*?<img[^>]* src="\.\./(_images/[^"]+\.png)"', page, re.DOTALL)
+        assert drawn, f"{tutorial} has no figure in the output of a cell"
+        assert all((site / figure).is_file() for figure in drawn)
+
+
+def test_cells_that_the_site_executes_put_their_figures_into_the_page() -> None:
+    script = f"""
+import runpy
+runpy.run_path({str(ROOT / "docs" / "conf.py")!r})
+import nbclient, nbformat
+cell = nbformat.v4.new_code_cell("import matplotlib.pyplot as plt; plt.plot([1, 2]);")
+executed = nbclient.execute(nbformat.v4.new_notebook(cells=[cell]))
+print([sorted(output.get("data", ())) for output in executed.cells[0].outputs])
+"""
+    pytest.importorskip("nbclient")
+    environment = {**os.environ, "MPLBACKEND": "agg"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert "image/png" in done.stdout, done.stderr[-3000:]
+
+
+def test_what_guides_import_most_comes_first_in_the_reference(tmp_path: Path) -> None:
+    from site_pages.reference import write_reference
+
+    write_reference(tmp_path)
+    page = (tmp_path / "maze.api.rst").read_text("utf-8")
+    entries = re.findall(r"^\.\. auto(?:class|function):: (\S+)", page, re.MULTILINE)
+    assert entries[0] == "maze.api.run_context.RunContext"
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +149,9 @@ def test_fields_of_an_option_have_their_defaults_and_meanings() -> None:
     assert [key for key, field in fields.items() if not field.meaning] == []
 
 
-def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n", "utf-8")
-    found = configurations.fields(configurations.Option("env", "mine", file))
+def test_a_key_without_a_word_of_its_class_is_explained_by_the_comment_above_it() -> None:
+    text = "# @package env\n\n# What it is for\na: 1\n# both of them\nb: [1, 2]\nc: {d: ~}\n\ne: 1\n"
+    found = configurations.fields(configurations.Option("env", "mine", text))
     assert found == [
         ("a", "1", "What it is for"),
         ("b", "[1, 2]", "both of them"),

@@ -28,7 +28,7 @@ def checked(env):
 @pytest.mark.parametrize("is_plain", [False, True])
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Taxi-v4"])
 def test_exported_environments_pass_the_checker_with_dictionary_and_with_plain_spaces(name, is_plain):
-    env = GymMazeEnv(name)
+    env = GymMazeEnv(name, action_mask=False if is_plain else None)
     exported = to_gymnasium(NoDictSpacesWrapper.wrap(env) if is_plain else env)
     assert isinstance(exported, gymnasium.Env)
     assert isinstance(exported.action_space, spaces.Dict) is not is_plain

@@ -254,6 +254,61 @@ def test_a_policy_needs_its_environment():
         to_sb3(RandomPolicy(GymMazeEnv("CartPole-v1").action_spaces_dict))
 
 
+class Bounded(gymnasium.Env):
+    """Actions are counted from 2, or bounded."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+class Extreme(Policy):
+    """Draws far outside of the bounds."""
+
+    def seed(self, seed): ...
+    def needs_state(self):
+        return False
+
+    def compute_action(self, observation, maze_state=None, env=None, actor_id=None, deterministic=False):
+        return {"action": np.array([-50.0, 50.0], np.float32)}
+
+    def compute_top_action_candidates(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_continuous_actions_are_clipped_to_the_action_space(exported):
+    env = Bounded(spaces.Box(-1, 2, (2,), np.float32))
+    acted_in = to_gymnasium(NoDictSpacesWrapper.wrap(GymMazeEnv(env))) if exported else env
+    predictor = to_sb3(Extreme(), acted_in)
+    observations = np.zeros((3, 2), np.float32)
+    assert predictor.predict(observations)[0].tolist() == [[-1.0, 2.0]] * 3
+    assert env.action_space.contains(predictor.predict(observations[0])[0])
+
+
+def test_actions_are_counted_as_the_environment_that_they_are_for_does():
+    env = Bounded(spaces.Discrete(3, start=2))
+    policy = RandomPolicy(GymMazeEnv(env).action_spaces_dict)
+    observations = np.zeros((60, 2), np.float32)
+    assert set(to_sb3(policy, env).predict(observations)[0]) == {2, 3, 4}
+    exported = to_gymnasium(NoDictSpacesWrapper.wrap(GymMazeEnv(env)))
+    assert set(to_sb3(policy, exported).predict(observations)[0]) == {0, 1, 2}
+
+
+def test_a_policy_for_other_actions_than_those_of_the_environment_is_refused(trained_run):
+    with pytest.raises(ConfigError, match=r"to_sb3: the policy chooses .* Bounded takes"):
+        to_sb3(trained_run, Bounded(spaces.Box(-1, 2, (2,), np.float32)))
+
+
 # -- sb3-contrib -------------------------------------------------------------------------------------------------------
 
 
@@ -322,3 +377,17 @@ def test_recurrent_policies_begin_anew_where_they_are_seeded(tmp_path):
     assert first == pytest.approx(expected)
     assert len(set(first)) == 3
     assert episode() == first
+
+
+@pytest.mark.parametrize("policy", ["LinearPolicy", "MlpPolicy"])
+def test_a_model_of_ars_acts_as_it_does_in_stable_baselines3(policy, tmp_path):
+    contrib = pytest.importorskip("sb3_contrib")
+    model = contrib.ARS(policy, "Pendulum-v1", seed=1)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.add_(0.3)
+    model.save(tmp_path / "model.zip")
+    env = GymMazeEnv("Pendulum-v1")
+    observation = env.reset()
+    action = acting(tmp_path / "model.zip", "Pendulum-v1").compute_action(observation)["action"]
+    np.testing.assert_array_equal(action, model.predict(observation["observation"])[0])

@@ -86,7 +86,7 @@ def test_the_command_rolls_the_policy_out(tmp_path, monkeypatch, capsys):
 
 def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
-    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[ortools\]"'):
+    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[ortools\]>=1"'):
         cp_sat_schedule(WAITING.durations, WAITING.machines)
 
 

@@ -7,10 +7,15 @@ import pytest
 from scipy import stats
 
 from maze.report.estimates import (
-    bootstrap_estimate,
+    bounded_interval,
+    episodes_to_see,
     explained_share,
     interquartile_mean,
-    mean_with_t_interval,
+    interquartile_mean_interval,
+    mean_interval,
+    skewed_interval,
+    t_interval,
+    unseen_share,
 )
 
 
@@ -20,32 +25,76 @@ def test_interquartile_mean_is_the_trimmed_mean_of_the_paper(n: int) -> None:
     np.testing.assert_allclose(interquartile_mean(values), stats.trim_mean(values, 0.25, axis=-1))
 
 
-def test_bootstrap_intervals_cover_the_mean_about_as_often_as_they_say() -> None:
-    rng = np.random.default_rng(3)
-    n_covered = 0
-    for _ in range(200):
-        estimate = bootstrap_estimate([rng.normal(1.0, 2.0, size=40)], n_resamples=400)
-        n_covered += estimate.low <= 1.0 <= estimate.high
-    assert 180 <= n_covered <= 199
-
-
-def test_strata_are_drawn_among_themselves() -> None:
-    """Between constant strata nothing varies, however far apart they are."""
-    estimate = bootstrap_estimate([np.full(5, 1.0), np.full(5, 9.0)])
-    assert estimate == (5.0, 5.0, 5.0)
-    assert np.isnan(bootstrap_estimate([np.array([3.0])]).low)
-
-
 def test_t_interval_of_three_runs() -> None:
     """1, 2, 3: the deviation is 1, so that 2 -+ 4.303 / sqrt(3)."""
-    centre, low, high = mean_with_t_interval(np.array([[1.0], [2.0], [3.0]]))
+    centre, low, high = t_interval(np.array([[1.0], [2.0], [3.0]]), axis=0)
     assert centre == [2.0]
-    np.testing.assert_allclose([low[0], high[0]], [2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5])
-    for n in (2, 5, 16, 18, 25, 200):
-        values = np.random.default_rng(n).normal(size=(n, 1))
-        low = mean_with_t_interval(values)[1]
-        expected = stats.t.interval(0.95, n - 1, values.mean(), stats.sem(values[:, 0]))[0]
-        np.testing.assert_allclose(values.mean() - low[0], values.mean() - expected, rtol=0.02)
+    np.testing.assert_allclose([low[0], high[0]], [2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5], rtol=1e-5)
+    assert np.isnan(t_interval(np.array([3.0]))[1])
+
+
+def test_interquartile_mean_interval_is_that_of_trimmed_means() -> None:
+    values = np.random.default_rng(2).normal(size=40) ** 3
+    expected = stats.mstats.trimmed_mean_ci(values, (0.25, 0.25))
+    np.testing.assert_allclose(interquartile_mean_interval(values[np.newaxis])[1:], expected)
+
+
+@pytest.mark.parametrize(("n_seen", "n"), [(0, 1), (0, 20), (3, 50), (20, 20)])
+def test_a_known_range_gives_the_bounds_of_clopper_and_pearson(n_seen: int, n: int) -> None:
+    values = np.repeat([1.0, 0.0], [n_seen, n - n_seen])
+    expected = stats.binomtest(n_seen, n).proportion_ci(0.95, "exact")
+    _, low, high = bounded_interval(values, (0.0, 1.0))
+    np.testing.assert_allclose([low, high], [expected.low, expected.high], atol=0.03)
+
+
+def test_intervals_move_and_turn_with_the_values() -> None:
+    values = np.random.default_rng(1).exponential(size=30)
+    centre, low, high = skewed_interval(values)
+    assert high - centre > centre - low > 0, "longer where the long tail is"
+    np.testing.assert_allclose(skewed_interval(5.0 - 2.0 * values), [5 - 2 * centre, 5 - 2 * high, 5 - 2 * low])
+    np.testing.assert_allclose(skewed_interval(np.full(30, 7.1)), [7.1] * 3)
+    assert np.isnan(skewed_interval(np.array([7.1]))[1])
+
+
+HEAVY = {
+    "normal": (lambda rng, shape: rng.normal(size=shape), 0.03),
+    "t": (lambda rng, shape: rng.standard_t(3, size=shape), 0.05),
+    "lognormal": (lambda rng, shape: np.exp(0.5) - np.exp(rng.normal(size=shape)), 0.05),
+    "catastrophes": (lambda rng, shape: 0.03 - (rng.random(shape) < 0.03), 0.05),
+    "noisy catastrophes": (
+        lambda rng, shape: 0.03 - (rng.random(shape) < 0.03) + 0.1 * rng.normal(size=shape),
+        0.05,
+    ),
+}
+
+
+@pytest.mark.parametrize("n_episodes", [200, 300, 1000])
+@pytest.mark.parametrize("name", HEAVY)
+def test_an_interval_over_episodes_lies_above_the_mean_as_rarely_as_promised(name: str, n_episodes: int) -> None:
+    draw, most = HEAVY[name]
+    _, low, _ = skewed_interval(draw(np.random.default_rng(n_episodes), (2000, n_episodes)))
+    assert (low >= 1e-9).mean() <= most
+
+
+@pytest.mark.parametrize("n_runs", [2, 3, 5, 10])
+@pytest.mark.parametrize("deviation", [0.2, 1.0, 5.0])
+def test_intervals_over_runs_that_differ_cover_the_mean(n_runs: int, deviation: float) -> None:
+    rng = np.random.default_rng(n_runs)
+    n = 2000
+    values = (
+        rng.normal(size=(n, n_runs, 20)) + deviation * rng.normal(size=(n, n_runs, 1)) + rng.normal(size=(n, 1, 20))
+    )
+    others = rng.normal(size=(n, n_runs, 20)) + deviation * rng.normal(size=(n, n_runs, 1))
+    for ours, theirs in ((values, None), (values, others)):
+        _, low, high = mean_interval(ours, theirs)
+        assert ((low <= 0) & (high >= 0)).mean() >= 0.93
+
+
+def test_events_too_rare_to_be_seen() -> None:
+    """(1 - p)^n = 0.025."""
+    assert (1 - unseen_share(200)) ** 200 == pytest.approx(0.025)
+    n = episodes_to_see(0.01)
+    assert 0.99**n <= 0.025 < 0.99 ** (n - 1)
 
 
 def test_a_parameter_that_decides_explains_everything_and_one_that_does_not_explains_nothing() -> None:

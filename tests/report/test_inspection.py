@@ -30,9 +30,9 @@ from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
+from maze.evaluation.inspection import _temporal_differences, inspected_episode
 from maze.maze_cli import main
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
-from maze.report.inspection import _temporal_differences, inspected_episode
 from tests.api.shorter import SHORTER
 from tests.report.browser import NARROW, WIDE, OpenPage, accessibility_faults, cut_off
 

@@ -13,7 +13,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import MazeError
 from maze.core.log_events.monitoring_events import ActionEvents, DiscreteActionEvents
 from maze.core.log_stats.log_stats import LogStatsKey
-from maze.core.log_stats.stats_columns import columns_of
+from maze.core.log_stats.stats_format import columns_of
 from maze.report.progress import PROGRESS_FILE, Progress, read_progress
 
 MEAN = LogStatsKey(BaseEnvEvents.reward, "mean", None)

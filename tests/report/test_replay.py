@@ -26,8 +26,8 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
+from maze.evaluation.replay import replayed_measures, replayed_rewards, reward_replay, what_if
 from maze.maze_cli import main
-from maze.report.replay import replayed_measures, replayed_rewards, reward_replay, what_if
 from maze_envs.logistics.cutting_2d.env.events import CuttingEvents, InventoryEvents
 from maze_envs.logistics.cutting_2d.reward.raw_piece_usage import RawPieceUsageRewardAggregator
 from maze_envs.logistics.dispatching.maze_env import dispatching_env

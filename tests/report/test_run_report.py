@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maze.console.runs import RunConsole
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.log_stats.log_stats import LogStatsKey, StatsContext
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
-from maze.core.log_stats.run_console import Progressed, RunConsole
 from maze.core.log_stats.stats_format import significant
 from maze.report.page import RunData
 from maze.report.progress import PROGRESS_FILE, Progress, read_progress
@@ -310,8 +310,7 @@ def test_table_page_tensorboard_and_console_say_the_same(tmp_path: Path, capsys:
         stats.write(dict(zip(keys, values, strict=True)), "train")
         stats.finish_step()
     names = [f"BaseEnvEvents/kpi/mean/k{index}" for index in range(len(values))]
-    shown = short.text(Progressed(1), 80, is_table=True).splitlines()[1:]
-    assert [line.split()[1] for line in shown] == [significant(value) for value in values]
+    assert [figures["train"] for figures in short.cells().values()] == [significant(value) for value in values]
     (row,) = list(read_progress(tmp_path).rows())
     assert [row[4][name] for name in names] == values
     page = (tmp_path / REPORT_FILE).read_text(encoding="utf-8")

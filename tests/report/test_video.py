@@ -72,4 +72,4 @@ def test_what_cannot_be_shown(arguments: list[str], message: str, capsys: pytest
 
 def test_play_wants_the_name_of_the_film(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--play", "outputs/run", "--video"]) == 2
-    assert "--video: name the film" in capsys.readouterr().err
+    assert "--play: argument --video: expected one argument. usage: maze-run --play" in capsys.readouterr().err

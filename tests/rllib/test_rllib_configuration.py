@@ -16,8 +16,7 @@ from maze.core.errors import ConfigError
 from maze.maze_cli import main
 from maze.rllib.algorithms import ALGORITHMS, DROPPED, find_algorithm, require_ray
 from maze.rllib.maze_rllib_runner import MazeRLlibRunner
-from maze.rllib.statistics import read_progress, write_progress
-from maze.rllib.tune_parameters import TuneParameters
+from maze.rllib.statistics import TuneParameters, read_progress, write_progress
 
 CONF = Path(__file__).resolve().parents[2] / "maze" / "conf" / "rllib" / "algorithm"
 
@@ -68,7 +67,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install maze-rl\[rllib\]"):
+    with pytest.raises(ConfigError, match=r'pip install "maze-rl\[rllib\]>=1"'):
         require_ray()
 
 
@@ -114,7 +113,7 @@ def test_rllibs_own_model_gets_no_critic_of_maze() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"stopp": {}}, "Did you mean `stop`"),
+        ({"stopp": {}}, "Did you mean `runner.tune_config.stop`"),
         ({"stop": {"training_iteration": "many"}}, r"runner\.tune_config\.stop\.training_iteration"),
         ({"checkpoint_freq": -1}, r"runner\.tune_config\.checkpoint_freq"),
     ],

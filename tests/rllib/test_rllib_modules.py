@@ -20,11 +20,20 @@ with warnings.catch_warnings():
 
     from maze.rllib.action_distribution import action_distribution_class
     from maze.rllib.algorithms import ALGORITHMS, SET_BY_RUNNER, configured, known_hyperparameters
-    from maze.rllib.environment import EnvConfig, MazeRLlibEnv, SeedSource, decode_episodes
-    from maze.rllib.multi_agent import MazeMultiAgentEnv, ModuleOfAgent
+    from maze.rllib.environment import (
+        EnvConfig,
+        MazeMultiAgentEnv,
+        MazeRLlibEnv,
+        ModuleOfAgent,
+        SeedSource,
+        decode_episodes,
+    )
     from maze.rllib.q_modules import QPolicyModule, SoftActorCriticModule
-    from maze.rllib.rl_module import MODEL_KEY, ModuleConfig, PolicyGradientModule, TargetPolicyModule
-    from maze.rllib.weights import (
+    from maze.rllib.rl_module import (
+        MODEL_KEY,
+        ModuleConfig,
+        PolicyGradientModule,
+        TargetPolicyModule,
         buffer_state,
         load_into_runner,
         load_module_state,

@@ -66,6 +66,9 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     import numpy as np
     import torch
 
+    from maze.cli.sweeps.results import STUDY_FILE
+    from maze.cli.sweeps.space import ChoiceParameter, SearchSpace
+    from maze.cli.sweeps.study import Plan, SweepStudy
     from maze.core.env.base_env_events import BaseEnvEvents
     from maze.core.env.structured_env import ActorID
     from maze.core.events.event_collection import EventCollection
@@ -79,7 +82,7 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     from maze.core.trajectory_recording.writers.spaces_columns import write_spaces_columns
     from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
     from maze.core.utils.checkpoint import save_state
-    from maze.core.wrappers.observation_normalization.statistics_file import save_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import save_statistics
     from maze.perception.models.space_config import SpacesConfig
     from maze_envs.logistics.cutting_2d.env.maze_state import Cutting2DMazeState
 
@@ -122,10 +125,12 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
     actions = ActionRecord("third", 5)
     actions.append(ActorID(0, 0), {"a": np.arange(2), "b": 1.5})
     name = actions.save(directory / "actions").relative_to(directory)
-    journal = b"".join(
-        json.dumps(entry).encode() + b"\n"
-        for entry in ({"event": "sweep", "version": 1, "settings": {"a": [1]}}, {"event": "told", "trial": 0})
-    )
+    grid = Plan("grid", SearchSpace((ChoiceParameter("a", ("1", "2")),), ()), True, {})
+    with SweepStudy(directory) as study:
+        study.begin(grid, {"seeds": [None]})
+        trial = study.propose()
+        assert trial is not None
+        study.finish(trial, trial.result([None], needs_objective=False))
     config = (
         b"env: {_target_: maze.core.wrappers.maze_gym_env_wrapper.make_gym_maze_env, name: CartPole-v1,\n"
         b"  x: '${model.a}'}\n"
@@ -139,20 +144,21 @@ def legitimate_files(directory: Path) -> dict[str, list[bytes]]:
         "trajectory": [content("first.pkl"), pickle.dumps(trajectory, 4), pickle.dumps(spaces_trajectory, 2)],
         "columns": [content("columns.npz")],
         "actions": [content(str(name))],
-        "journal": [journal],
+        "study": [content(STUDY_FILE)],
         "config": [config],
     }
 
 
 def loaders() -> dict[str, Callable[[Path], Any]]:
     """What reads each kind of file."""
-    from maze.cli.sweeps.journal import earlier_settings
+    from maze.cli.sweeps.results import STUDY_FILE
+    from maze.cli.sweeps.study import SweepStudy
     from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDataset
     from maze.core.trajectory_recording.records.action_record import ActionRecord
     from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns, read_stacked_columns
     from maze.core.utils.checkpoint import load_state
     from maze.core.utils.stored_config import read_stored_config, refuse_foreign_targets
-    from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
+    from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
     from maze.perception.models.space_config import SpacesConfig
 
     def config(path: Path) -> None:
@@ -160,12 +166,13 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
 
         refuse_foreign_targets(plain_container(read_stored_config(path)), path)
 
-    def journal(path: Path) -> Any:
-        path.replace(path.with_name("sweep.jsonl"))
+    def study(path: Path) -> Any:
+        path.replace(path.with_name(STUDY_FILE))
         try:
-            return earlier_settings(path.parent)
+            with SweepStudy(path.parent) as study:
+                return study.settings
         finally:
-            path.with_name("sweep.jsonl").replace(path)
+            path.with_name(STUDY_FILE).replace(path)
 
     return {
         "state": load_state,
@@ -174,7 +181,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
         "trajectory": lambda path: list(InMemoryDataset.deserialize_trajectory(path, own_packages=["tests"])),
         "columns": lambda path: (read_spaces_columns(path), read_stacked_columns(path)),
         "actions": ActionRecord.load,
-        "journal": journal,
+        "study": study,
         "config": config,
     }
 
@@ -208,7 +215,7 @@ class Generator:
         """Kind and content of a file."""
         chooser = random.Random(self.seed << 40 | number)
         kind = chooser.choice(["trajectory", "trajectory", "trajectory", "statistics", "spaces", "state", "state",
-                               "columns", "actions", "journal"] if chooser.random() < 0.95 else ["config"])  # fmt: skip
+                               "columns", "actions", "study"] if chooser.random() < 0.95 else ["config"])  # fmt: skip
         if kind in ("trajectory", "statistics", "spaces"):
             made = self.program(chooser) if chooser.random() < 0.7 else self.mutated_pickle(chooser)
             return kind, self.sealed(chooser, made)

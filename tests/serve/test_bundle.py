@@ -174,11 +174,11 @@ def test_a_run_is_exported_by_a_command(trained_run, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--export"], "name the directory of one training"),
+        (["--export"], "the following arguments are required: run"),
         (["--export", "nowhere"], "nowhere is no directory"),
-        (["--export", "{run}", "--steps", "many"], "expected a whole number"),
-        (["--export", "{run}", "--onnx"], "--onnx is not known here"),
-        (["--export", "{run}", "--out"], "its value is missing"),
+        (["--export", "{run}", "--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--export", "{run}", "--onnx"], "--export: unrecognized arguments: --onnx"),
+        (["--export", "{run}", "--out"], "argument --out: expected one argument"),
         (["--export", "{run}", "--out", "{run}/no/where.maze"], "there is no directory"),
     ],
 )

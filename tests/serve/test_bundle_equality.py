@@ -15,7 +15,7 @@ from maze.serve.bundle import PolicyBundle
 BOX = spaces.Box(np.float32([-2, 0.5]), np.float32([1, 0.75]))
 HEADS = {
     "categorical": (spaces.Discrete(4), "categorical.Categorical"),
-    "greedy": (spaces.Discrete(4), "greedy.GreedyCategorical"),
+    "greedy": (spaces.Discrete(4), "categorical.GreedyCategorical"),
     "multi_categorical": (spaces.MultiDiscrete([3, 2, 4]), "multi_categorical.MultiCategorical"),
     "bernoulli": (spaces.MultiBinary(3), "bernoulli.Bernoulli"),
     "gaussian": (BOX, "gaussian.DiagonalGaussian"),

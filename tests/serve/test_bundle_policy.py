@@ -20,7 +20,8 @@ from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.wrapper import ObservationWrapper, Wrapper
-from maze.report.comparison_runner import played_measures
+from maze.evaluation.comparison_runner import played_measures
+from maze.interop import to_sb3
 from maze.serve.bundle import PolicyBundle
 from maze.serve.drift_guard import DriftLimits
 from maze.serve.policy import BundlePolicy, WholeBundlePolicy
@@ -108,6 +109,16 @@ def test_a_whole_bundle_acts_as_its_networks_do_where_there_are_no_wrappers(
             played_measures(wrapped, policy, [(1, 2), (3, 4)], deterministic=False, episode_done=lambda: None)
         )
     assert returns[0] == returns[1]
+
+
+def test_predicted_actions_of_a_bundle_are_clipped_to_its_action_space(tmp_path: Path) -> None:
+    path = tmp_path / "pendulum.maze"
+    path.write_bytes(pendulum())
+    observations = np.zeros((200, 3), np.float32)
+    drawn = BundlePolicy(path).compute_actions({"observation": observations})["action"]
+    actions = to_sb3(path).predict(observations)[0]
+    assert abs(drawn).max() > 2.0
+    assert abs(actions).max() == 2.0
 
 
 def test_a_whole_bundle_says_where_it_cannot_act(bundle: Path, exported: Callable[..., bytes], tmp_path: Path) -> None:

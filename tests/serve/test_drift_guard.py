@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 
+import gymnasium as gym
 import httpx
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from maze.core.errors import ConfigError
 from maze.serve.client import PolicyClient, ServerError
@@ -91,6 +94,63 @@ def test_another_population_is_warned_about_once_until_it_is_in_order_again(
         watching.add(0, observation(**changed))
     watching.look()
     assert caplog.text.count(f"Entry `{entry}`") == 2
+
+
+# -- autocorrelated observations --------------------------------------------------------------------------------------
+
+
+def autoregressive(n: int, seed: int, correlation: float = 0.99) -> np.ndarray:
+    """A component with mean 0 and deviation 1, which forgets slowly."""
+    noise = np.random.default_rng(seed).normal(size=n)
+    noise[1:] *= math.sqrt(1 - correlation**2)
+    return lfilter([1.0], [1.0, -correlation], noise)[:, None]
+
+
+def balancing(n: int, seed: int) -> np.ndarray:
+    """A CartPole that never falls: 500 steps in an episode resemble each other."""
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset(seed=seed)
+    seen = []
+    while len(seen) < n:
+        seen.append(observation)
+        position, speed, angle, turn = observation
+        observation, _, is_terminated, is_truncated, _ = env.step(
+            int(angle + 0.3 * turn + 0.02 * position + 0.05 * speed > 0)
+        )
+        assert not is_terminated
+        if is_truncated:
+            observation, _ = env.reset()
+    return np.array(seen)
+
+
+def n_until_warned(training: np.ndarray, work: np.ndarray) -> int | None:
+    """Number of observations until a warning; the guard is asked as often as the server asks it."""
+    watching, limits = DriftGuard("p", {0: {"all": summary(training, False)}}), DriftLimits()
+    for n, row in enumerate(work, 1):
+        watching.add(0, {"all": row})
+        if n % 500 == 0:
+            watching.look()
+            if any(each.psi > limits.psi or each.out_of_range > limits.out_of_range for each in watching.entries):
+                return n
+    return None
+
+
+@pytest.mark.parametrize("observed", [autoregressive, balancing])
+@pytest.mark.parametrize("n_training", [2000, 10_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_autocorrelated_observations_are_not_warned_about_without_drift(
+    observed: Callable[[int, int], np.ndarray], n_training: int, seed: int
+) -> None:
+    assert n_until_warned(observed(n_training, seed), observed(15_000, 100 + seed)) is None
+
+
+def test_autocorrelated_observations_that_drift_are_warned_about() -> None:
+    for seed in range(3):
+        assert n_until_warned(autoregressive(5000, seed), autoregressive(30_000, 100 + seed) + 3.0) is not None
+        tilted = balancing(10_000, 100 + seed) + np.array([0.0, 0.0, 0.1, 0.0])
+        found = n_until_warned(balancing(2000, seed), tilted)
+        assert found is not None
+        assert found <= 5000
 
 
 def test_an_unknown_category_and_a_value_far_away_are_out_of_range() -> None:

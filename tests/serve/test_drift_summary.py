@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from maze.serve.drift import bins, components, entry_summaries, summary
+from maze.serve.drift import bins, components, effective_samples, entry_summaries, summary
 
 
 def test_numbers_are_summed_up_by_deciles():
@@ -29,3 +29,28 @@ def test_whole_numbers_are_counted_and_large_entries_have_features():
     assert found["kind"]["components"] == [{"values": [1, 3], "shares": [0.25, 0.75]}]
     assert found["image"]["features"] == ["mean", "std", "min", "max"]
     assert [each["max"] for each in found["image"]["components"]] == [30, 0, 30, 30]
+
+
+def test_samples_that_come_in_groups_of_equal_ones_count_by_groups():
+    groups = np.random.default_rng(0).integers(10, size=1000)
+    assert 250 < effective_samples(groups) <= 1000, "few long batches find something in independent samples, too"
+    assert effective_samples(groups, 1, [50]) > 600
+    for size in (2, 5, 10):
+        found = effective_samples(np.repeat(groups, size), 1, [20])
+        assert 0.4 < found / 1000 < 1.1
+    assert effective_samples(np.zeros(50, int)) == 50
+
+
+def test_a_shift_is_no_autocorrelation_where_parts_are_estimated_by_themselves():
+    places = np.random.default_rng(0).integers(5, size=1000)
+    places[700:] += 5
+    assert effective_samples(places, 1, [10]) < 100
+    assert effective_samples(places, 2, [10]) > 400
+
+
+def test_summaries_tell_the_number_of_effective_samples():
+    samples = np.random.default_rng(0).normal(size=(500, 2))
+    samples[:, 1] = np.repeat(samples[::50, 1], 50)
+    fast, slow = summary(samples, is_large=False)["n_effective"]
+    assert fast > 100
+    assert slow < 10

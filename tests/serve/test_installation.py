@@ -43,7 +43,7 @@ def test_serving_is_small_and_acts_without_torch(tmp_path, cartpole_bundle):
     assert max(megabytes for _, megabytes in measured) < 150
     refused = subprocess.run([tmp_path / "fresh" / "bin" / "maze-run"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert refused.stderr == 'maze-run needs hydra, which is not installed: pip install "maze-rl[train]"\n'
+    assert refused.stderr == 'maze-run needs hydra, which is not installed: pip install "maze-rl[train]>=1"\n'
 
 
 def size_of(directory: Path) -> int:

@@ -24,7 +24,7 @@ from maze.serve.bundle import PolicyBundle
 from maze.serve.client import PolicyClient
 from maze.serve.server import _parser
 from tests.report.browser import NARROW, WIDE, accessibility_faults, cut_off, opened, running_browser
-from tests.serve.serving import cartpole, cutting, pendulum, remembering, served, stacked
+from tests.serve.serving import cartpole, cutting, cutting_env, pendulum, remembering, served, stacked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guide" / "production.md").read_text(encoding="utf-8")
@@ -68,6 +68,17 @@ def test_episodes_of_policies_with_a_memory_go_on_as_written() -> None:
     assert second["state"]["bundle"] == PolicyBundle(remembering()).sha256
     assert [sorted(each) for each in together] == [["action", "bundle", "decision", "policy", "state"]] * 2
     assert together[0]["state"] != together[1]["state"]
+
+
+def test_sub_steps_of_a_session_are_named_as_written() -> None:
+    (listing,) = [block for block in re.findall(r"^```text\n(.*?)^```", PAGE, re.M | re.S) if "step_key=0" in block]
+    env = cutting_env()
+    values: dict[str, Any] = {"PolicyClient": PolicyClient, "selection_observation": env.reset()}
+    values["cutting_observation"] = env.step({"piece_idx": 0})[0]
+    with served({"cutting": cutting()}) as (values["url"], _):
+        exec(listing, values)
+    assert set(values["piece"]) == {"piece_idx"}
+    assert "piece_idx" not in values["cut"]
 
 
 def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_run: Path) -> None:

@@ -131,6 +131,7 @@ ENDS: dict[str, str] = {
     "observation text": "sub-step 0.*`position`: expected.*float32.*<U1",
     "missing key": r"sub-step 0: .*keys.*'mask'",
     "other key": r"sub-step 0: .*keys.*'mask', 'p",
+    "empty mask": r"sub-step 0.*(no valid action|allows no action)",
 }
 """What the message says, after the place: environment, sub-step, step and seed."""
 NOT_FINITE: dict[str, str] = {
@@ -138,7 +139,7 @@ NOT_FINITE: dict[str, str] = {
     "reward inf": "reward.* is inf",
     "observation nan": r"observation `position`.*(index \[1\]|sub-step 0).* is (NaN|nan)",
     "observation inf": r"observation `position`.*(index \[2\]|sub-step 0).* is inf",
-    "observation value none": "observation `position`.*( is (NaN or None|nan)|expected the shape)",
+    "observation value none": "observation `position`.*( is (NaN or None|nan)|expected shape)",
 }
 BEFORE_ANY_STEP: dict[str, str] = {
     "raise in factory": f"environment.*{LOST}",
@@ -167,6 +168,7 @@ class Outcome(NamedTuple):
 
 IGNORED = {
     *(("rollouts", fault) for fault in ("reward nan", "reward inf", "raise in close", "exit in close")),
+    ("rollouts", "empty mask"),  # the random policy does not read it
     *(("rollouts", fault) for fault in ("raise in factory", "changing spaces")),  # makes one environment only
     *(("bc", fault) for fault in ("reward nan", "reward inf", "observation inf")),  # it evaluates and learns of none
 }

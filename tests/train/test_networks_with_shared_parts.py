@@ -8,22 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from maze.core.agent.state_action_values import merged_action_space
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
-from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
+from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic, merged_action_space
 from maze.core.env.structured_env import ActorID
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.blocks import ConcatenationBlock, DenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
+from maze.train.trainers.es.distributed.episode_batch import Population, obstacle_to_batching
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
-from maze.train.trainers.es.distributed.population import Population, obstacle_to_batching
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_parameters, set_flat_parameters
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_learner import SACLearner
+from maze.train.trainers.sac.sac_trainer import SACLearner
 from tests.train.parallelization.toy_envs import random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import SQUASHED
 

@@ -35,7 +35,7 @@ def main() -> int:
             f"hydra.run.dir={base}/compared",
         ),
         (
-            *("-cn", "conf_gate", f"candidate={trained}", "baseline=stockroom_rule", *EPISODES),
+            *("-cn", "conf_gate", f"candidate={trained}", "baseline=stockroom_rule", "env=stockroom", *SEEDS),
             *("runner.maximize=[profit_per_day]", f"hydra.run.dir={base}/gate"),
         ),
         ("--export", trained, "--out", bundle, "--trust", "stockroom"),

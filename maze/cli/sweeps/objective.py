@@ -15,8 +15,7 @@ from maze.cli.errors import UsageError
 from maze.core.annotations import override
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.log_stats.log_stats import LogStats, LogStatsWriter
-from maze.core.log_stats.log_stats_writer_tensorboard import tensorboard_tag
-from maze.core.log_stats.stats_format import scalar_value
+from maze.core.log_stats.stats_format import scalar_value, statistic_name
 
 STEPS = ("best", "last", "mean")
 
@@ -51,7 +50,7 @@ class ObjectiveRecorder(LogStatsWriter):
             number = scalar_value(value)
             if number is None:
                 continue
-            tag = tensorboard_tag(path, key)
+            tag = statistic_name(key, path, "_")
             self._seen.add(tag)
             if _comparable(tag) == self._wanted:
                 self._values.append(float(number))

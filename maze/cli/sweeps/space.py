@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from maze.cli.errors import UsageError, suggestion
 from maze.cli.hydra_setup import value_text
@@ -60,6 +62,27 @@ class ScalarParameter:
         upper = math.inf if self.upper is None else self.upper
         return min(max(value, lower), upper)  # six digits may lie just beyond a bound
 
+    def distribution(self, unbounded: bool = False) -> BaseDistribution:
+        """The values for Optuna.
+
+        :param unbounded: Whether bounds may be missing, and the step does not restrict the values.
+        :raises UsageError: Optuna has no such distribution.
+        """
+        where = f"{PARAMETRIZATION}: {self.key}"
+        lower, upper, step = self.lower, self.upper, self.step
+        if unbounded:
+            largest = 2**53 if self.integer else sys.float_info.max
+            smallest = (1 if self.integer else sys.float_info.min) if self.log else -largest
+            lower, upper, step = smallest if lower is None else lower, largest if upper is None else upper, None
+        if lower is None or upper is None:
+            raise UsageError(f"{where}: Optuna needs lower and upper.")
+        if self.log and step is not None:
+            raise UsageError(f"{where}: Optuna has no step on a logarithmic scale; leave it out.")
+        if self.integer:
+            step = 1 if step is None else max(1, round(step))
+            return IntDistribution(round(lower), round(upper), self.log, step)
+        return FloatDistribution(lower, upper, self.log, step)
+
     def examples(self) -> list[str]:
         known = [bound for bound in (self.lower, self.upper, self.init) if bound is not None]
         return [self.text(known[0] if known else 1.0)]
@@ -84,6 +107,18 @@ class ChoiceParameter:
     def __post_init__(self) -> None:
         if not self.options:
             raise UsageError(f"{PARAMETRIZATION}: {self.key}: there is nothing to choose from.")
+
+    def text(self, value: Any) -> str:
+        """The value as it is written in an override."""
+        return str(value)
+
+    def value(self, text: str) -> str:
+        """The value of such a text."""
+        return text
+
+    def distribution(self, unbounded: bool = False) -> BaseDistribution:
+        """The values for Optuna."""
+        return CategoricalDistribution(self.options)
 
     def examples(self) -> list[str]:
         return list(self.options)
@@ -126,7 +161,7 @@ def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], pa
         if override.is_sweep_override():
             parameters[key] = _from_override(key, override)
         else:
-            fixed.append(override_text(override))
+            fixed.append(_override_text(override))
     if not parameters:
         raise UsageError(
             f"Nothing to search: name what varies in {PARAMETRIZATION}, or on the command line, for instance "
@@ -135,7 +170,26 @@ def parse_space(parametrization: Mapping[str, Any], arguments: Sequence[str], pa
     return SearchSpace(tuple(parameters.values()), tuple(fixed))
 
 
-def override_text(override: Override) -> str:
+def parse_grid(params: Mapping[str, str], arguments: Sequence[str], parser: OverridesParser) -> SearchSpace:
+    """Reads the space of a grid; arguments of the command line replace entries of `params`.
+
+    :param params: Keys mapped to values as on the command line.
+    :param arguments: The command's overrides, sweeps among them.
+    :raises UsageError: The values of a key cannot be listed.
+    """
+    listed = [f"{key}={text}" for key, text in params.items()]
+    overrides = {o.get_key_element(): o for o in parser.parse_overrides(listed)}
+    for override in parser.parse_overrides(list(arguments)):
+        overrides.pop(override.get_key_element(), None)
+        overrides[override.get_key_element()] = override
+    swept = {key: override for key, override in overrides.items() if override.is_sweep_override()}
+    return SearchSpace(
+        tuple(ChoiceParameter(key, tuple(_swept_texts(override))) for key, override in swept.items()),
+        tuple(_override_text(override) for key, override in overrides.items() if key not in swept),
+    )
+
+
+def _override_text(override: Override) -> str:
     """An override without a sweep, as the jobs get it."""
     key = override.get_key_element()
     if override.is_delete() and override.value() is None:
@@ -143,7 +197,7 @@ def override_text(override: Override) -> str:
     return f"{key}={override.get_value_element_as_str()}"
 
 
-def swept_texts(override: Override) -> list[str]:
+def _swept_texts(override: Override) -> list[str]:
     """The values of a discrete sweep, as they are written in overrides.
 
     :raises UsageError: The sweep is an interval, whose values cannot be listed.
@@ -221,4 +275,4 @@ def _from_override(key: str, override: Override) -> Parameter:
         lower, upper = _number(key, sweep.start), _number(key, sweep.end)
         return ScalarParameter(key, lower, upper, integer=isinstance(sweep.start, int), log="log" in tags)
     ordered = isinstance(sweep, RangeSweep) or (isinstance(sweep, ChoiceSweep) and "ordered" in tags)
-    return ChoiceParameter(key, tuple(swept_texts(override)), ordered)
+    return ChoiceParameter(key, tuple(_swept_texts(override)), ordered)

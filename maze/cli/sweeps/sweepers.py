@@ -1,30 +1,177 @@
-"""The sweepers of Maze: grid search, Nevergrad, Optuna."""
+"""The sweepers of Maze: grid search, Nevergrad, Optuna. Optuna is imported when a sweep starts."""
 
 from __future__ import annotations
 
-import itertools
+import secrets
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from maze.cli.errors import UsageError, suggestion
-from maze.cli.sweeps.results import write_optimum
-from maze.cli.sweeps.space import override_text, parse_space, swept_texts
-from maze.cli.sweeps.strategy import Grid, Search, Strategy
-from maze.cli.sweeps.sweeper import MazeSweeper
-from maze.cli.sweeps.trials import UNFINISHED, TrialResult
+from maze.cli.local_launcher import CONSOLE_FILE, LocalLauncher
+from maze.cli.sweeps.objective import STEPS
+from maze.cli.sweeps.results import FAILED, TrialResult, has_study
+from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.annotations import override
+from maze.core.errors import MazeError
+
+if TYPE_CHECKING:
+    from maze.cli.sweeps.study import Plan
+
+SEED_KEYS = ("seeding.env_base_seed", "seeding.agent_base_seed")
+
+
+class SweepFailedError(MazeError):
+    """A sweep ended without a usable result."""
+
+
+class MazeSweeper(Sweeper):  # type: ignore[misc, unused-ignore]
+    """Runs the trials of a plan with all seeds and records them.
+
+    :param objective: Statistic that trials are compared by; None: the statistic that selects a training run's best
+        evaluation, the mean reward unless its configuration names another one.
+    :param objective_step: Which log step of the statistic counts: `best`, `last`, or the `mean` of all.
+    :param n_seeds: Number of runs with different seeds per trial.
+    :param seeds: The seeds, in place of `n_seeds`.
+    :param strict: Whether a failed trial makes the whole command fail at the end.
+    """
+
+    def __init__(
+        self,
+        objective: str | None = None,
+        objective_step: str = "best",
+        n_seeds: int = 1,
+        seeds: Sequence[int] | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.objective = objective
+        self.objective_step = objective_step
+        self.n_seeds = n_seeds
+        self.given_seeds = seeds
+        self.strict = strict
+        self.batch_size: int | None = None
+        self.config: DictConfig
+        self.hydra_context: HydraContext
+        self.launcher: Launcher
+
+    def check_options(self) -> None:
+        """Raises an error for an invalid option; Hydra would wrap an error of the constructor."""
+        n_seeds: Any = self.n_seeds
+        seeds: Any = self.given_seeds
+        if not isinstance(n_seeds, int) or n_seeds < 1:
+            raise UsageError(f"hydra.sweeper.n_seeds: expected a whole number of at least 1, got {n_seeds!r}.")
+        is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str)
+        if seeds is not None and not (is_list and seeds and all(type(seed) is int for seed in seeds)):
+            raise UsageError(f"hydra.sweeper.seeds: expected a list of whole numbers, got {seeds!r}.")
+        if self.objective_step not in STEPS:
+            raise UsageError(
+                f"hydra.sweeper.objective_step: expected one of {', '.join(STEPS)}, got {self.objective_step!r}."
+            )
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    @abstractmethod
+    def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
+        """What the sweep tries.
+
+        :param arguments: The command's overrides.
+        :param seed: For random numbers; the same when the sweep is resumed.
+        """
+
+    def sweep(self, arguments: list[str]) -> list[TrialResult]:
+        from maze.cli.sweeps.study import SweepStudy
+        from maze.cli.sweeps.sweep import SweepInProgress
+
+        self.check_options()
+        directory = Path(str(self.config.hydra.sweep.dir)).absolute()
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        with ExitStack() as stack:
+            study = stack.enter_context(SweepStudy(directory)) if has_study(directory) else None
+            seed = study.settings.get("seed") if study else None
+            plan = self.make_plan(list(arguments), parser, seed if isinstance(seed, int) else secrets.randbits(31))
+            seeds = self._seeds()
+            self._check_that_it_can_prune(plan, seeds)
+            self._check_that_it_composes(plan, seeds)
+            if study is None:  # created after the checks: a wrong command leaves nothing behind
+                directory.mkdir(parents=True, exist_ok=True)
+                study = stack.enter_context(SweepStudy(directory, plan.maximize))
+            settings = {"seeds": seeds, "objective": self.objective, "objective_step": self.objective_step}
+            study.begin(plan, {**settings, "overrides": list(plan.space.fixed)})
+            OmegaConf.save(self.config, directory / "multirun.yaml")
+            overrides = {seed: self._seed_overrides(seed) for seed in seeds}
+            results = SweepInProgress(plan, study, self.launcher, overrides, directory, self.batch_size).run()
+        failed = [result for result in results if result.status == FAILED]
+        if failed and (self.strict or len(failed) == len(results)):
+            which = "all" if len(failed) == len(results) else f"{len(failed)} of {len(results)}"
+            raise SweepFailedError(
+                f"{which} trials of the sweep failed; the first one: {failed[0].error} The output of the runs is in "
+                f"their directories ({CONSOLE_FILE} with hydra/launcher=local)."
+            )
+        return results
+
+    def _seeds(self) -> list[int | None]:
+        if self.given_seeds is None and self.n_seeds == 1:
+            return [None]
+        if "seeding" not in self.config:
+            raise UsageError("hydra.sweeper.n_seeds: this configuration has no section `seeding`.")
+        if self.given_seeds is not None:
+            return list(dict.fromkeys(self.given_seeds))
+        first = OmegaConf.select(self.config, SEED_KEYS[0])
+        return [(first or 0) + index for index in range(self.n_seeds)]
+
+    def _seed_overrides(self, seed: int | None) -> list[str]:
+        """Overrides for the seed of a run; the agents' seed keeps its distance from the environments' seed."""
+        if seed is None:
+            return []
+        env_seed, agent_seed = (OmegaConf.select(self.config, key) for key in SEED_KEYS)
+        distance = 0 if env_seed is None or agent_seed is None else agent_seed - env_seed
+        return [f"{SEED_KEYS[0]}={seed}", f"{SEED_KEYS[1]}={seed + distance}"]
+
+    def _check_that_it_composes(self, plan: Plan, seeds: Sequence[int | None]) -> None:
+        """Finds unknown keys and options before anything is started: with one value of each key, and all of groups."""
+        groups = set(self.config.hydra.runtime.choices)
+        checked: set[tuple[str, ...]] = set()
+        for params in plan.space.examples():
+            choices = tuple(text for key, text in params.items() if key.lstrip("+") in groups)
+            if choices in checked:
+                continue
+            checked.add(choices)
+            overrides = [*plan.space.fixed, *(f"{key}={text}" for key, text in params.items())]
+            overrides = for_hydra(overrides + self._seed_overrides(seeds[0]))
+            apply_overrides(self.hydra_context.config_loader.load_sweep_config(self.config, overrides))
+
+    def _check_that_it_can_prune(self, plan: Plan, seeds: Sequence[int | None]) -> None:
+        if not plan.prunes:
+            return
+        obstacle = ""
+        if not isinstance(self.launcher, LocalLauncher):
+            obstacle = "jobs have to be in processes of their own; use hydra/launcher=local or ray"
+        elif self.objective is not None:
+            obstacle = "trials are compared by their best evaluation; leave hydra.sweeper.objective out"
+        elif len(seeds) > 1:
+            obstacle = "trials are compared epoch by epoch, one run each; leave hydra.sweeper.n_seeds and seeds out"
+        if obstacle:
+            raise UsageError(f"hydra.sweeper.optim.pruner: to end trials early, {obstacle}.")
 
 
 class GridSweep(MazeSweeper):
     """All combinations of the values that the command line and `params` list.
 
     :param params: Keys mapped to values as on the command line, for instance `"0.1,0.2"`.
-    :param max_batch_size: Number of runs given to a launcher at once, where it knows batches only.
+    :param max_batch_size: Number of runs given at once to a launcher that takes batches only.
     :param maximize: Whether a larger objective is better.
     """
 
@@ -41,19 +188,11 @@ class GridSweep(MazeSweeper):
         self.maximize = maximize
 
     @override(MazeSweeper)
-    def make_strategy(self, arguments: list[str], parser: OverridesParser, seed: int) -> Strategy:
-        values: dict[str, list[str]] = {}
-        fixed: dict[str, str] = {}
-        listed = [f"{key}={text}" for key, text in self.params.items()]
-        for parsed in itertools.chain(parser.parse_overrides(listed), parser.parse_overrides(arguments)):
-            key = parsed.get_key_element()
-            values.pop(key, None)
-            fixed.pop(key, None)
-            if parsed.is_sweep_override():
-                values[key] = swept_texts(parsed)
-            else:
-                fixed[key] = override_text(parsed)
-        return Grid(values, list(fixed.values()), self.maximize)
+    def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
+        from maze.cli.sweeps.space import parse_grid
+        from maze.cli.sweeps.study import Plan
+
+        return Plan("grid", parse_grid(self.params, arguments, parser), self.maximize, {})
 
 
 class SearchSweep(MazeSweeper):
@@ -64,7 +203,7 @@ class SearchSweep(MazeSweeper):
     """
 
     name: ClassVar[str]
-    options: ClassVar[Mapping[str, Any]]
+    options: ClassVar[Mapping[str, Any]] = {"budget": 100, "num_workers": 1, "maximize": True, "seed": None}
     """Options of `optim` and their defaults."""
 
     def __init__(
@@ -86,69 +225,32 @@ class SearchSweep(MazeSweeper):
                 raise UsageError(f"hydra.sweeper.optim.{name}: expected true or false, got {value!r}.")
 
     @override(MazeSweeper)
-    def make_strategy(self, arguments: list[str], parser: OverridesParser, seed: int) -> Strategy:
+    def make_plan(self, arguments: list[str], parser: OverridesParser, seed: int) -> Plan:
+        from maze.cli.sweeps.space import parse_space
+        from maze.cli.sweeps.study import Plan
+
+        options = {name: value for name, value in self.optim.items() if name != "maximize"}
+        options["seed"] = seed if self.optim["seed"] is None else int(self.optim["seed"])
         space = parse_space(self.parametrization, arguments, parser)
-        options = {name: value for name, value in self.optim.items() if name != "seed"}
-        given_seed = self.optim["seed"]
-        return self.make_search(space=space, seed=seed if given_seed is None else int(given_seed), **options)
-
-    @abstractmethod
-    def make_search(self, **options: Any) -> Search:
-        """The search with these options."""
-
-    @override(MazeSweeper)
-    def on_results(self, directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-        write_optimum(directory, self.name, results, maximize)
+        return Plan(self.name, space, self.optim["maximize"], options)
 
 
 class NevergradSweep(SearchSweep):
     """Search with an optimizer of Nevergrad."""
 
     name = "nevergrad"
-    options: ClassVar[Mapping[str, Any]] = {
-        "optimizer": "OnePlusOne",
-        "budget": 100,
-        "num_workers": 1,
-        "noisy": False,
-        "maximize": True,
-        "seed": None,
-    }
-
-    @override(SearchSweep)
-    def make_search(self, **options: Any) -> Search:
-        from maze.cli.sweeps.nevergrad_search import NevergradSearch
-
-        return NevergradSearch(**options)
+    options: ClassVar[Mapping[str, Any]] = {**SearchSweep.options, "optimizer": "OnePlusOne", "noisy": False}
 
 
 class OptunaSweep(SearchSweep):
     """Search with a sampler of Optuna."""
 
     name = "optuna"
-    options: ClassVar[Mapping[str, Any]] = {
-        "sampler": "tpe",
-        "pruner": None,
-        "budget": 100,
-        "num_workers": 1,
-        "maximize": True,
-        "seed": None,
-    }
-
-    @override(SearchSweep)
-    def make_search(self, **options: Any) -> Search:
-        from maze.cli.sweeps.optuna_search import OptunaSearch
-
-        self._search = OptunaSearch(**options)
-        return self._search
-
-    @override(MazeSweeper)
-    def on_results(self, directory: Path, results: Sequence[TrialResult], maximize: bool) -> None:
-        super().on_results(directory, results, maximize)
-        self._search.write_study(directory, [result for result in results if result.status != UNFINISHED])
+    options: ClassVar[Mapping[str, Any]] = {**SearchSweep.options, "sampler": "tpe", "pruner": None}
 
 
 def _plain(node: Any) -> Any:
-    """Hydra hands configurations over; what is made of them are plain Python values."""
+    """Converts the configurations that Hydra passes into plain Python values."""
     if OmegaConf.is_config(node):
         return OmegaConf.to_container(node, resolve=True)
     return {name: _plain(value) for name, value in node.items()} if isinstance(node, dict) else node

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError, ConfigError
@@ -24,7 +25,7 @@ class SerializedTorchPolicy(TorchPolicy):
     :param model: The model configuration of the training (`model` in its `hydra_config.yaml`).
     :param state_dict_file: Weights, of the policy or of an actor-critic: `state_dict.pt`.
     :param spaces_dict_file: Spaces of the environment: `spaces_config.pkl`.
-    :param device: `cpu` or `cuda` (where there is no CUDA device: `cpu`, with a notice).
+    :param device: `cpu` or `cuda`.
     :param temperature: Of the distributions that actions are drawn from: below 1 sharpens, above 1 flattens them, which
         the best of many samples (`runner.best_of`) can profit from. The most probable actions stay the same.
     :raises ConfigError: The model configuration has no policy, or the temperature is no number above 0.
@@ -52,6 +53,7 @@ class SerializedTorchPolicy(TorchPolicy):
         policy = composer.policy
         if policy is None:
             raise ConfigError("model.policy: missing; this model configuration has no policy to roll out.")
+        device = resolve_device(device, "policy.device")
         super().__init__(policy.networks, policy.distribution_mapper, device, policy.substeps_with_separate_agent_nets)
         self.temperature = positive_number("policy.temperature", temperature)
         weights = _policy_weights(load_state(state_dict_file))

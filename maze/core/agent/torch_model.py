@@ -19,11 +19,13 @@ from maze.perception.blocks.recurrent.recurrent_cell import Run, recurrent_cells
 logger = logging.getLogger(__name__)
 
 
-def resolve_device(device: str, key: str = "device") -> str:
-    """The device to use: `cuda` becomes `cpu`, with a notice, on a machine without a CUDA device.
+def resolve_device(device: str, key: str = "device", default: str = "") -> str:
+    """Return the device if it can be used.
 
     :param device: Its name.
     :param key: Where it is configured, for messages.
+    :param default: The device of a configuration that names none: if it is `cuda`, a machine without a CUDA device
+        uses the CPU instead, with a notice.
     :raises ConfigError: The device is unknown to torch or cannot be used here.
     """
     try:
@@ -31,8 +33,13 @@ def resolve_device(device: str, key: str = "device") -> str:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"{key}: {device!r} is not a device that torch knows. Try `cpu` or `cuda`.") from error
     if parsed.type == "cuda" and not torch.cuda.is_available():
-        logger.warning("%s: %s was asked for, but there is no CUDA device on this machine; using cpu.", key, device)
-        return "cpu"
+        if device == default:
+            logger.warning("%s: the default %s needs a CUDA device, which was not found; using cpu.", key, device)
+            return "cpu"
+        raise ConfigError(
+            f"{key}: {device!r} needs a CUDA device, and torch {torch.__version__} finds none. Check the driver "
+            f"(`nvidia-smi`) and that torch was built for CUDA, or set {key}=cpu."
+        )
     if parsed.type != "cpu":
         try:
             torch.empty(0, device=parsed)

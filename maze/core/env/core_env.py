@@ -114,3 +114,6 @@ class CoreEnv(StructuredEnv, EventEnvMixin, SerializableEnvMixin, TimeEnvMixin, 
         :raises NotImplementedError: The simulation does not say how it is cloned.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be cloned; implement `clone_from` to plan with it.")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

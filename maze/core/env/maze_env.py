@@ -13,13 +13,13 @@ from maze.core.annotations import override
 from maze.core.env.action_conversion import ActionConversionInterface
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.environment_context import EnvironmentContext
-from maze.core.env.error_origin import note_origin, origin_of
 from maze.core.env.event_env_mixin import EventEnvMixin
+from maze.core.env.faults import note_origin, origin_of
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.env.observation_conversion import ObservationConversionInterface, ObservationType
 from maze.core.env.recordable_env_mixin import RecordableEnvMixin
-from maze.core.env.space_checks import ActionBounds, action_problem, check_observation
+from maze.core.env.space_arrays import ActionBounds, action_problem, check_in_space
 from maze.core.env.structured_env import ActorID, StepKeyType, StructuredEnv
 from maze.core.env.structured_env_spaces_mixin import StructuredEnvSpacesMixin
 from maze.core.env.time_env_mixin import TimeEnvMixin
@@ -53,7 +53,7 @@ class MazeEnv(
     :param observation_conversion_dict: Conversion of states to observations, by sub-step key.
     """
 
-    _TRANSIENT = (*Wrapper._TRANSIENT, "_step_path")
+    TRANSIENT = (*Wrapper.TRANSIENT, "step_path")
 
     converted_actor: ActorID | None = None
     """Whose recorded states and actions are being converted, see :meth:`converting`."""
@@ -69,12 +69,13 @@ class MazeEnv(
         self.observation_conversion_dict = dict(observation_conversion_dict)
         self._action_spaces = {key: conv.space() for key, conv in self.action_conversion_dict.items()}
         self._observation_spaces = {key: conv.space() for key, conv in self.observation_conversion_dict.items()}
-        self._last_maze_action: MazeActionType | None = None
+        self.last_maze_action: MazeActionType | None = None
+        """The action that was given to the simulation last."""
         super().__init__(core_env)
 
     @override(Wrapper)
     def _bind(self) -> None:
-        self._step_path = _StepPath(self)
+        self.step_path = _StepPath(self)
 
     @property
     def core_env(self) -> CoreEnvType:
@@ -93,11 +94,11 @@ class MazeEnv(
     @override(StructuredEnv)
     def step(self, action: ActionType) -> tuple[ObservationType, float, bool, dict[Any, Any]]:
         """Carries out an action; values of bounded `Box` heads are clipped first, whatever drew them."""
-        return self._step_path.step(action)
+        return self.step_path.step(action)
 
     @override(StructuredEnv)
     def reset(self) -> ObservationType:
-        return self._step_path.reset()
+        return self.step_path.reset()
 
     @override(StructuredEnv)
     def seed(self, seed: Any) -> None:
@@ -126,7 +127,7 @@ class MazeEnv(
 
     @override(RecordableEnvMixin)
     def get_maze_action(self) -> MazeActionType:
-        return self._last_maze_action
+        return self.last_maze_action
 
     @override(RecordableEnvMixin)
     def get_episode_id(self) -> str:
@@ -254,7 +255,7 @@ class MazeEnv(
     @override(Wrapper)
     def clone_from(self, env: MazeEnv[CoreEnvType]) -> None:
         self.context.clone_from(env.context)
-        self._last_maze_action = env.get_maze_action()
+        self.last_maze_action = env.get_maze_action()
         self.env.clone_from(env.core_env)
 
 
@@ -274,7 +275,7 @@ class _StepPath:
         self.tracks_actors = type(self.core_env).is_step_complete is CoreEnv.is_step_complete
         self.only_key = self._only_step_key()
         self.unchecked = dict.fromkeys(env.observation_conversion_dict, _N_CHECKED_OBSERVATIONS)
-        self.bounds = {key: ActionBounds(space) for key, space in env._action_spaces.items()}
+        self.bounds = {key: ActionBounds(conversion.space()) for key, conversion in self.action_conversions.items()}
         self.clip = self._clipping()
 
     def _only_step_key(self) -> StepKeyType | None:
@@ -297,8 +298,12 @@ class _StepPath:
         try:
             if self.clip is not None:
                 action = self.clip(action)
-            maze_action = env._last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
-            maze_state, reward, done, info = core_env.step(maze_action)
+            maze_action = env.last_maze_action = conversion.space_to_maze(action, self.get_maze_state())
+            result = core_env.step(maze_action)
+            try:
+                maze_state, reward, done, info = result
+            except (TypeError, ValueError) as error:
+                raise _wrong_result(result, core_env) from error
         except Exception as error:
             # The simulation's own errors pass, unless the action was no element of its space to begin with.
             origin = origin_of(error)
@@ -343,7 +348,7 @@ class _StepPath:
 
     def reset(self) -> ObservationType:
         self.context.reset_env_episode()
-        self.env._last_maze_action = None
+        self.env.last_maze_action = None
         return self.observe(self.core_env.reset())
 
     def observe(self, maze_state: MazeStateType) -> ObservationType:
@@ -363,7 +368,7 @@ class _StepPath:
         """Checks the first observations of each sub-step."""
         step_key = self.env.actor_id().step_key if self.only_key is None else self.only_key
         if step_key in self.unchecked:
-            check_observation(observation, self.env.observation_space, type(self.env).__name__, step_key)
+            check_in_space(observation, self.env.observation_space, type(self.env).__name__, step_key)
             self.unchecked[step_key] -= 1
             if self.unchecked[step_key] == 0:
                 del self.unchecked[step_key]
@@ -380,6 +385,14 @@ def _context_of(core_env: CoreEnv) -> EnvironmentContext:
         raise EnvironmentContractError(
             f"{type(core_env).__name__} has no context; call `super().__init__()` in its constructor."
         ) from None
+
+
+def _wrong_result(result: Any, core_env: CoreEnv) -> EnvironmentContractError:
+    n_values = len(result) if isinstance(result, tuple | list) else 1
+    return EnvironmentContractError(
+        f"{type(core_env).__name__}.step: expected four values (state, reward, done, info), found {n_values}: "
+        f"{result!r:.200}. Return all four."
+    )
 
 
 def _scalar_reward(reward: Any, core_env: CoreEnv) -> float:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.env.maze_state import MazeStateType
+from maze.core.env.space_arrays import Cast, dict_specs
 
 ObservationType = Any
 """A dictionary of arrays in Maze environments; whatever an outer wrapper makes of it elsewhere."""
@@ -45,10 +46,14 @@ class DictObservationConversion(ObservationConversionInterface):
 
     def __init__(self, entries: Mapping[str, spaces.Space[Any]]) -> None:
         self._space = entries if isinstance(entries, spaces.Dict) else spaces.Dict(dict(entries))
+        self._casts = {
+            key: Cast(dtype, f"observation `{key}`")
+            for key, (_, dtype) in dict_specs(self._space, "observation").items()
+        }
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {key: np.array(maze_state[key], dtype=space.dtype) for key, space in self._space.items()}
+        return {key: np.array(cast(maze_state[key])) for key, cast in self._casts.items()}
 
     @override(ObservationConversionInterface)
     def space(self) -> spaces.Dict:

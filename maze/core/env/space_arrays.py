@@ -1,8 +1,9 @@
-"""Arrays that hold a batch of values of gymnasium spaces."""
+"""Values of gymnasium spaces: their arrays, checks and bounds."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,70 @@ def dict_specs(space: spaces.Dict, kind: str = "entry", place: str = "") -> dict
     :param place: Where the spaces belong, for error messages.
     """
     return {key: array_spec(sub, f"{kind} `{key}`{place}") for key, sub in space.items()}
+
+
+class Cast:
+    """Converts the values of one space entry to its dtype.
+
+    Floating-point dtypes take any number. Integer and boolean dtypes take a value of another dtype only if it stays the
+    same number: NumPy itself would store 300 as 44 in `uint8`, and 0.7 as 0.
+
+    >>> Cast(np.dtype(np.uint8), "observation `image`")(np.array([7.0]))
+    array([7], dtype=uint8)
+
+    :param dtype: The dtype of the space.
+    :param place: Environment and key, for messages.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], place: str) -> None:
+        self.dtype = dtype
+        self._place = place
+        self._given: np.dtype[Any] | None = None
+        """The dtype of the first array that was given."""
+
+    def __call__(self, value: Any) -> np.ndarray:
+        """Return the value as an array of the dtype; an array that has it already is not copied.
+
+        :param value: A number or array.
+        :raises EnvironmentContractError: It is another number in the dtype.
+        """
+        if value.__class__ is np.ndarray and value.dtype == self.dtype and self._given is self.dtype:
+            return value
+        converted = self._converted(value)
+        if isinstance(value, np.ndarray | np.generic) and (self._given is None or value.dtype != self._given):
+            self._note_dtype(value.dtype)
+        return converted
+
+    def _converted(self, value: Any) -> np.ndarray:
+        if self.dtype.kind == "f":
+            return np.asarray(value, self.dtype)
+        array = np.asarray(value)
+        if array.dtype == self.dtype:
+            return array
+        converted = np.zeros(array.shape, self.dtype)
+        try:
+            with np.errstate(invalid="ignore"):
+                converted = array.astype(self.dtype)
+            is_same = converted == array
+        except (TypeError, ValueError, OverflowError):
+            is_same = np.zeros(array.shape, np.bool_)
+        if not np.all(is_same):
+            found = array[~is_same].flat[0]
+            raise EnvironmentContractError(
+                f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found {found!r} in an "
+                f"array of dtype {array.dtype}. Correct the values, or declare a space that contains them."
+            )
+        return converted
+
+    def _note_dtype(self, dtype: np.dtype[Any]) -> None:
+        if self._given is not None and dtype.kind != self._given.kind:
+            warnings.warn(
+                f"{self._place}: the dtype of the values has changed from {self._given} to {dtype}; the space declares "
+                f"{self.dtype}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._given = self.dtype if dtype == self.dtype else dtype
 
 
 def zeros(spaces_dict: SpacesDict, leading: tuple[int, ...], kind: str) -> Arrays:
@@ -131,12 +196,20 @@ def check_observation(
             f"{place}: the environment's actor_id() names a sub-step without an observation space. "
             f"Sub-steps with one: {list(specs)}."
         )
+    _check_entries(observation, expected, place)
+
+
+def _check_entries(
+    observation: Any, expected: Mapping[str, tuple[tuple[int, ...] | None, np.dtype[Any] | None]], place: str
+) -> None:
     if not isinstance(observation, Mapping) or set(observation) != set(expected):
         found = list(observation) if isinstance(observation, Mapping) else type(observation).__name__
         raise EnvironmentContractError(
             f"{place}: expected an observation with the keys {list(expected)}, found {found}."
         )
     for key, (shape, dtype) in expected.items():
+        if shape is None or dtype is None:
+            continue
         value = np.asarray(observation[key])
         if value.shape != shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise EnvironmentContractError(
@@ -174,3 +247,113 @@ def split_rows(columns: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         ((key, column),) = columns.items()
         return [{key: row} for row in column]
     return [dict(zip(columns, rows, strict=True)) for rows in zip(*columns.values(), strict=True)]
+
+
+def check_in_space(observation: Any, space: spaces.Space[Any], env_name: str, step_key: StepKeyType) -> None:
+    """Raises where an observation does not fit its space; warns where only its values are out of range.
+
+    :param observation: What a conversion gave.
+    :param space: What it promised.
+    :param env_name: Environment, for messages.
+    :param step_key: Sub-step, for messages.
+    """
+    if not isinstance(space, spaces.Dict):
+        return
+    place = f"{env_name}, sub-step {step_key!r}"
+    _check_entries(observation, {key: (entry.shape, entry.dtype) for key, entry in space.items()}, place)
+    for key, entry in space.items():
+        array = np.asarray(observation[key])
+        if entry.shape is not None and entry.dtype is not None and not entry.contains(array.astype(entry.dtype)):
+            warnings.warn(
+                f"{place}, observation `{key}`: values from {array.min()} to {array.max()} are not all in the space "
+                f"{entry}.",
+                UserWarning,
+                stacklevel=5,
+            )
+
+
+def action_problem(action: Any, space: spaces.Space[Any]) -> str | None:
+    """What makes an action no element of its space; None: nothing.
+
+    :param action: The action, perhaps with arrays of one number where the space has numbers.
+    :param space: The action space of the actor that acted.
+    """
+    if not isinstance(space, spaces.Dict):
+        return _entry_problem(action, space)
+    if not isinstance(action, Mapping):
+        return f"an action must be a dictionary with the keys {list(space)}, got {action!r}"
+    missing = [key for key in space if key not in action]
+    if missing:
+        return f"an action must have the keys {list(space)}, got the keys {list(action)}"
+    problems = ((key, _entry_problem(action[key], entry)) for key, entry in space.items())
+    return next((f"action `{key}`: {problem}" for key, problem in problems if problem is not None), None)
+
+
+def _entry_problem(value: Any, space: spaces.Space[Any]) -> str | None:
+    expected = f"expected an element of {space}, got {value!r}"
+    if isinstance(space, spaces.Dict):
+        return action_problem(value, space)
+    if space.shape is None or space.dtype is None:
+        return None if space.contains(value) else expected
+    try:
+        array = np.asarray(value)
+        converted = array.astype(space.dtype).reshape(space.shape)
+        is_element = np.can_cast(array.dtype, space.dtype, "same_kind")
+        is_element = is_element and space.contains(converted[()] if space.shape == () else converted)
+    except (TypeError, ValueError):
+        is_element = False
+    return None if is_element else expected
+
+
+_minimum, _maximum = np.minimum, np.maximum  # once per environment step: looking the names up shows
+
+
+class ActionBounds:
+    """The bounded `Box` heads of an action space, and actions clipped to them.
+
+    Distributions without bounds draw actions beyond those of a space. Their log-probabilities are those of the draw;
+    what the environment carries out, and what a replay buffer holds, is the clipped action.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        heads = space.spaces if isinstance(space, spaces.Dict) else {}
+        self.by_head = {
+            head: (entry.low, entry.high)
+            for head, entry in heads.items()
+            if isinstance(entry, spaces.Box) and bool(entry.bounded_below.any() or entry.bounded_above.any())
+        }
+        self._items = tuple(self.by_head.items())
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to clip."""
+        return bool(self.by_head)
+
+    def clip(self, action: Any) -> Any:
+        """The action with its heads clipped; the given one stays as it is. NaN stays NaN, so that it is noticed.
+
+        :param action: A dictionary. What is none, and heads of a wrong shape, is for others to refuse.
+        """
+        if not isinstance(action, dict):
+            return action
+        clipped = action.copy()
+        for head, bounds in self._items:
+            value = action.get(head)
+            if value is None:
+                continue
+            low, high = bounds
+            if value.__class__ is not np.ndarray or value.shape != low.shape:
+                value = np.asarray(value)
+                if value.size != low.size:
+                    continue
+                low, high = low.reshape(value.shape), high.reshape(value.shape)
+            clipped[head] = _minimum(_maximum(value, low), high)
+        return clipped
+
+    def clip_rows(self, head: str, values: np.ndarray) -> np.ndarray:
+        """Clipped values of one head.
+
+        :param head: The head, bounded or not.
+        :param values: `[..., *shape]`
+        """
+        bounds = self.by_head.get(head)
+        return values if bounds is None else _minimum(_maximum(values, bounds[0]), bounds[1])

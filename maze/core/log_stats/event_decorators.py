@@ -9,7 +9,7 @@ Definitions of one level that would have the same name are told apart by what di
 `output_name` are named after their inputs, or else after their functions. What the level above defines for the name
 that they share is calculated for each of them.
 
-Definitions are stored on the function; :mod:`maze.core.log_stats.stats_plan` compiles them once per event. Rows appear
+Definitions are stored on the function; :mod:`maze.core.log_stats.reduction` compiles them once per event. Rows appear
 in the order in which the decorators are applied, that is from the method upwards.
 """
 

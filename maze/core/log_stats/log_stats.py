@@ -21,8 +21,7 @@ from maze.core.annotations import override
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.events.event_record import EventRecord
 from maze.core.events.event_topic_factory import event_topic_factory
-from maze.core.log_stats.stats_plan import LevelPlan, group_of, level_plan, stat_value
-from maze.core.log_stats.stats_slot import StatsSlot
+from maze.core.log_stats.reduction import LevelPlan, StatsSlot, group_of, level_plan, stat_value
 
 if TYPE_CHECKING:
     from maze.core.log_events.log_events_writer import LogEventsWriter
@@ -76,6 +75,9 @@ class LogStatsAggregator(LogStatsConsumer):
     :param consumers: Receive the statistics at every :meth:`reduce`; usually the level above or a logger.
     """
 
+    joins_samples: ClassVar[bool] = True
+    """Whether :meth:`receive_columns` takes arrays of samples of many periods where a statistic is a list of them."""
+
     def __init__(self, level: LogStatsLevel, *consumers: LogStatsConsumer) -> None:
         self.level = level
         self.last_stats: LogStats = {}
@@ -89,7 +91,7 @@ class LogStatsAggregator(LogStatsConsumer):
         self._deferred: list[Callable[[], None]] = []
 
     def receive_later(self, deliver: Callable[[], None]) -> None:
-        """Has somebody hand on what waits there before anything is read here, or comes from others.
+        """Register a source that delivers statistics before the next ones are read or received.
 
         :param deliver: Called once.
         """
@@ -108,26 +110,28 @@ class LogStatsAggregator(LogStatsConsumer):
             for slot in self._add(event, value, name, group):
                 slot.count_period(period)
 
-    def receive_all(self, many: Sequence[LogStats]) -> None:
-        """Takes the statistics of several periods, as :meth:`receive` would one after the other."""
-        first = many[0] if many else {}
-        if self.level is not LogStatsLevel.EPOCH or any(stats.keys() != first.keys() for stats in many):
-            for stats in many:
-                self.receive(stats)
-            return
-        self.receive_columns({key: [stats[key] for stats in many] for key in first}, len(many))
-
-    def receive_columns(self, columns: Mapping[LogStatsKey, np.ndarray | list[Any]], n_periods: int) -> None:
-        """Takes the statistics of several periods that all have the same ones.
+    def receive_columns(
+        self,
+        columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
+        n_periods: int,
+        occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
+    ) -> None:
+        """Take the statistics of several periods, as :meth:`receive` would one after the other.
 
         :param columns: The values of the periods by statistic; numbers may be an array.
-        :param n_periods: How many there are.
+        :param n_periods: Number of periods.
+        :param occurrences: For statistics that not all periods have: the indices of those that have a value.
         """
         self._take_deferred()
-        periods = range(len(self._lengths), len(self._lengths) + n_periods)
+        first = len(self._lengths)
         lengths = columns.get(_STEP_COUNT, [1] * n_periods)
         self._lengths.extend(lengths.tolist() if isinstance(lengths, np.ndarray) else lengths)
         for key, values in columns.items():
+            periods: Sequence[int] = range(first, first + n_periods)
+            if occurrences and key in occurrences:
+                periods = (occurrences[key] + first).tolist()
+            if not len(periods):
+                continue
             plan = level_plan(key.event, self._level_name)
             for index, component in plan.routes.get(key.output_name, ()):
                 group = key.group if component is None or key.group is None else (key.group[component],)
@@ -279,6 +283,20 @@ class LogStatsAggregator(LogStatsConsumer):
             keys = tuple(LogStatsKey(event, stat.output_name, group) for stat in variant.stats)
             slot = self._slots[event, index, group] = StatsSlot(variant, keys)
         return slot
+
+
+def split_columns(
+    columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
+    n_periods: int,
+    occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
+) -> list[LogStats]:
+    """Return the statistics of each period; see :meth:`LogStatsAggregator.receive_columns`."""
+    each: list[LogStats] = [{} for _ in range(n_periods)]
+    for key, values in columns.items():
+        periods = range(n_periods) if not occurrences or key not in occurrences else occurrences[key].tolist()
+        for period, value in zip(periods, values.tolist() if isinstance(values, np.ndarray) else values, strict=True):
+            each[period][key] = value
+    return each
 
 
 def event_named(module: str, qualified_name: str) -> Callable[..., Any] | None:

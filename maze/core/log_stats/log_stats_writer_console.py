@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from maze.console.streams import print_text
 from maze.core.annotations import override
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter
-from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_value
 
 _COLUMN = 22
 _LONGEST_NAME = 20
@@ -47,25 +47,14 @@ def format_value(value: Any) -> str:
     """Numbers with three decimals, distributions by length and mean, text as it is."""
     samples = sample_values(value)
     if samples is not None:
-        is_numeric = _is_numeric(samples)
+        is_numeric = samples.dtype.kind in "biuf"
         return f"[len:{len(samples)}, μ:{samples.mean():.1f}]" if is_numeric else f"[len:{len(samples)}]"
     number = scalar_value(value)
     return str(value) if number is None else f"{number:.3f}"
 
 
-def print_text(text: str) -> None:
-    """Prints what may contain letters such as μ or ·, which consoles that have none show as question marks."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, errors="replace").decode(encoding), flush=True)
-
-
-def _is_numeric(samples: Any) -> bool:
-    return samples.dtype.kind in "biuf"
-
-
 def _path(path: str | None, key: LogStatsKey) -> str:
-    interface, method = event_names(key.event)
-    name = statistic_name(key)
+    interface, method, name = name_parts(key)
     columns = [_cut(path or ""), _cut(interface), _cut(method), _cut(name) if name else "·" * _COLUMN]
     return "".join(f"{column:<{_COLUMN}}" for column in columns)
 

@@ -1,7 +1,14 @@
-"""Statistics for TensorBoard."""
+"""Statistics, hyperparameters and results for TensorBoard."""
 
 from __future__ import annotations
 
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +16,30 @@ import numpy as np
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.core.log_stats.event_file import EventFileWriter
-from maze.core.log_stats.figures import Figures
-from maze.core.log_stats.log_stats import LogStats, LogStatsKey, LogStatsWriter, StatsContext
-from maze.core.log_stats.stats_format import event_names, sample_values, scalar_value, statistic_name
+from maze.core.log_stats.log_stats import LogStats, LogStatsWriter, StatsContext
+from maze.core.log_stats.stats_format import Figures, name_parts, sample_values, scalar_value, statistic_name
 
 ENV_STEPS = "env_steps"
 X_AXES = (ENV_STEPS, "epochs")
 _N_BINS = 64
+_BUFFER_SIZE = 1 << 20
+_file_numbers = count()
+SECTIONS = ("algorithm", "env", "model", "runner", "seeding", "wrappers")
+"""Sections of a configuration that hold hyperparameters."""
+LEFT_OUT = ("state_dict_dump_file", "spaces_config_dump_file", "dump_interval", "statistics_dump", "verbose")
+RESULTS = {"best": "Results/best_reward", "final": "Results/final_reward"}
+MAX_LENGTH = 80
+"""Longer texts are cut off."""
 
 
 class LogStatsWriterTensorboard(LogStatsWriter):
     """Writes numbers as scalars, distributions as histograms and `define_plot` figures as images (`<tag>/figure`).
 
     Tags are `<prefix>_<Interface>/<event>/<statistic>`, so that TensorBoard shows a section per prefix and interface,
-    `train_BaseEnvEvents` for example.
+    `train_BaseEnvEvents` for example. The calling thread writes, so that a full disk is an `OSError` there;
+    `SummaryWriter` of torch writes in a thread of its own and imports torch, which rollouts of heuristics do not need.
 
-    :param log_dir: Directory of the event file.
+    :param log_dir: Directory of the event file, which is created with the first statistics.
     :param tensorboard_render_figure: Whether to draw figures, which takes a moment for each.
     :param x_axis: `env_steps`: environment steps of the training, where it takes any; `epochs`: log steps.
     :raises ConfigError: There is no such axis.
@@ -38,7 +52,7 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         self.tensorboard_render_figure = tensorboard_render_figure
         self.x_axis = x_axis
         self.figures = Figures()
-        self._file = EventFileWriter(log_dir)
+        self._records: Any = None
 
     @override(LogStatsWriter)
     def write(self, path: str | None, step: int, stats: LogStats) -> None:
@@ -46,7 +60,7 @@ class LogStatsWriterTensorboard(LogStatsWriter):
 
         values = []
         for key, value in stats.items():
-            tag = tensorboard_tag(path, key)
+            tag = statistic_name(key, path, "_")
             samples = sample_values(value)
             number = scalar_value(value)
             if number is not None:
@@ -58,10 +72,10 @@ class LogStatsWriterTensorboard(LogStatsWriter):
                 image = Summary.Image(colorspace=4, encoded_image_string=picture.png, **size)
                 values.append(Summary.Value(tag=f"{tag}/{picture.name}", image=image))
         if values:
-            self._file.add_summary(Summary(value=values), self.position(step))
+            self.add_summary(Summary(value=values), self.position(step))
 
     def position(self, step: int) -> int:
-        """Where a log step stands on the x axis.
+        """Return the position of a log step on the x axis.
 
         :param step: Its number.
         """
@@ -69,41 +83,58 @@ class LogStatsWriterTensorboard(LogStatsWriter):
         return step if n_env_steps is None else n_env_steps
 
     def add_summary(self, summary: Any, step: int) -> None:
-        """Adds a TensorBoard `Summary` as it is."""
-        self._file.add_summary(summary, step)
+        """Append a summary to the event file.
+
+        :param summary: A `tensorboard.compat.proto.summary_pb2.Summary`.
+        :param step: Position on the x axis.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        now = time.time()
+        if self._records is None:
+            directory = Path(self.log_dir)
+            directory.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
+            self._records = RecordWriter((directory / name).open("xb", buffering=_BUFFER_SIZE))
+            self._records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        self._records.write(Event(wall_time=now, step=step, summary=summary).SerializeToString())
+
+    def add_metadata(self, tag: str, metadata: Any, tensor: Any, step: int = 0) -> None:
+        """Append the data of a TensorBoard plugin.
+
+        :param tag: Its name.
+        :param metadata: A `SummaryMetadata` that names the plugin.
+        :param tensor: A `TensorProto`.
+        :param step: Position on the x axis.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self.add_summary(Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]), step)
 
     def write_text(self, tag: str, text: str, step: int = 0) -> None:
-        """Adds a text to the TEXT tab.
+        """Add a text to the TEXT tab.
 
         :param tag: Its name.
         :param text: Markdown.
         :param step: Number of the log step.
         """
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text import metadata
+        from tensorboard.util import tensor_util
 
-        plugin = SummaryMetadata.PluginData(plugin_name="text")
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()], tensor_shape=shape)
-        value = Summary.Value(tag=f"{tag}/text_summary", metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
-        self._file.add_summary(Summary(value=[value]), step)
+        plugin = metadata.create_summary_metadata(display_name="", description="")
+        self.add_metadata(f"{tag}/text_summary", plugin, tensor_util.make_tensor_proto([text]), step)
 
     @override(LogStatsWriter)
     def on_log_step_increment(self) -> None:
-        self._file.flush()
+        if self._records is not None:
+            self._records.flush()
 
     @override(LogStatsWriter)
     def close(self) -> None:
-        self._file.close()
-
-
-def tensorboard_tag(path: str | None, key: LogStatsKey) -> str:
-    """The tag under which TensorBoard shows a statistic."""
-    interface, method = event_names(key.event)
-    section = f"{path}_{interface}" if path else interface
-    return "/".join(part for part in (section, method, statistic_name(key)) if part)
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
 
 
 def _histogram(samples: np.ndarray[Any, Any]) -> Any:
@@ -125,3 +156,134 @@ def _histogram(samples: np.ndarray[Any, Any]) -> Any:
         bucket_limit=edges[1:].tolist(),
         bucket=counts.tolist(),
     )
+
+
+class HyperparametersWriter(LogStatsWriter):
+    """Writes the hyperparameters of a run, and its latest and best mean reward, for TensorBoard's HPARAMS tab.
+
+    The reward is that of evaluations; of a training without any, that of its own episodes. A run only writes its own
+    values. TensorBoard derives the columns from all runs below its `logdir`, those that differ first; a run that
+    declared columns itself would hide those of other runs.
+
+    :param tensorboard: Its event file is written to. It has to be registered after this writer, and closed after it.
+    :param hyperparameters: Names and values.
+    """
+
+    def __init__(
+        self, tensorboard: LogStatsWriterTensorboard, hyperparameters: Mapping[str, bool | float | str]
+    ) -> None:
+        self.hyperparameters = dict(hyperparameters)
+        self._tensorboard = tensorboard
+        self._rewards: dict[str, float] = {}
+        self._best = -math.inf
+        self._has_evaluations = False
+        self._step = 0
+        self._is_started = False
+
+    def start(self) -> None:
+        """Writes the hyper-parameters."""
+        from tensorboard.plugins.hparams import plugin_data_pb2
+
+        self._is_started = True
+        info = plugin_data_pb2.SessionStartInfo()
+        for name, value in self.hyperparameters.items():
+            if isinstance(value, bool):
+                info.hparams[name].bool_value = value
+            elif isinstance(value, str):
+                info.hparams[name].string_value = value
+            else:
+                info.hparams[name].number_value = value
+        self._write_metadata("session_start_info", plugin_data_pb2.HParamsPluginData(session_start_info=info))
+
+    @override(LogStatsWriter)
+    def write(self, path: str | None, step: int, stats: LogStats) -> None:
+        self._step = step
+        for key, value in stats.items():
+            is_reward = key.output_name == "mean" and name_parts(key)[:2] == ("BaseEnvEvents", "reward")
+            number = scalar_value(value) if is_reward else None
+            if number is not None and math.isfinite(number):
+                self._rewards[path or ""] = number
+
+    @override(LogStatsWriter)
+    def on_log_step_increment(self) -> None:
+        reward = self._rewards.pop("eval", None)
+        if reward is not None and not self._has_evaluations:
+            self._has_evaluations, self._best = True, -math.inf
+        if reward is None and not self._has_evaluations:
+            reward = self._rewards.get("train")
+        self._rewards.clear()
+        if reward is None:
+            return
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._best = max(self._best, reward)
+        results = {RESULTS["final"]: reward, RESULTS["best"]: self._best}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in results.items()]
+        self._tensorboard.add_summary(Summary(value=values), self._tensorboard.position(self._step))
+
+    @override(LogStatsWriter)
+    def close(self) -> None:
+        from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+
+        if not self._is_started:
+            return
+        self._is_started = False
+        # Writers are closed when the run's context is left; by an exception, where the run failed.
+        status = api_pb2.STATUS_SUCCESS if sys.exc_info()[0] is None else api_pb2.STATUS_FAILURE
+        info = plugin_data_pb2.SessionEndInfo(status=status)
+        self._write_metadata("session_end_info", plugin_data_pb2.HParamsPluginData(session_end_info=info))
+
+    def _write_metadata(self, name: str, data: Any) -> None:
+        from tensorboard.plugins.hparams import metadata
+
+        plugin = metadata.create_summary_metadata(data)
+        self._tensorboard.add_metadata(f"_hparams_/{name}", plugin, metadata.NULL_TENSOR)
+
+
+def flat_hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    """The values of a training's configuration under their paths, in a readable form.
+
+    Classes stand without their modules, short lists as text; empty values and names of files are left out.
+
+    :param config: Plain dictionaries, lists and values; other objects are named by their class.
+    """
+    sections = {name: config[name] for name in SECTIONS if config.get(name)}
+    return dict(_flat(sections, ""))
+
+
+def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool | float | str]]:
+    for key, value in node.items():
+        path = f"{prefix}.{_class_name(str(key))}" if prefix else str(key)
+        if key in LEFT_OUT or value is None or value == "":
+            continue
+        if key == "_target_":
+            yield prefix, _class_name(str(value))
+        elif isinstance(value, Mapping):
+            yield from _flat(value, path)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and any(map(_is_container, value)):
+            yield from _flat({str(index): entry for index, entry in enumerate(value)}, path)
+        else:
+            yield path, _readable(value)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _readable(value: Any) -> bool | float | str:
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        text = _class_name(value)
+    elif isinstance(value, Sequence):
+        text = f"[{', '.join(str(_readable(entry)) for entry in value)}]"
+    else:
+        text = "-" if value is None else type(value).__name__
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}..."
+
+
+def _class_name(text: str) -> str:
+    """The last part of a class path; other texts as they are."""
+    *modules, name = text.split(".")
+    is_path = bool(modules) and all(part.isidentifier() for part in (*modules, name)) and name[:1].isalpha()
+    return name if is_path else text

@@ -1,31 +1,46 @@
-"""How statistics are named and summarised in logs."""
+"""Statistics as writers show them: their names, numbers for tables, samples of distributions, pictures."""
 
 from __future__ import annotations
 
+import inspect
+import io
+import logging
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from maze.core.log_stats.event_decorators import PlotDefinition, event_definition
 from maze.core.log_stats.log_stats import LogStatsKey
 
+QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+SHARE = "share_"
+MOST_CATEGORIES, MOST_COMPONENTS, MOST_SAMPLES = 32, 16, 10_000
+_LOGGER = logging.getLogger(__name__)
+_DPI = 100
 
-def event_names(event: Callable[..., Any]) -> tuple[str, str]:
-    """The names of an event's interface and method, as in `("BaseEnvEvents", "reward")`."""
-    *outer, method = event.__qualname__.split(".")
-    return (outer[-1] if outer else ""), method
 
+def name_parts(key: LogStatsKey) -> tuple[str, str, str]:
+    """Return interface, event and statistic, as in `("BaseEnvEvents", "kpi", "mean/usage")`.
 
-def statistic_name(key: LogStatsKey) -> str:
-    """Output name and group of a statistic joined by slashes; empty if it has neither."""
+    The statistic is its output name and its group; empty if it has neither.
+    """
+    *outer, method = key.event.__qualname__.split(".")
     parts = [key.output_name] if key.output_name is not None else []
-    return "/".join([*parts, *(str(part) for part in key.group or ())])
+    return (outer[-1] if outer else ""), method, "/".join([*parts, *map(str, key.group or ())])
 
 
-def column_name(key: LogStatsKey) -> str:
-    """Interface, event, statistic and group joined by slashes, as in `BaseEnvEvents/reward/mean`."""
-    return "/".join(filter(None, (*event_names(key.event), statistic_name(key))))
+def statistic_name(key: LogStatsKey, path: str | None = None, joint: str = "/") -> str:
+    """Return the name of a statistic in tables, trackers and TensorBoard, as in `train/BaseEnvEvents/reward/mean`.
+
+    :param key: The statistic.
+    :param path: Its prefix; `None` or empty: without prefix, as the columns of `progress.csv` are named.
+    :param joint: Text between prefix and interface. TensorBoard, which makes a section of the text before the first
+        slash, shows `train_BaseEnvEvents/reward/mean`.
+    """
+    name = "/".join(filter(None, name_parts(key)))
+    return f"{path}{joint}{name}" if path else name
 
 
 def significant(number: float, digits: int = 4) -> str:
@@ -74,3 +89,136 @@ def scalar_value(value: Any) -> float | None:
     if item is not None and getattr(value, "size", None) == 1:
         return float(item())
     return None
+
+
+def columns_of(name: str, value: Any) -> dict[str, float]:
+    """The columns that a statistic makes; none where it is neither a number nor a distribution of numbers.
+
+    :param name: Of the statistic.
+    :param value: A number, the samples of a distribution, or pairs of a category and the number of categories.
+    """
+    number = scalar_value(value)
+    if number is not None:
+        return {name: number}
+    samples = sample_values(value)
+    if samples is None or samples.dtype.kind not in "biuf" or not samples.size:
+        return {}
+    samples = samples[:: -(-samples.size // MOST_SAMPLES)] if samples.dtype.kind == "f" else samples
+    if samples.dtype.kind != "f" and samples.min() >= 0 and samples.max() < MOST_CATEGORIES:
+        counts = np.bincount(samples.astype(np.int64), minlength=_n_categories(value))
+        return {f"{name}/{SHARE}{index}": float(share) for index, share in enumerate(counts / samples.size)}
+    vectors = _vectors(value)
+    if vectors is None:
+        return _quantiles(name, samples)
+    columns: dict[str, float] = {}
+    for component in range(vectors.shape[1]):
+        columns.update(_quantiles(f"{name}/{component}", vectors[:, component]))
+    return columns
+
+
+def _n_categories(value: Any) -> int:
+    """How many categories there are, where the value says so."""
+    n_categories: Any = 0
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+        n_categories = value[1]
+    elif isinstance(value, (list, tuple)) and isinstance(value[0], tuple) and len(value[0]) == 2:
+        n_categories = value[0][1]
+    is_number = isinstance(n_categories, (int, np.integer)) and 0 <= n_categories <= MOST_CATEGORIES
+    return int(n_categories) if is_number else 0
+
+
+def _vectors(value: Any) -> np.ndarray[Any, Any] | None:
+    """Samples `[n_samples, n_components]`, where they are short vectors of the same length."""
+    if not isinstance(value, (list, tuple)) or np.ndim(value[0]) != 1:
+        return None
+    kept = value[:: -(-len(value) // MOST_SAMPLES)]
+    n_components = len(kept[0])
+    if not 1 <= n_components <= MOST_COMPONENTS or any(np.shape(sample) != (n_components,) for sample in kept):
+        return None
+    return np.asarray(kept, np.float64)
+
+
+def _quantiles(name: str, samples: np.ndarray[Any, Any]) -> dict[str, float]:
+    finite = samples[np.isfinite(samples)] if samples.dtype.kind == "f" else samples
+    if not finite.size:
+        return {}
+    values = np.quantile(finite, list(QUANTILES.values()))
+    return {f"{name}/{label}": float(value) for label, value in zip(QUANTILES, values, strict=True)}
+
+
+class Picture(NamedTuple):
+    """A figure, drawn.
+
+    :param name: What is added to the name of its statistic; pictures are never called like the statistic itself, which
+        may be shown as a histogram under that name.
+    :param png: The file.
+    :param width: In pixels.
+    :param height: In pixels.
+    """
+
+    name: str
+    png: bytes
+    width: int
+    height: int
+
+
+class Figures:
+    """Draws figures once for all writers; one that cannot be drawn is one warning and is left out from then on."""
+
+    def __init__(self) -> None:
+        self._failed: set[PlotDefinition] = set()
+        self._drawn: dict[LogStatsKey, list[Picture]] = {}
+        self._drawn_of: tuple[str | None, int] | None = None
+
+    def of(self, path: str | None, step: int, key: LogStatsKey, value: Any) -> list[Picture]:
+        """The pictures of a statistic.
+
+        :param path: Its prefix.
+        :param step: Number of its log step.
+        :param key: Which statistic it is.
+        :param value: Its value.
+        """
+        if not event_definition(key.event).plots:
+            return []
+        if self._drawn_of != (path, step):
+            self._drawn_of, self._drawn = (path, step), {}
+        if key not in self._drawn:
+            self._drawn[key] = list(self._draw(key, value))
+        return self._drawn[key]
+
+    def _draw(self, key: LogStatsKey, value: Any) -> Iterator[Picture]:
+        number = 0
+        for plot in event_definition(key.event).plots:
+            if plot.input_name not in (None, key.output_name) or plot in self._failed:
+                continue
+            try:
+                drawn = _drawn(plot.create_figure_function, value, key.group)
+            except Exception:
+                self._failed.add(plot)
+                _LOGGER.warning(
+                    "The figure of %s cannot be drawn; it is left out from now on.", statistic_name(key), exc_info=True
+                )
+                continue
+            if drawn is not None:
+                number += 1
+                yield Picture("figure" if number == 1 else f"figure_{number}", *drawn)
+
+
+def _drawn(create_figure: Callable[..., Any], value: Any, group: Any) -> tuple[bytes, int, int] | None:
+    """The figure as a file, its width and height; `None` if the function draws nothing for this group."""
+    if isinstance(value, np.ndarray):
+        value = [value]  # figure functions get lists, also of a single sample
+    parameters = inspect.signature(create_figure).parameters
+    takes_groups = "groups" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    figure = create_figure(value, groups=group) if takes_groups else create_figure(value)
+    if figure is None:
+        return None
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI)
+    width, height = (round(inches * _DPI) for inches in figure.get_size_inches())
+    # Figures drawn with pyplot would otherwise stay in its registry for ever.
+    if getattr(figure, "number", None) is not None:
+        import matplotlib.pyplot as plt
+
+        plt.close(figure)
+    return png.getvalue(), width, height

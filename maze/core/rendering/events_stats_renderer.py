@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from maze.core.rendering.event_timelines import draw_timelines, event_table, label_of, timelines
+from maze.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from maze.core.log_events.episode_event_log import EpisodeEventLog
+
 
 _FIGURE = "Event statistics"
 
@@ -95,3 +96,118 @@ def window_backends() -> set[str]:
     interactive = registry.BackendFilter.INTERACTIVE
     names: list[str] = registry.backend_registry.list_builtin(interactive)  # type: ignore[no-untyped-call, unused-ignore]
     return {name.lower() for name in names}
+
+
+Function = str | Callable[..., Any]
+"""A function, or the name of a method of pandas' series."""
+
+ID_COLUMNS = ("episode_id", "env_time")
+
+
+def event_table(episode_event_log: EpisodeEventLog, event_name: str) -> pd.DataFrame:
+    """The records of an event as a table, in the form in which event logs are written.
+
+    :param episode_event_log: The events.
+    :param event_name: Interface and event, separated by a dot.
+    :raises ConfigError: The event did not occur; names those that did.
+    """
+    import pandas as pd
+
+    names: set[str] = set()
+    rows: list[dict[str, Any]] = []
+    for env_time, record in episode_event_log.timed_events():
+        name = f"{record.interface_class.__name__}.{record.interface_method.__name__}"
+        names.add(name)
+        if name == event_name:
+            identity = {"episode_id": episode_event_log.episode_id, "env_time": env_time}
+            rows.append({**identity, **record.attributes})
+    if not rows:
+        raise ConfigError(
+            f"There is no event `{event_name}` in this episode. Events that occurred: {', '.join(sorted(names))}."
+            if names
+            else f"There is no event `{event_name}`: no event has been recorded in this episode yet."
+        )
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
+
+
+def timelines(
+    df: pd.DataFrame,
+    metric_name: str,
+    aggregation_func: Function | None = None,
+    group_by: str | None = None,
+    post_processing_func: Function | None = None,
+) -> dict[Any, pd.DataFrame]:
+    """One table for each group: a row per environment time, a column per episode.
+
+    :param df: Records of one event, as written to event logs.
+    :param metric_name: The attribute to look at.
+    :param aggregation_func: Joins several values of one step. None: "sum" where there are several.
+    :param group_by: Attribute that tells the groups; None: one group, None.
+    :param post_processing_func: Applied to each episode's series; None: nothing is.
+    :raises ConfigError: The event has no such attribute.
+    """
+    for column in (metric_name, group_by):
+        if column is not None and column not in df.columns:
+            known = ", ".join(str(name) for name in df.columns if name not in ID_COLUMNS)
+            raise ConfigError(f"The event has no attribute `{column}`; it has: {known or '(none)'}.")
+    df = df.dropna(subset=["env_time"])
+    if group_by is None:
+        return {None: _timeline(df, metric_name, aggregation_func, post_processing_func)}
+    return {
+        group: _timeline(rows, metric_name, aggregation_func, post_processing_func)
+        for group, rows in df.groupby(group_by)
+    }
+
+
+def _timeline(
+    df: pd.DataFrame, metric_name: str, aggregation_func: Function | None, post_processing_func: Function | None
+) -> pd.DataFrame:
+    aggregation: Any = "sum" if aggregation_func is None else aggregation_func
+    table: pd.DataFrame = df.groupby(["env_time", "episode_id"])[metric_name].agg(aggregation).unstack("episode_id")
+    if post_processing_func is None:
+        return table
+    series = {episode: _apply(table[episode].dropna(), post_processing_func) for episode in table.columns}
+    import pandas as pd
+
+    processed: pd.DataFrame = pd.DataFrame(series)
+    return processed
+
+
+def _apply(series: pd.Series[Any], function: Function) -> Any:
+    if callable(function):
+        return function(series)
+    method = getattr(series, function, None)
+    if method is None:
+        raise ConfigError(f"`{function}` is no method of pandas' series; use for instance `cumsum` or a function.")
+    return method()
+
+
+def draw_timelines(axes: Any, lines: dict[Any, pd.DataFrame], title: str, ylabel: str) -> None:
+    """Draws timelines; of several episodes the mean, with the range between smallest and largest value shaded.
+
+    :param axes: Matplotlib axes.
+    :param lines: What :func:`timelines` gives.
+    """
+    for group, table in lines.items():
+        mean = table.mean(axis=1)
+        (line,) = axes.plot(mean.index, mean, label=None if group is None else str(group), linewidth=1.5)
+        if table.shape[1] > 1:
+            low, high = table.min(axis=1), table.max(axis=1)
+            axes.fill_between(mean.index, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    n_episodes = max((table.shape[1] for table in lines.values()), default=0)
+    axes.set_title(title if n_episodes <= 1 else f"{title} (mean and range of {n_episodes} episodes)")
+    axes.set_xlabel("step")
+    axes.set_ylabel(ylabel)
+    axes.grid(visible=True, alpha=0.3)
+    if any(group is not None for group in lines):
+        axes.legend(fontsize="small")
+
+
+def label_of(metric_name: str, aggregation_func: Function | None, post_processing_func: Function | None) -> str:
+    """How the vertical axis is called."""
+    functions = [f for f in (aggregation_func, post_processing_func) if f is not None]
+    label = metric_name
+    for function in functions:
+        label = f"{function if isinstance(function, str) else getattr(function, '__name__', 'function')}({label})"
+    return label

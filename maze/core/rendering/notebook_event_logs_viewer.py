@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.errors import CheckpointError, MazeError
-from maze.core.rendering.event_timelines import ID_COLUMNS
-from maze.core.rendering.events_stats_renderer import EventStatsRenderer
+from maze.core.rendering.events_stats_renderer import ID_COLUMNS, EventStatsRenderer
 from maze.core.rendering.offscreen import figure_png, offscreen
 from maze.core.rendering.renderer_args import require_ipywidgets
 

@@ -37,11 +37,7 @@ class RecordedFramesRenderer(Renderer):
         :param env_time: Environment steps completed when it was taken.
         :param pixels: Colours, uint8, `[height, width, 3]`.
         """
-        from PIL import Image
-
-        png = io.BytesIO()
-        Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(png, format="PNG")
-        self.frames[env_time] = png.getvalue()
+        self.frames[env_time] = pixels_png(pixels)
 
     def picture(self, env_time: int | None) -> bytes | None:
         """The PNG of a time, or of the last one before it; None if there is none.
@@ -78,21 +74,22 @@ class RecordedFramesRenderer(Renderer):
 
 @contextmanager
 def offscreen() -> Iterator[Any]:
-    """Has pyplot draw into memory; what would show a window or wait for one does nothing.
+    """Have pyplot draw into memory; what would show, wait for or refresh a window does nothing.
 
-    Figures outside are neither seen nor touched, those made inside are closed.
+    Figures outside are neither seen nor touched, those made inside are closed. `plt.draw` is among what does nothing:
+    without a window it would render the whole figure, which is rendered when its pixels are read.
     """
     import matplotlib.pyplot as plt
     from matplotlib._pylab_helpers import Gcf
 
-    backend, pause, show, figures = plt.get_backend(), plt.pause, plt.show, Gcf.figs
+    backend, draw, pause, show, figures = plt.get_backend(), plt.draw, plt.pause, plt.show, Gcf.figs
     Gcf.figs = type(figures)()
     plt.switch_backend("agg")
-    plt.pause = plt.show = _do_nothing
+    plt.draw = plt.pause = plt.show = _do_nothing
     try:
         yield plt
     finally:
-        plt.pause, plt.show = pause, show
+        plt.draw, plt.pause, plt.show = draw, pause, show
         plt.close("all")
         if backend.lower() != "agg":
             plt.switch_backend(backend)
@@ -100,16 +97,30 @@ def offscreen() -> Iterator[Any]:
 
 
 def figure_png(figure: Any, dpi: int = 100) -> bytes:
-    """A matplotlib figure as PNG."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=dpi)
-    return png.getvalue()
+    """Return a matplotlib figure as PNG.
+
+    The figure is rendered once; `savefig` would render it twice, to lay it out and to write it.
+    """
+    figure.set_dpi(dpi)
+    return pixels_png(figure_pixels(figure))
 
 
 def figure_pixels(figure: Any) -> np.ndarray:
-    """A matplotlib figure as colours, `[height, width, 3]` of uint8."""
+    """Return a matplotlib figure as colours, `[height, width, 3]` of uint8."""
     figure.canvas.draw()
     return np.ascontiguousarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+
+
+def pixels_png(pixels: np.ndarray) -> bytes:
+    """Return colours, `[height, width, 3]`, as PNG.
+
+    Compressed fast: a few per cent larger, in a fifth of the time of the default.
+    """
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(png, format="PNG", compress_level=1)
+    return png.getvalue()
 
 
 def step_picture(renderer: Renderer, record: StateRecord, dpi: int = 100, **kwargs: Any) -> bytes | None:

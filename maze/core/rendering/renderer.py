@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze.core.env.maze_action import MazeActionType
 from maze.core.env.maze_state import MazeStateType
 from maze.core.errors import ConfigError
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.rendering.renderer_args import RendererArg
-
-if TYPE_CHECKING:
-    from maze.core.env.maze_env import MazeEnv
 
 
 class Renderer(ABC):
@@ -39,12 +36,12 @@ class Renderer(ABC):
         """
 
 
-def renderer_of(env: MazeEnv[Any]) -> Renderer:
-    """The renderer of an environment.
+def renderer_of(env: Any) -> Renderer:
+    """Return the renderer of a Maze environment.
 
     :raises ConfigError: It has none.
     """
-    renderer = env.get_renderer()
+    renderer: Renderer | None = env.get_renderer()
     if renderer is None:
         raise ConfigError(
             f"{type(env).__name__} cannot be drawn: it has no renderer. Return one from `get_renderer` of its CoreEnv."
@@ -52,8 +49,8 @@ def renderer_of(env: MazeEnv[Any]) -> Renderer:
     return renderer
 
 
-def draw_current_state(env: MazeEnv[Any]) -> None:
-    """Draws the state that an environment is in, with the action and the events that led to it.
+def draw_current_state(env: Any) -> None:
+    """Draw the state that a Maze environment is in, with the action and the events that led to it.
 
     :raises ConfigError: The environment has no renderer.
     """

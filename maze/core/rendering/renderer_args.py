@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigImportError
+from maze.core.errors import ConfigImportError, install_command
 
 
 class RendererArg(ABC):
@@ -78,5 +78,5 @@ def require_ipywidgets() -> Any:
     try:
         import ipywidgets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
-        raise ConfigImportError('Viewers in notebooks need the extra: pip install "maze-rl[notebook]".') from error
+        raise ConfigImportError(f"Viewers in notebooks need the extra: {install_command('notebook')}.") from error
     return ipywidgets

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from maze.core.rendering.event_timelines import draw_timelines, event_table, label_of, timelines
-from maze.core.rendering.events_stats_renderer import refresh
+from maze.core.rendering.events_stats_renderer import draw_timelines, event_table, label_of, refresh, timelines
 
 if TYPE_CHECKING:
     from maze.core.log_events.episode_event_log import EpisodeEventLog

@@ -57,6 +57,7 @@ def write_trajectory_page(
     dpi: int = 80,
     decisions: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     other: OtherFuture | None = None,
+    every_k_states: int = 1,
 ) -> Path:
     """Writes a page that browses an episode: pictures, actions, rewards and events, with slider and keyboard.
 
@@ -69,9 +70,11 @@ def write_trajectory_page(
     :param renderer_kwargs: Further arguments of the renderer.
     :param title: Shown at the top. None: the episode's id.
     :param dpi: Dots per inch of what the renderer draws.
-    :param decisions: The decisions of each step as plain values, see `maze.report.inspection`; `None`: they are not
+    :param decisions: The decisions of each step as plain values, see `maze.evaluation.inspection`; `None`: they are not
         known.
     :param other: Another future of the episode, shown side by side with it; `None`: there is none.
+    :param every_k_states: Draw only every so many states; the others are shown with the last picture before them. A
+        renderer that draws with matplotlib takes about 0.1 s for each picture.
     """
     episode = _episode(trajectory)
     pictures: dict[str, int] = {}
@@ -84,10 +87,10 @@ def write_trajectory_page(
         chosen = renderer if renderer is not None else shown.renderer
         return None if chosen is None else step_picture(chosen, record, dpi, **(renderer_kwargs or {}))
 
-    content: dict[str, Any] = {"steps": _shown_steps(episode, draw, stored, decisions or ())}
+    content: dict[str, Any] = {"steps": _shown_steps(episode, draw, stored, decisions or (), (), every_k_states)}
     if other is not None:
         n_common = sum(len(record.by_substep()) for record in episode.step_records[: other.step])
-        ahead = _shown_steps(other.episode, draw, stored, (), content["steps"][:n_common])
+        ahead = _shown_steps(other.episode, draw, stored, (), content["steps"][:n_common], every_k_states)
         content["steps"], content["other"] = _side_by_side([content["steps"], ahead], [episode, other.episode])
         n_shown = len(episode.step_records[other.step].by_substep())
         start = n_common + min(other.substep, n_shown - 1)
@@ -112,7 +115,8 @@ def _shown_steps(
     draw: Callable[[StateTrajectoryRecord, StateRecord], bytes | None],
     stored: Callable[[bytes], int],
     decisions: Sequence[Sequence[Mapping[str, Any]]],
-    drawn: Sequence[Mapping[str, Any]] = (),
+    drawn: Sequence[Mapping[str, Any]],
+    every_k_states: int,
 ) -> list[dict[str, Any]]:
     """What the page shows of each step, or sub-step.
 
@@ -120,6 +124,7 @@ def _shown_steps(
     :param stored: Gives the number of a picture.
     :param decisions: The decisions of each environment step.
     :param drawn: The first steps, where they are those of another episode whose pictures are there already.
+    :param every_k_states: Draw every so many states.
     """
     episode = recorded.by_substep()
     steps: list[dict[str, Any]] = []
@@ -127,6 +132,8 @@ def _shown_steps(
     for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
         if len(steps) < len(drawn):
             picture = drawn[len(steps)]["picture"]
+        elif len(steps) % every_k_states:
+            picture = steps[-1]["picture"]
         else:
             png = draw(episode, record)
             picture = None if png is None else stored(png)
@@ -194,18 +201,21 @@ class TrajectoryPageWriter(TrajectoryWriter):
     :param directory: Directory of the pages; created with the first episode.
     :param name: What the pages are called, before the number of the episode.
     :param pages: Where the pages that were written are listed.
+    :param every_k_states: Draw only every so many states.
     """
 
-    def __init__(self, directory: str | Path, name: str, pages: list[Path]) -> None:
+    def __init__(self, directory: str | Path, name: str, pages: list[Path], every_k_states: int = 1) -> None:
         self.directory = Path(directory)
         self.name = name
         self.pages = pages
+        self.every_k_states = every_k_states
 
     @override(TrajectoryWriter)
     def write(self, episode_record: StateTrajectoryRecord) -> None:
         path = self.directory / f"{episode_record.id}.html"
         title = f"{self.name}, episode {len(self.pages) + 1}"
-        self.pages.append(write_trajectory_page(episode_record, path, title=title))
+        page = write_trajectory_page(episode_record, path, title=title, every_k_states=self.every_k_states)
+        self.pages.append(page)
 
 
 def _fill(template: str, **values: str) -> str:

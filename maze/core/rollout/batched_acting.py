@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -116,6 +118,29 @@ def acting_function(
     return act_one_by_one
 
 
+class EpisodesInterrupted(KeyboardInterrupt):
+    """The run was asked to end before the episodes of an evaluation have."""
+
+
+_is_interrupted: ContextVar[Callable[[], bool]] = ContextVar("maze_is_interrupted", default=bool)
+
+
+@contextmanager
+def interrupted_if(is_requested: Callable[[], bool]) -> Iterator[None]:
+    """Context in which evaluations end between two steps with :class:`EpisodesInterrupted` once that is requested."""
+    token = _is_interrupted.set(is_requested)
+    try:
+        yield
+    finally:
+        _is_interrupted.reset(token)
+
+
+def check_interrupt() -> None:
+    """Raise :class:`EpisodesInterrupted` if the end of the run is requested, see :func:`interrupted_if`."""
+    if _is_interrupted.get()():
+        raise EpisodesInterrupted
+
+
 def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bool = False) -> None:
     """Has a policy play episodes to their ends, all environments beginning with a reset.
 
@@ -135,6 +160,7 @@ def play_episodes(policy: Policy, env: Any, quota: np.ndarray, deterministic: bo
         while quota.any():
             env.step(act_by_actor(act, env.actor_ids(), observations, actions), out=observations)
             n_ticks += 1
+            check_interrupt()
             if n_ticks % LONG_EPISODE == 0:
                 n_steps = np.where(quota > 0, env.get_env_time(), 0)
                 check_episode_ends(int(n_steps.max()), f"evaluation environment {n_steps.argmax()}")

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from maze.console.runs import Progress
 from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentFailedError, MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import EpisodeSeeds, Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.pickling import pickled

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium
+
+from maze.console.runs import EVERYTHING
 from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError, MazeError
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.log_events_writer import LogEventsWriter
 from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegistry
@@ -25,20 +33,26 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole
-from maze.core.log_stats.run_console import EVERYTHING
+from maze.core.rendering.offscreen import figure_png, offscreen
+from maze.core.rendering.renderer import draw_current_state
 from maze.core.trajectory_recording.writers.trajectory_writer import TrajectoryWriter
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.files import csv_text, write_whole
-from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper, draws_frames_only
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer, env_name
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    with_frames,
+)
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from maze.core.env.structured_env import StructuredEnv
 
 STATS_PATH = "rollout_stats"
 TRAJECTORY_DIR = Path("trajectory_data")
@@ -106,13 +120,13 @@ def recorded(
     record_trajectory: bool,
     record_event_logs: bool,
     record_actions: bool = False,
-    record_pages: bool = False,
+    record_pages: int = 0,
     record_parquet: bool = False,
 ) -> Iterator[tuple[MazeEnv[Any], EpisodeRecorder]]:
     """Wraps an environment so that its episodes are recorded; what is recorded of them is written as they end.
 
     :param env: A Maze environment.
-    :param record_pages: Write a page of each episode, and have gymnasium environments that can be drawn draw each step.
+    :param record_pages: Write a page of each episode, with a picture of every so many steps; 0: no pages.
     :param record_parquet: Write a table of each episode.
     :return: The environment, and where statistics and event log of each episode are found after it.
     """
@@ -133,9 +147,9 @@ def recorded(
         if record_pages:
             from maze.core.rendering.trajectory_page import TrajectoryPageWriter
 
-            writers.append(TrajectoryPageWriter(PAGE_DIR, _name_of(env), recorder.pages))
-            if draws_frames_only(env):
-                env = FrameRecordingWrapper.wrap(env)
+            name = env_name(base_maze_env(env))
+            writers.append(TrajectoryPageWriter(PAGE_DIR, name, recorder.pages, record_pages))
+            env = with_frames(env, record_pages)
         for writer in writers:
             TrajectoryWriterRegistry.register_writer(writer)
             stack.callback(TrajectoryWriterRegistry.unregister_writer, writer)
@@ -146,18 +160,6 @@ def recorded(
         if record_parquet:
             env = ParquetRecordingWrapper.wrap(env, output_dir=PARQUET_DIR)
         yield env, recorder
-
-
-def _name_of(env: Any) -> str:
-    """The id, name or class of an environment of others, or the class of one of Maze."""
-    gym_env = getattr(env.core_env, "env", None)
-    if gym_env is None:
-        return type(base_maze_env(env)).__name__
-    spec = getattr(gym_env, "spec", None)
-    if spec is not None:
-        return str(spec.id)
-    name = (getattr(gym_env, "metadata", None) or {}).get("name")  # as PettingZoo's environments have it
-    return str(name or type(getattr(gym_env, "unwrapped", gym_env)).__name__)
 
 
 class RolloutReport:
@@ -246,3 +248,89 @@ def _rows(table: Path) -> list[list[str]]:
             return list(csv.reader(file, delimiter="\t"))
     finally:
         csv.field_size_limit(limit)
+
+
+PICTURE_DIR = Path("rendering")
+
+
+def has_display() -> bool:
+    """Whether windows can be opened."""
+    if sys.platform in ("win32", "darwin"):
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+
+
+class StepRenderer:
+    """Draws an environment's current state with its renderer: in a window or, where there is no display, into files.
+
+    :param env: Environment that is going to be drawn; it is not yet reset.
+    :param picture_dir: Where pictures go without a display: `<episode id>/<number>.png`, one for each (sub-)step.
+    """
+
+    def __init__(self, env: StructuredEnv, picture_dir: Path = PICTURE_DIR) -> None:
+        self._has_display = has_display()
+        self._picture_dir = picture_dir
+        self._episode_id: str | None = None
+        self._n_pictures = 0
+        set_render_mode = getattr(env, "set_render_mode", None)
+        if not self._has_display:
+            print(
+                f"No display was found, so nothing is shown; pictures of all steps are written to {picture_dir}. To "
+                f"watch, run this where windows can be opened (ssh -X, for instance).",
+                flush=True,
+            )
+        if set_render_mode is not None and _render_mode(env) is None:
+            set_render_mode("human" if self._has_display else "rgb_array")
+
+    def __call__(self, env: Any) -> None:
+        """Draws the current state."""
+        try:
+            if self._has_display:
+                _draw(env)
+            else:
+                self._write(env.get_episode_id(), _picture(env))
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"runner.render: {env} cannot be drawn: {error}") from error
+        except MazeError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"runner.render: {env} could not be drawn ({type(error).__name__}: {error}). "
+                f"runner.render=false runs the rollout without."
+            ) from error
+
+    def _write(self, episode_id: str, png: bytes | None) -> None:
+        if png is None:
+            return  # the renderer prints, or draws by itself
+        directory = self._picture_dir / episode_id
+        if episode_id != self._episode_id:
+            self._episode_id, self._n_pictures = episode_id, 0
+            directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{self._n_pictures:05d}.png").write_bytes(png)
+        self._n_pictures += 1
+
+
+def _draw(env: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*non-interactive, and thus cannot be shown")
+        draw_current_state(env)
+
+
+def _picture(env: Any) -> bytes | None:
+    """The current state as PNG; None if nothing was drawn."""
+    gym_env = getattr(getattr(env, "core_env", None), "env", None)
+    if isinstance(env.get_renderer(), GymRenderer) and getattr(gym_env, "render_mode", None) == "rgb_array":
+        from PIL import Image
+
+        png = io.BytesIO()
+        pixels: Any = gym_env.render()  # type: ignore[union-attr]
+        Image.fromarray(pixels).save(png, format="PNG", compress_level=1)
+        return png.getvalue()
+    with offscreen() as plt:
+        _draw(env)
+        return figure_png(plt.gcf()) if plt.get_fignums() else None
+
+
+def _render_mode(env: Any) -> str | None:
+    mode: str | None = getattr(getattr(getattr(env, "core_env", None), "env", None), "render_mode", None)
+    return mode

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,24 +24,22 @@ from maze.core.env.faults import (
     failure_of_acting,
 )
 from maze.core.env.maze_env import MazeEnv
-from maze.core.env.space_checks import check_observation
+from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
-from maze.core.rollout.rendering import StepRenderer
+from maze.core.rollout.recording import StepRenderer
 from maze.core.utils.config_utils import EnvFactory, whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
 from maze.core.utils.files import inside_directory
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
-from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.running_statistics import freeze_statistics
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.return_normalization_reward_wrapper import freeze_statistics
+from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper, checked_time_limit
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.runner import Runner
-from maze.utils.console import progress_bar
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -276,7 +271,7 @@ def _failure(error: BaseException, call: str, env: Any, name: str, observation: 
         return error
     try:
         step_key = place.actor.step_key if place.actor is not None else ""
-        check_observation(observation, env.observation_space, type(env).__name__, step_key)
+        check_in_space(observation, env.observation_space, type(env).__name__, step_key)
     except EnvironmentContractError as misfit:
         return failure(misfit, place, call)
     if not isinstance(error, MazeError):
@@ -328,46 +323,3 @@ def working_directory(directory: str) -> Iterator[None]:
             yield
         except CheckpointError as error:
             raise CheckpointError(f"input_dir={directory}: {error}") from error
-
-
-class Progress:
-    """Counts units of work.
-
-    :param total: Number of units.
-    :param description: What the work is.
-    :param unit: Name of one unit.
-    :param n_lines: Number of lines where there is no terminal.
-    """
-
-    def __init__(self, total: int, description: str, unit: str = "episodes", n_lines: int = 5) -> None:
-        self.total = total
-        self.description = description
-        self.unit = unit
-        self.n_done = 0
-        self._line_after = max(1, -(-total // n_lines))
-        self._start = time.monotonic()
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            self._bar = progress_bar(total=total, desc=description, unit=f" {unit}", leave=False)
-
-    def update(self) -> None:
-        """One more unit is done."""
-        self.n_done += 1
-        if self._bar is not None:
-            self._bar.update(1)
-        elif self.n_done % self._line_after == 0 or self.n_done == self.total:
-            rate = self.n_done / max(time.monotonic() - self._start, 1e-9)
-            remaining = (self.total - self.n_done) / rate
-            print(
-                f"{self.description}: {self.n_done}/{self.total} {self.unit}, {rate:.3g}/s, {remaining:.0f} s left",
-                flush=True,
-            )
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()

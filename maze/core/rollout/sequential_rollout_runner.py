@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from maze.console.runs import Progress
 from maze.core.annotations import override
 from maze.core.rollout.recording import EpisodeRecorder, RolloutReport, recorded
-from maze.core.rollout.rollout_runner import Progress, RolloutRunner
+from maze.core.rollout.rollout_runner import RolloutRunner
+from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
+from maze.core.wrappers.recording_wrapper import missing_for_drawing
 
 
 class SequentialRolloutRunner(RolloutRunner):
     """Runs all episodes in this process, which makes rendering and debugging possible.
 
-    :param render: Show the environment after each step; without a display, write pictures into `rendering`.
-    :param record_pages: Write each episode as a page for a browser into `episode_pages`.
+    :param render: Show the environment after each step; without a display, write pictures into `rendering`. Where a
+        library for drawing is not installed, `record_pages` takes its place.
+    :param record_pages: Write each episode as a page for a browser into `episode_pages`. A number `k` draws every
+        `k`-th step only.
     """
 
     def __init__(
@@ -25,7 +30,7 @@ class SequentialRolloutRunner(RolloutRunner):
         deterministic: bool = False,
         record_actions: bool = False,
         env_timeout: float | None = None,
-        record_pages: bool = False,
+        record_pages: bool | int = False,
         record_parquet: bool = False,
         best_of: int = 1,
     ) -> None:
@@ -41,7 +46,7 @@ class SequentialRolloutRunner(RolloutRunner):
             best_of,
         )
         self.render = render
-        self.record_pages = record_pages
+        self.record_pages = whole_number("runner.record_pages", int(record_pages), at_least=0)
         self._recorder: EpisodeRecorder | None = None
         self._report: RolloutReport | None = None
         self._progress: Progress | None = None
@@ -51,6 +56,8 @@ class SequentialRolloutRunner(RolloutRunner):
         maze_env, policy = self.init_env_and_agent(
             env, wrappers, self.max_episode_steps, agent, self.input_dir, env_timeout=self.env_timeout
         )
+        can_render = self.render and missing_for_drawing(maze_env) is None
+        record_pages = self.record_pages or int(self.render and not can_render)
         self._announce(agent)
         self._report = RolloutReport(self.record_event_logs, self._cfg, self.max_episode_steps)
         seeds = self.best_seeds(maze_env, policy, self.draw_episode_seeds(), self.best_of)
@@ -60,7 +67,7 @@ class SequentialRolloutRunner(RolloutRunner):
                 self.record_trajectory,
                 self.record_event_logs,
                 self.record_actions,
-                self.record_pages,
+                record_pages,
                 self.record_parquet,
             ) as (recorded_env, self._recorder),
             Progress(self.n_episodes, "Rollouts") as self._progress,
@@ -69,7 +76,7 @@ class SequentialRolloutRunner(RolloutRunner):
                 recorded_env,
                 policy,
                 self.n_episodes,
-                render=self.render,
+                render=can_render,
                 episode_end_callback=self.update_progress,
                 episode_seeds=seeds,
                 deterministic=self.deterministic,

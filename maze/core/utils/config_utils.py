@@ -105,7 +105,7 @@ class EnvFactory:
 
     def __call__(self) -> Any:
         """Makes an environment."""
-        from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper
+        from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
         env = self._make_env()
@@ -115,14 +115,16 @@ class EnvFactory:
 
     def _make_env(self) -> Any:
         env = self.env
+        adaptations: dict[str, Any] = {}
         if is_vector_env(env):
             return _adopted(env, None)
         if isinstance(env, Mapping) or (callable(env) and not is_environment(env)):
             target = self.env.get(TARGET_KEY) if isinstance(self.env, Mapping) else self.env
             is_required = "num_envs" in _required_arguments(target)
             env = self._called(**({"num_envs": 1} if is_required else {}))
-            if is_vector_env(env):
-                return _adopted(env, self._called if is_required or _takes_num_envs(target) else None)
+            adaptations = self._adaptations()
+            if is_vector_env(env) and not adaptations:
+                return _adopted(env, self._called if is_required or _takes(target, "num_envs") else None)
         elif is_environment(env):
             env = _copy_of(env)
         elif isinstance(env, str):
@@ -131,9 +133,14 @@ class EnvFactory:
         if _is_pettingzoo_env(env):
             env = Factory(object).instantiate({TARGET_KEY: f"{_PETTINGZOO}.PettingZooEnv"}, env=env)
         elif not isinstance(env, StructuredEnv) and is_environment(env):
-            from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+            from maze.core.wrappers.maze_gym_env_wrapper import adapted_gym_maze_env
 
-            env = GymMazeEnv(env)
+            return adapted_gym_maze_env(env, **adaptations)
+        if adaptations:
+            raise ConfigError(
+                f"env: {', '.join(f'`{key}`' for key in adaptations)} adapt single environments of gymnasium; "
+                f"{self.env.get(TARGET_KEY)} made {shown_value(env)} and does not take them. Leave them out."
+            )
         if not isinstance(env, StructuredEnv):
             raise ConfigError(
                 f"env: expected a mapping with `{TARGET_KEY}`, the id of a gymnasium environment, or a class or "
@@ -149,7 +156,19 @@ class EnvFactory:
         if callable(self.env):
             return self.env(**arguments)
         config = {**_without_foreign_defaults(self.env), **arguments}
-        return Factory(object).instantiate(config, config_path="env")
+        return Factory(object).instantiate(
+            {key: value for key, value in config.items() if key not in self._adaptations()}, config_path="env"
+        )
+
+    def _adaptations(self) -> dict[str, Any]:
+        """Entries of the configuration that the target does not take: they adapt the environment that it makes."""
+        if not isinstance(self.env, Mapping):
+            return {}
+        from maze.core.wrappers.maze_gym_env_wrapper import ADAPTATIONS
+
+        config = _without_foreign_defaults(self.env)
+        target = config.get(TARGET_KEY)
+        return {key: config[key] for key in ADAPTATIONS if key in config and not _takes(target, key)}
 
 
 def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
@@ -165,12 +184,17 @@ def _adopted(env: Any, make: Callable[..., Any] | None) -> MazeEnv[Any]:
     return GymVectorMazeEnv(make)
 
 
-def _takes_num_envs(target: Any) -> bool:
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter] | None:
     try:
-        parameters = inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters
+        return inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters
     except (TypeError, ValueError):
-        return True
-    return "num_envs" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        return None
+
+
+def _takes(target: Any, name: str) -> bool:
+    """Whether a class or function takes an argument, as far as its signature tells."""
+    parameters = _parameters(target)
+    return parameters is None or name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _without_foreign_defaults(env: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,11 +219,8 @@ def gym_env_defaults() -> Mapping[str, Any]:
 
 
 def _required_arguments(target: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(locate(target, "env") if isinstance(target, str) else target).parameters.values()
-    except (TypeError, ValueError):
-        return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = (_parameters(target) or {}).values()
     return [each.name for each in parameters if each.default is each.empty and each.kind in kinds]
 
 

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from maze.core.errors import CheckpointError, ConfigError
+from maze.core.errors import CheckpointError, ConfigError, install_command
 from maze.core.utils.files import TEMPORARY_PREFIX, write_whole
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Store:
         except ImportError as error:
             raise ConfigError(
                 f"{key}: {url} needs pyarrow, which is not installed; it comes with an extra: "
-                "pip install 'maze-rl[storage]'."
+                f"{install_command('storage')}."
             ) from error
         with self._explained("is no place that can be opened"):
             self._files, self._root = FileSystem.from_uri(url)

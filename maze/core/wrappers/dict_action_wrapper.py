@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.wrappers.gym_spaces import entries_of, packed, parts_of
 from maze.core.wrappers.wrapper import ActionWrapper
 
 
@@ -22,15 +23,8 @@ class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        space = env.action_space
-        self._is_dict = isinstance(space, spaces.Dict)
-        self._is_tuple = isinstance(space, spaces.Tuple)
-        if isinstance(space, spaces.Dict):
-            self._action_space = space
-        elif isinstance(space, spaces.Tuple):
-            self._action_space = spaces.Dict({f"action_{i}": entry for i, entry in enumerate(space.spaces)})
-        else:
-            self._action_space = spaces.Dict({"action": space})
+        self._kind, entries = entries_of(env.action_space, "action")
+        self._action_space = env.action_space if isinstance(env.action_space, spaces.Dict) else spaces.Dict(entries)
 
     @property
     def action_space(self) -> spaces.Dict:
@@ -39,14 +33,8 @@ class DictActionWrapper(ActionWrapper[gymnasium.Env[Any, Any]]):
 
     @override(ActionWrapper)
     def action(self, action: dict[str, np.ndarray]) -> Any:
-        if self._is_dict:
-            return action
-        if self._is_tuple:
-            return tuple(action[f"action_{i}"] for i in range(len(self._action_space.spaces)))
-        return action["action"]
+        return packed(self._kind, {key: action[key] for key in self._action_space})
 
     @override(ActionWrapper)
     def reverse_action(self, action: Any) -> dict[str, np.ndarray]:
-        if self._is_dict:
-            return dict(action)
-        return {f"action_{i}": part for i, part in enumerate(action)} if self._is_tuple else {"action": action}
+        return dict(parts_of(self._kind, self._action_space, action))

@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.wrappers.gym_spaces import entries_of, parts_of
 from maze.core.wrappers.wrapper import ObservationWrapper
 
 
@@ -21,15 +22,9 @@ class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        space = env.observation_space
-        self._is_dict = isinstance(space, spaces.Dict)
-        self._is_tuple = isinstance(space, spaces.Tuple)
-        if isinstance(space, spaces.Dict):
-            self._observation_space = space
-        elif isinstance(space, spaces.Tuple):
-            self._observation_space = spaces.Dict({f"observation_{i}": entry for i, entry in enumerate(space.spaces)})
-        else:
-            self._observation_space = spaces.Dict({"observation": space})
+        shown = env.observation_space
+        self._kind, entries = entries_of(shown, "observation")
+        self._observation_space = shown if isinstance(shown, spaces.Dict) else spaces.Dict(entries)
 
     @property
     def observation_space(self) -> spaces.Dict:
@@ -38,8 +33,4 @@ class DictObservationWrapper(ObservationWrapper[gymnasium.Env[Any, Any]]):
 
     @override(ObservationWrapper)
     def observation(self, observation: Any) -> Any:
-        if self._is_dict:
-            return observation
-        if self._is_tuple:
-            return {f"observation_{i}": part for i, part in enumerate(observation)}
-        return {"observation": observation}
+        return dict(parts_of(self._kind, self._observation_space, observation))

@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium import spaces
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.env.error_origin import note_origin
+from maze.core.env.faults import note_origin
 from maze.core.events.event_collection import EventCollection
 from maze.core.events.event_record import EventRecord
 from maze.core.log_events.episode_event_log import EpisodeEventLog

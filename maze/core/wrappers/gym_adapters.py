@@ -58,9 +58,9 @@ def refuse_vector_env(env: Any) -> None:
         )
 
 
-def in_current_api(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, made to fit gymnasium's current API where its `reset` takes no seed."""
-    return env if takes_seed(env.unwrapped) else CurrentApi(env)
+def in_current_api(env: Any) -> Any:
+    """The environment of gymnasium, made to fit its current API where its `reset` takes no seed; others as they are."""
+    return env if not isinstance(env, gymnasium.Env) or takes_seed(env.unwrapped) else CurrentApi(env)
 
 
 def takes_seed(env: Any) -> bool:
@@ -84,25 +84,57 @@ class CurrentApi(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         super().__init__(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """The first observation and an `info`."""
+        """Return the first observation and an `info`."""
         if options:
             raise EnvironmentContractError(f"`reset` of {self.unwrapped} takes no options, got {options}.")
         if seed is not None:
             gymnasium.Env.reset(self.unwrapped, seed=seed)  # its generator `np_random`
             if callable(method := getattr(self.unwrapped, "seed", None)):
                 method(seed)
-        result: Any = self.env.reset()
-        is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        return result if is_pair else (result, {})
+        return reset_values(self.env.reset())
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Five values."""
-        result: Any = self.env.step(action)
-        if len(result) == 5:
-            return result  # type: ignore[no-any-return]
-        observation, reward, done, info = result
-        truncated = bool(done and info.get(TRUNCATION_KEY, False))
-        return observation, reward, bool(done) and not truncated, truncated, info
+        """Return five values."""
+        return step_values(self.env, self.env.step(action))
+
+
+def reset_values(result: Any) -> tuple[Any, dict[str, Any]]:
+    """The first observation and `info`, empty where `reset` of an older environment returns the observation alone.
+
+    :param result: What `reset` returned.
+    """
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    return result if is_pair else (result, {})
+
+
+def step_values(env: Any, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """The five values of gymnasium's current API, made of the four of the older one where necessary.
+
+    :param env: The environment, for messages.
+    :param result: What `step` returned.
+    :raises EnvironmentContractError: It has another number of values.
+    """
+    n_values = len(result) if isinstance(result, tuple | list) else 1
+    if n_values == 5:
+        return result  # type: ignore[no-any-return]
+    if n_values != 4:
+        raise EnvironmentContractError(
+            f"{gym_env_name(env)}: expected five values from `step` (observation, reward, terminated, truncated, "
+            f"info), or the four of the older API (observation, reward, done, info); found {n_values}: "
+            f"{result!r:.200}. Return all five."
+        )
+    observation, reward, done, info = result
+    truncated = bool(done and info.get(TRUNCATION_KEY, False))
+    return observation, reward, bool(done) and not truncated, truncated, info
+
+
+def gym_env_name(env: Any) -> str:
+    """The id of a gymnasium environment, or the name of its class; PettingZoo's have a name in their metadata."""
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return str(spec.id)
+    name = (getattr(env, "metadata", None) or {}).get("name")
+    return str(name or type(getattr(env, "unwrapped", env)).__name__)
 
 
 class ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -238,49 +270,76 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArg
         RecordConstructorArgs.__init__(self, name=name)
         super().__init__(env)
         assert isinstance(env.action_space, spaces.Discrete)
-        size = int(env.action_space.n)
+        self._n_actions = int(env.action_space.n)
         shown = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else None
         self._name = name
         self._is_dict = shown is not None
         shown = dict(shown) if shown is not None else {"observation": env.observation_space}
-        self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (size,), np.int8)})
+        self.observation_space = spaces.Dict({**shown, ACTION_MASK: spaces.Box(0, 1, (self._n_actions,), np.int8)})
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """The first observation with its mask."""
-        observation, info = self.env.reset(**kwargs)
-        return self._with_mask(observation, info), info
+        """Return the first observation with its mask."""
+        observation, info = reset_values(self.env.reset(**kwargs))
+        return self._with_mask(observation, info, is_over=False), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """The next observation with its mask."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_mask(observation, info), reward, terminated, truncated, info
+        """Return the next observation with its mask; after the last step of an episode it may be missing."""
+        observation, reward, terminated, truncated, info = step_values(self.env, self.env.step(action))
+        shown = self._with_mask(observation, info, is_over=terminated or truncated)
+        return shown, reward, terminated, truncated, info
 
-    def _with_mask(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_mask(self, observation: Any, info: Mapping[str, Any], is_over: bool) -> dict[str, Any]:
         mask = told_mask(self.env, info, self._name)
+        if mask is None and is_over:
+            mask = np.ones(self._n_actions, np.int8)
         if mask is None:
             raise EnvironmentContractError(
-                f"The mask of valid actions `{self._name}` is missing: {self.unwrapped} told it after its first reset, "
-                f"this time `info` has {sorted(info)}. env.action_mask=false goes without it."
+                f"{gym_env_name(self.env)}: expected the mask of valid actions `{self._name}`, which the first reset "
+                f"gave; found `info` with {sorted(info)}. Return the mask with every reset and step, or set "
+                "env.action_mask=false."
             )
         shown = observation if self._is_dict else {"observation": observation}
         return {**shown, ACTION_MASK: np.asarray(mask, np.int8)}
 
 
-def action_mask_name(env: Any, name: str | None = None) -> str | None:
-    """What an environment with one discrete action calls the mask of valid choices, which it does not show.
+def with_action_mask(env: Any, action_mask: bool | str | None = None) -> Any:
+    """The environment with its mask of valid actions as an observation, see :class:`InfoActionMask`.
 
-    It may tell it in `info`, or by a method without arguments; the environment is reset once to see the former.
+    :param env: The environment.
+    :param action_mask: `None`: show a mask if the environment has one; true: require one; false: show none; a text:
+        the name of its entry of `info`, or of the method.
+    :raises ConfigError: The required mask is missing.
+    """
+    if action_mask is False:
+        return env
+    name = action_mask_name(env, action_mask if isinstance(action_mask, str) else None)
+    if name is not None:
+        return InfoActionMask(in_current_api(env), name)
+    shown = getattr(getattr(env, "observation_space", None), "spaces", ())
+    if action_mask is None or (action_mask is True and ACTION_MASK in shown):
+        return env
+    raise ConfigError(
+        f"env.action_mask={action_mask}: expected {gym_env_name(env)} to give a mask of its actions "
+        f"{getattr(env, 'action_space', None)} in `info`, or by a method without arguments; found `info` with "
+        f"{sorted(reset_values(env.reset())[1])}."
+    )
+
+
+def action_mask_name(env: Any, name: str | None = None) -> str | None:
+    """The name of the mask of valid actions that an environment with one discrete action gives beside its observation.
+
+    It is an entry of `info`, or a method without arguments; the environment is reset once to see the former.
 
     :param env: The environment.
     :param name: The only name to look for; by default those that are usual.
-    :return: The name; `None`: it tells no mask, or shows one already.
+    :return: The name; `None`: there is no mask, or the observation contains one already.
     """
     if not isinstance(env, gymnasium.Env) or not isinstance(env.action_space, spaces.Discrete):
         return None
-    if isinstance(env.observation_space, spaces.Dict) and ACTION_MASK in env.observation_space.spaces:
+    shown: Any = env.observation_space
+    if not isinstance(shown, spaces.Space) or (isinstance(shown, spaces.Dict) and ACTION_MASK in shown.spaces):
         return None
-    result: Any = env.reset(seed=0)
-    info = result[1] if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict) else {}
+    info = reset_values(env.reset())[1]
     for candidate in MASK_NAMES if name is None else (name,):
         mask = told_mask(env, info, candidate)
         if mask is not None and np.shape(mask) == (int(env.action_space.n),):

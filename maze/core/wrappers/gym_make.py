@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, did_you_mean, install_command
 from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
 
 _OLDER_GYM = (
@@ -52,7 +52,7 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         return gymnasium.make(_spec_in_current_api(env.spec))
     except gymnasium.error.DependencyNotInstalled as error:
         extra = next((extra for extra in _EXTRAS if extra in str(error).lower()), None)
-        hint = f' Or: pip install "maze-rl[{extra}]"' if extra else ""
+        hint = f" Or: {install_command(extra)}" if extra else ""
         raise ConfigError(f"Environment `{name}` needs a package that is not installed: {error}{hint}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ConfigError(_cannot_be_made(name, error, broken)) from error
@@ -197,7 +197,8 @@ def _spec_in_current_api(spec: EnvSpec) -> EnvSpec:
 
 def _made_in_current_api(entry_point: Any, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     creator: Callable[..., Any] = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    return in_current_api(creator(**kwargs))
+    env: gymnasium.Env[Any, Any] = in_current_api(creator(**kwargs))
+    return env
 
 
 def _successor(name: str) -> str | None:

@@ -7,13 +7,14 @@ numbers its entries, anything else is a single entry.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
+from maze.core.env.space_arrays import Cast
 from maze.core.errors import ConfigError
 
 _SUPPORTED = "Box, Discrete, MultiDiscrete and MultiBinary, alone or directly inside a Dict or a Tuple, are supported"
@@ -23,18 +24,20 @@ class Leaf:
     """Conversion of one entry: by default a cast between array types.
 
     :param space: The space on gymnasium's side.
+    :param place: Environment and key, for messages.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], place: str = "action") -> None:
         self.space: spaces.Space[Any] = _in_single_precision(space) if isinstance(space, spaces.Box) else space
         self.dtype = self.space.dtype
         self.gym_dtype = space.dtype
+        self.cast = Cast(np.dtype(self.dtype), place)
 
     def to_gym(self, value: Any) -> Any:
         return np.asarray(value, dtype=self.gym_dtype)
 
-    def from_gym(self, value: Any) -> Any:
-        return np.asarray(value, dtype=self.dtype)
+    def from_gym(self, value: Any) -> np.ndarray:
+        return self.cast(value)
 
     def batch_to_gym(self, values: np.ndarray) -> np.ndarray:
         """The values of several environments, `[n_envs, ...]`."""
@@ -110,10 +113,14 @@ def action_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf
     return kind, {key: _action_leaf(entry) for key, entry in entries.items()}
 
 
-def observation_leaves(space: spaces.Space[Any]) -> tuple[type | None, dict[str, Leaf]]:
-    """Conversions of an observation space; result as for :func:`action_leaves`."""
+def observation_leaves(space: spaces.Space[Any], env_name: str) -> tuple[type | None, dict[str, Leaf]]:
+    """Conversions of an observation space; result as for :func:`action_leaves`.
+
+    :param space: The space.
+    :param env_name: The environment, for messages.
+    """
     kind, entries = _entries(space, "observation")
-    return kind, {key: Leaf(entry) for key, entry in entries.items()}
+    return kind, {key: Leaf(entry, f"{env_name}, observation `{key}`") for key, entry in entries.items()}
 
 
 def packed(kind: type | None, parts: dict[str, Any]) -> Any:
@@ -134,12 +141,33 @@ def unpacked(kind: type | None, leaves: Mapping[str, Leaf], value: Any) -> dict[
     :param leaves: Conversions of the entries.
     :param value: What gymnasium has.
     """
-    if kind is None:
-        ((key, leaf),) = leaves.items()
-        return {key: leaf.from_gym(value)}
+    return {key: leaves[key].from_gym(part) for key, part in parts_of(kind, leaves, value)}
+
+
+def parts_of(kind: type | None, keys: Iterable[str], value: Any) -> Iterable[tuple[str, Any]]:
+    """The entries of a value of gymnasium by key, in the order of the keys.
+
+    :param kind: As of :func:`entries_of`.
+    :param keys: Keys of the entries.
+    :param value: What gymnasium has.
+    """
     if kind is dict:
-        return {key: leaf.from_gym(value[key]) for key, leaf in leaves.items()}
-    return {key: leaf.from_gym(part) for (key, leaf), part in zip(leaves.items(), value, strict=True)}
+        return ((key, value[key]) for key in keys)
+    return zip(keys, (value,) if kind is None else value, strict=True)
+
+
+def entries_of(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
+    """The entries of a space by key.
+
+    :param space: The space.
+    :param name: `action` or `observation`: the key of a single space; those of a Tuple are numbered.
+    :return: How gymnasium packs the entries (`dict`, `tuple`, None: there is one only), and the entries.
+    """
+    if isinstance(space, spaces.Dict):
+        return dict, dict(space.spaces)
+    if isinstance(space, spaces.Tuple):
+        return tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    return None, {name: space}
 
 
 def _action_leaf(space: spaces.Space[Any]) -> Leaf:
@@ -153,14 +181,9 @@ def _action_leaf(space: spaces.Space[Any]) -> Leaf:
 
 
 def _entries(space: spaces.Space[Any], name: str) -> tuple[type | None, dict[str, spaces.Space[Any]]]:
-    kind: type | None = None
-    entries: dict[str, spaces.Space[Any]] = {name: space}
-    if isinstance(space, spaces.Dict):
-        kind, entries = dict, {str(key): entry for key, entry in space.spaces.items()}
-        if list(entries) != list(space.spaces):
-            raise ConfigError(f"The {name} space has keys that are not strings: {list(space.spaces)}. Rename them.")
-    elif isinstance(space, spaces.Tuple):
-        kind, entries = tuple, {f"{name}_{index}": entry for index, entry in enumerate(space.spaces)}
+    kind, entries = entries_of(space, name)
+    if not all(isinstance(key, str) for key in entries):
+        raise ConfigError(f"The {name} space has keys that are not strings: {list(entries)}. Rename them.")
     for key, entry in entries.items():
         _check_leaf(entry, f"{name} space" if kind is None else f"{name} space, entry `{key}`")
     return kind, entries

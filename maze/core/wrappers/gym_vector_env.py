@@ -60,7 +60,7 @@ class GymBatch(BatchedCoreEnv):
         self.env: VectorEnv[Any, Any, Any] = env
         self.mode = _autoreset_mode(env)
         self._action_kind, self._action_leaves = action_leaves(env.single_action_space)
-        self._kind, self._leaves = observation_leaves(env.single_observation_space)
+        self._kind, self._leaves = observation_leaves(env.single_observation_space, type(env.unwrapped).__name__)
         seen = {key: leaf.space for key, leaf in self._leaves.items()}
         if action_mask is not None:
             seen[ACTION_MASK] = spaces.Box(0, 1, (int(env.single_action_space.n),), np.int8)
@@ -70,9 +70,9 @@ class GymBatch(BatchedCoreEnv):
         self._options = dict(reset_options or {})
         self._specs = dict_specs(self.observation_spaces[0], "observation")
         self._only = None
-        """Key and type of the only observation, which comes by itself."""
+        """Key of the only observation, which comes by itself, and its cast."""
         if self._kind is None and action_mask is None:
-            self._only = next((key, dtype) for key, (_, dtype) in self._specs.items())
+            self._only = next((key, leaf.cast) for key, leaf in self._leaves.items())
         self._shown = {key: np.zeros((self.n_envs, *shape), dtype) for key, (shape, dtype) in self._specs.items()}
         self._is_own = True
         """Whether nobody else has the arrays of `_shown`."""
@@ -248,8 +248,8 @@ class GymBatch(BatchedCoreEnv):
         :param is_maskless: Members whose mask matters to nobody; `None`: none.
         """
         if self._only is not None:
-            key, dtype = self._only
-            return {key: np.asarray(seen, dtype)}
+            key, cast = self._only
+            return {key: cast(seen)}
         arrays = unpacked(self._kind, self._leaves, seen)
         if self._mask is not None:
             arrays[ACTION_MASK] = self._read_mask(info, is_maskless)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,19 @@ from maze.core.env.render_env_mixin import RenderEnvMixin
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.rendering.renderer import Renderer, draw_current_state
 from maze.core.wrappers.gym_adapters import (
-    InfoActionMask,
     ResetOptions,
     WeighedReward,
-    action_mask_name,
     adapted,
+    gym_env_name,
+    in_current_api,
     refuse_vector_env,
+    reset_values,
+    step_values,
     takes_seed,
+    with_action_mask,
 )
 from maze.core.wrappers.gym_make import gym_wrapped, import_modules, make_gymnasium_env
-from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed
+from maze.core.wrappers.gym_spaces import action_leaves, observation_leaves, packed, unpacked
 
 if TYPE_CHECKING:
     from maze.core.env.batched_core_env import BatchedCoreEnv
@@ -44,7 +48,8 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     A single space becomes `{"observation": ...}` and `{"action": ...}`, a Tuple `observation_0`, `action_0` and
     so on, a Dict keeps its keys; those of nested containers are joined by `_`. Sequences and graphs become arrays
     with masks, texts are left out (see :class:`~maze.core.wrappers.gym_adapters.ArrayObservations`). Discrete actions
-    are counted from zero. Boxes of float64 become float32.
+    are counted from zero. Boxes of float64 become float32. A mask of valid actions that the environment gives in
+    `info["action_mask"]`, or by a method `action_masks`, becomes the observation `action_mask`.
 
     >>> env = GymMazeEnv("CartPole-v1")
     >>> env.seed(1)
@@ -55,17 +60,20 @@ class GymMazeEnv(MazeEnv["GymCoreEnv"], RenderEnvMixin):
     (1.0, False)
 
     :param env: Id of a registered environment, or an environment (current or older API).
+    :param action_mask: Whether to show the mask, see :func:`~maze.core.wrappers.gym_adapters.with_action_mask`.
     :param kwargs: Passed to `gymnasium.make` where `env` is an id.
-    :raises ConfigError: Arguments are given for an environment that is made already.
+    :raises ConfigError: Arguments are given for an environment that is made already, or the required mask is missing.
     """
 
-    def __init__(self, env: str | gymnasium.Env[Any, Any], **kwargs: Any) -> None:
+    def __init__(
+        self, env: str | gymnasium.Env[Any, Any], action_mask: bool | str | None = None, **kwargs: Any
+    ) -> None:
         if isinstance(env, str):
             env = make_gymnasium_env(env, **kwargs)
         elif kwargs:
             raise ConfigError(f"GymMazeEnv: arguments {sorted(kwargs)} need the id of an environment, got {env!r}.")
         refuse_vector_env(env)
-        gym_env = adapted(env)
+        gym_env = adapted(with_action_mask(env, action_mask))
         super().__init__(
             core_env=GymCoreEnv(gym_env),
             action_conversion_dict={0: GymActionConversion(gym_env)},
@@ -108,32 +116,53 @@ def make_gym_maze_env(
     :param gym_wrappers: gymnasium's wrappers, the first one innermost: names or paths, or mapped to their arguments.
     :param drop: Observations that are left out.
     :param encode: Number of characters, items or nodes that are kept of a text, sequence or graph.
-    :param action_mask: Whether the mask of valid actions that the environment tells in `info["action_mask"]`, or by
-        a method `action_masks`, becomes the observation `action_mask`; `None`: where there is one. Or what the
-        environment calls the entry of `info`, or the method.
+    :param action_mask: Whether the mask of valid actions in `info["action_mask"]`, or of a method `action_masks`,
+        becomes the observation `action_mask`; `None`: where there is one. A text: the name of the entry of `info`, or
+        of the method.
     :param reset_options: Given to every reset of the environment.
     :param reward_weights: Of an environment whose reward consists of several numbers: the weight of each.
     :param further_kwargs: Further arguments of the environment, such as `render_mode`; `import`: modules to import
         first.
-    :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the mask
-        that is asked for is not told.
+    :raises ConfigError: There is no such environment, a package is missing, an argument is not taken, or the required
+        mask is missing.
     """
     import_modules(further_kwargs.pop("import", None) or ())
-    env = gym_wrapped(make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs}), gym_wrappers)
+    env = make_gymnasium_env(name, **{**(kwargs or {}), **further_kwargs})
+    return adapted_gym_maze_env(env, gym_wrappers, drop, encode, action_mask, reset_options, reward_weights)
+
+
+def adapted_gym_maze_env(
+    env: gymnasium.Env[Any, Any],
+    gym_wrappers: Sequence[str | Mapping[str, Any]] = (),
+    drop: Sequence[str] = (),
+    encode: Mapping[str, int] | None = None,
+    action_mask: bool | str | None = None,
+    reset_options: Mapping[str, Any] | None = None,
+    reward_weights: Sequence[float] | None = None,
+) -> GymMazeEnv:
+    """Make a Maze environment of a gymnasium environment that exists already; see :func:`make_gym_maze_env`.
+
+    :param env: The environment.
+    """
+    env = gym_wrapped(in_current_api(env), gym_wrappers)
     if reset_options:
         env = ResetOptions(env, reset_options)
     if reward_weights:
         env = WeighedReward(env, reward_weights)
-    if action_mask is not False:
-        mask = action_mask_name(env, action_mask if isinstance(action_mask, str) else None)
-        if mask is not None:
-            env = InfoActionMask(env, mask)
-        elif action_mask:
-            raise ConfigError(
-                f"env.action_mask={action_mask}: `{name}` tells no such mask of its {env.action_space}, neither in "
-                f"`info`, which has {sorted(env.reset(seed=0)[1])}, nor by a method without arguments."
-            )
-    return GymMazeEnv(adapted(env, drop, encode))
+    return GymMazeEnv(adapted(with_action_mask(env, action_mask), drop, encode), action_mask=False)
+
+
+ADAPTATIONS = tuple(inspect.signature(adapted_gym_maze_env).parameters)[1:]
+"""Keys of `env` that change a gymnasium environment after it is made."""
+
+
+def env_name(env: MazeEnv[Any]) -> str:
+    """The id or class of the gymnasium or PettingZoo environment inside, or the class of an environment of Maze.
+
+    :param env: A Maze environment without wrappers.
+    """
+    foreign = getattr(env.core_env, "env", None)
+    return type(env).__name__ if foreign is None else gym_env_name(foreign)
 
 
 class GymCoreEnv(CoreEnv):
@@ -148,47 +177,46 @@ class GymCoreEnv(CoreEnv):
         self.env = env
         self.renderer = GymRenderer(env)
         self._maze_state: MazeStateType | None = None
-        self._next_seed: int | None = None
+        self.next_seed: int | None = None
+        """The seed of the coming reset."""
         self._takes_seed = takes_seed(env)
 
     @override(CoreEnv)
     def step(self, maze_action: MazeActionType) -> tuple[MazeStateType, float, bool, dict[Any, Any]]:
         result: Any = self.env.step(maze_action)
-        if len(result) == 5:
+        try:
             self._maze_state, reward, done, truncated, info = result
-            if done:
-                info.pop(TRUNCATION_KEY, None)
-            elif truncated:
-                done = info[TRUNCATION_KEY] = True
-        else:
-            self._maze_state, reward, done, info = result
+        except (TypeError, ValueError):
+            self._maze_state, reward, done, truncated, info = step_values(self.env, result)
+        if done:
+            info.pop(TRUNCATION_KEY, None)
+        elif truncated:
+            done = info[TRUNCATION_KEY] = True
         try:
             return self._maze_state, float(reward), bool(done), info
         except TypeError as error:
             raise EnvironmentContractError(
-                f"{self!r} gave the reward {reward!r}: expected a number. "
-                f"env.reward_weights=[1.0, 0.5] makes one of several."
+                f"{self!r}: expected a number as the reward, found {reward!r}. env.reward_weights=[1.0, 0.5] makes one "
+                "of several."
             ) from error
 
     @override(CoreEnv)
     def reset(self) -> MazeStateType:
-        if self._next_seed is None or not self._takes_seed:
+        if self.next_seed is None or not self._takes_seed:
             result: Any = self.env.reset()
         else:
-            result = self.env.reset(seed=self._next_seed)
-        self._next_seed = None
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-            result = result[0]
-        self._maze_state = result
-        return result
+            result = self.env.reset(seed=self.next_seed)
+        self.next_seed = None
+        self._maze_state = reset_values(result)[0]
+        return self._maze_state
 
     @override(CoreEnv)
     def seed(self, seed: int | None) -> None:
         """Makes the next reset a seeded one; the resets after it continue the sequence."""
-        self._next_seed = None if seed is None else int(seed)
-        self.env.action_space.seed(self._next_seed)
+        self.next_seed = None if seed is None else int(seed)
+        self.env.action_space.seed(self.next_seed)
         if not self._takes_seed and hasattr(self.env, "seed"):
-            self.env.seed(self._next_seed)
+            self.env.seed(self.next_seed)
 
     @override(CoreEnv)
     def close(self) -> None:
@@ -232,12 +260,11 @@ class GymCoreEnv(CoreEnv):
             self.env = self.renderer.env = copy.deepcopy(env.env)
         except Exception as error:
             raise EnvironmentContractError(f"{env!r} cannot be cloned: {error}") from error
-        self._maze_state = copy.deepcopy(env._maze_state)
-        self._next_seed = env._next_seed
+        self._maze_state = copy.deepcopy(env.get_maze_state())
+        self.next_seed = env.next_seed
 
     def __repr__(self) -> str:
-        spec = getattr(self.env, "spec", None)
-        return f"{type(self).__name__}({spec.id if spec is not None else type(self.env).__name__})"
+        return f"{type(self).__name__}({gym_env_name(self.env)})"
 
 
 class GymRenderer(Renderer):
@@ -287,18 +314,15 @@ class GymObservationConversion(ObservationConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.kind, self.leaves = observation_leaves(env.observation_space)
-        """How gymnasium packs observations, and the conversion of each entry."""
+        self.kind, self.leaves = observation_leaves(env.observation_space, gym_env_name(env))
         self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
-        self._dtype = self.leaves["observation"].dtype if self.kind is None else None
+        self._cast_only = self.leaves["observation"].cast if self.kind is None else None
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
-        if self.kind is None:
-            return {"observation": np.asarray(maze_state, dtype=self._dtype)}
-        if self.kind is dict:
-            return {key: leaf.from_gym(maze_state[key]) for key, leaf in self.leaves.items()}
-        return {key: leaf.from_gym(part) for (key, leaf), part in zip(self.leaves.items(), maze_state, strict=True)}
+        if self._cast_only is not None:
+            return {"observation": self._cast_only(maze_state)}
+        return unpacked(self.kind, self.leaves, maze_state)
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
@@ -318,7 +342,6 @@ class GymActionConversion(ActionConversionInterface):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.kind, self.leaves = action_leaves(env.action_space)
-        """How gymnasium packs actions, and the conversion of each entry."""
         self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
         self._only_leaf = self.leaves["action"] if self.kind is None else None
 
@@ -337,10 +360,7 @@ class GymActionConversion(ActionConversionInterface):
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        if self._only_leaf is not None:
-            return {"action": self._only_leaf.from_gym(maze_action)}
-        parts = maze_action if self.kind is dict else dict(zip(self.leaves, maze_action, strict=True))
-        return {key: leaf.from_gym(parts[key]) for key, leaf in self.leaves.items()}
+        return unpacked(self.kind, self.leaves, maze_action)
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:

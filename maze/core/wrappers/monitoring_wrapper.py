@@ -36,9 +36,9 @@ class MazeEnvMonitoringWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
 
-    _CLONED = ("_observation", "_original")
+    CLONED = ("_observation", "_original")
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_tap", "_actions", "_actor_id", "_context")
 
     def __init__(
         self, env: MazeEnv[Any], observation_logging: bool, action_logging: bool, reward_logging: bool
@@ -198,9 +198,9 @@ class MazeEnvTap:
     def install(cls, env: Any) -> MazeEnvTap:
         """The tap of the Maze environment at the bottom of `env`; there is one, however often it is asked for."""
         maze_env = base_maze_env(env)
-        path: Any = maze_env._step_path
+        path: Any = maze_env.step_path
         if not isinstance(path, cls):
-            path = maze_env.__dict__["_step_path"] = cls(maze_env, path)
+            path = maze_env.__dict__["step_path"] = cls(maze_env, path)
         return path  # type: ignore[no-any-return]
 
     def step(self, action: Any) -> Any:

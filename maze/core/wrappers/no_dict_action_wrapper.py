@@ -56,6 +56,7 @@ def only_entry(space: Any, what: str) -> str:
     """
     if not isinstance(space, spaces.Dict) or len(space.spaces) != 1:
         raise EnvironmentContractError(
-            f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}."
+            f"The {what} space must be a dictionary space with one entry to be replaced by it, but is {space}. "
+            "GymMazeEnv(..., action_mask=False) leaves out the mask of a gymnasium environment."
         )
     return str(next(iter(space.spaces)))

@@ -48,7 +48,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
     :raises ConfigError: The configuration names an unknown observation, or one that cannot be stacked.
     """
 
-    _CLONED = ("_history", "_conversion_history")  # arrays in a history are replaced, never written to
+    CLONED = ("_history", "_conversion_history")  # arrays in a history are replaced, never written to
 
     def __init__(self, env: MazeEnv[Any], stack_config: list[dict[str, Any]]) -> None:
         super().__init__(env)

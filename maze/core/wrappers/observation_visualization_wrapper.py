@@ -86,9 +86,9 @@ class ObservationVisualizationWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
 
-    _CLONED = ("_observation",)
+    CLONED = ("_observation",)
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_context")
 
     def __init__(self, env: MazeEnv[Any], plot_function: str | PlotFunction | None) -> None:
         self.plot_function = _resolve(plot_function)

@@ -19,7 +19,7 @@ class RewardClippingWrapper(RewardWrapper[MazeEnv[Any]]):
     :raises ConfigError: The range is empty.
     """
 
-    _CLONED = (*RewardWrapper._CLONED, "min_val", "max_val")
+    CLONED = (*RewardWrapper.CLONED, "min_val", "max_val")
 
     def __init__(self, env: MazeEnv[Any], min_val: float, max_val: float) -> None:
         if min_val > max_val:

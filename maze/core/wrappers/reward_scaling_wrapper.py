@@ -18,7 +18,7 @@ class RewardScalingWrapper(RewardWrapper[MazeEnv[Any]]):
     :param scale: The factor.
     """
 
-    _CLONED = (*RewardWrapper._CLONED, "scale")
+    CLONED = (*RewardWrapper.CLONED, "scale")
 
     def __init__(self, env: MazeEnv[Any], scale: float) -> None:
         super().__init__(env)

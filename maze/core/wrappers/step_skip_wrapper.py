@@ -35,7 +35,7 @@ class StepSkipWrapper(Wrapper[Union[StructuredEnv, EnvType]]):
 
     keeps_observations_and_actions = True
 
-    _CLONED = ("_actions",)
+    CLONED = ("_actions",)
 
     def __init__(self, env: Any, n_steps: int, skip_mode: str = "sticky") -> None:
         if type(n_steps) is not int or n_steps < 1:

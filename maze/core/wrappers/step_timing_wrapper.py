@@ -88,7 +88,7 @@ class StepTimingWrapper(Wrapper[MazeEnv[Any]]):
 
     keeps_observations_and_actions = True
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_probes", "_layers", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_probes", "_layers", "_context")
 
     def __init__(self, env: MazeEnv[Any]) -> None:
         super().__init__(_with_probes(env))

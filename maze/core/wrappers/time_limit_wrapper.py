@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, ClassVar, Union
 
 from maze.core.annotations import override
 from maze.core.env.base_env import TRUNCATION_KEY, BaseEnv
 from maze.core.env.time_env_mixin import TimeEnvMixin
-from maze.core.errors import ConfigValueError
+from maze.core.errors import ConfigError, ConfigValueError
 from maze.core.wrappers.wrapper import EnvType, Wrapper
+from maze.utils.timeout import Timeout
 
 
 class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
@@ -23,9 +25,9 @@ class TimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]], BaseEnv):
 
     keeps_observations_and_actions = True
 
-    _CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
+    CLONED = ("_elapsed_steps", "_max_episode_steps", "_next_seed")
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper._TRANSIENT, "_get_env_time", "_context")
+    TRANSIENT: ClassVar[tuple[str, ...]] = (*Wrapper.TRANSIENT, "_get_env_time", "_context")
 
     def __init__(self, env: BaseEnv | EnvType, max_episode_steps: int | None = None) -> None:
         self.set_max_episode_steps(max_episode_steps)
@@ -100,3 +102,48 @@ def _cut_off(result: Any) -> Any:
     if not done:
         info[TRUNCATION_KEY] = True
     return observation, reward, True, info
+
+
+class CallTimeLimitWrapper(Wrapper[Union[BaseEnv, EnvType]]):
+    """Raises a `TimeoutError` in a step or reset that takes too long; its traceback shows where it was.
+
+    Native code is interrupted when it returns to Python, not before. Works in the main thread of a process on Unix, as
+    in worker processes; elsewhere there is no limit.
+
+    :param env: The environment to wrap.
+    :param seconds: What a call may take; fractions are allowed.
+    """
+
+    keeps_observations_and_actions = True
+
+    def __init__(self, env: BaseEnv | EnvType, seconds: float) -> None:
+        self.seconds = checked_time_limit("seconds", seconds)
+        super().__init__(env)
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        return self._limited("step", self._env_step, action)
+
+    @override(Wrapper)
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        return self._limited("reset", self._env_reset, *args, **kwargs)
+
+    def _limited(self, name: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.seconds is None or threading.current_thread() is not threading.main_thread():
+            return call(*args, **kwargs)
+        with Timeout(self.seconds, f"`{name}` takes longer than the limit of {self.seconds:g} s"):
+            return call(*args, **kwargs)
+
+
+def checked_time_limit(name: str, seconds: Any) -> float | None:
+    """Returns a time limit in seconds; `None` where there is none.
+
+    :param name: Where it comes from, for the error message.
+    :param seconds: A positive number, or `None`.
+    :raises ConfigError: It is something else.
+    """
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"{name}: expected a positive number of seconds, or null for no limit; got {seconds!r}.")
+    return float(seconds)

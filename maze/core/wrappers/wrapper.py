@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+import copyreg
+from abc import ABC, ABCMeta, abstractmethod
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 import gymnasium
@@ -16,7 +18,78 @@ from maze.core.env.maze_state import MazeStateType
 from maze.core.env.simulated_env_mixin import SimulatedEnvMixin
 from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import EnvironmentContractError
-from maze.core.wrappers.class_view import WrapperMeta, class_view
+
+
+class WrapperMeta(ABCMeta):
+    """Metaclass of wrappers: their classes, when shown, name the line that exports their environments.
+
+    Other libraries refuse what is no gymnasium environment with a message that shows its class, and no other hint.
+    """
+
+    def __repr__(cls) -> str:
+        path = f"{cls.__module__}.{cls.__qualname__}"
+        return f"<class '{path}' (from maze.interop import to_gymnasium; env = to_gymnasium(env))>"
+
+
+class _ClassViewMeta(ABCMeta):
+    """Metaclass of views: their resolution order is given, not computed."""
+
+    shown_mro: tuple[type, ...]
+    real_type: type
+
+    def mro(cls) -> list[type]:
+        shown: tuple[type, ...] = cls.__dict__["shown_mro"]
+        return [cls, *shown]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.real_type(*args, **kwargs)
+
+
+@lru_cache(maxsize=1024)
+def class_view(outer: type, inner: type) -> type:
+    """A class that is a subclass of everything `outer` and `inner` are subclasses of.
+
+    :param outer: The wrapper's real class; comes first.
+    :param inner: The class that the wrapped environment shows, itself a view where that is a wrapper too.
+    """
+    own = [klass for klass in outer.__mro__ if klass is not object]
+    wrapped = [k for k in inner.__mro__ if k is not object and k not in own and not isinstance(k, _ClassViewMeta)]
+    try:
+        return _make_view(outer, (*own, *wrapped, object))
+    except TypeError:
+        # Classes with a memory layout of their own (slots, extension types) cannot stand in one order with others.
+        return _make_view(outer, (*own, *(k for k in wrapped if _has_plain_layout(k)), object))
+
+
+def _make_view(outer: type, mro: tuple[type, ...]) -> type:
+    namespace = {
+        "shown_mro": mro,
+        "real_type": outer,
+        "__module__": outer.__module__,
+        "__qualname__": outer.__qualname__,
+        "__doc__": outer.__doc__,
+    }
+    return _ClassViewMeta(outer.__name__, (), namespace)
+
+
+def _has_plain_layout(klass: type) -> bool:
+    try:
+        _make_view(object, (klass, object))
+    except TypeError:
+        return False
+    return True
+
+
+def _identity(klass: type) -> type:
+    return klass
+
+
+def _reduce_view(view: _ClassViewMeta) -> tuple[Any, tuple[type]]:
+    return _identity, (view.real_type,)
+
+
+copyreg.pickle(_ClassViewMeta, _reduce_view)
+
 
 EnvType = TypeVar("EnvType")
 T = TypeVar("T")
@@ -39,10 +112,10 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     :param env: The environment to wrap.
     """
 
-    _TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
+    TRANSIENT: ClassVar[tuple[str, ...]] = ("_env_step", "_env_reset", "_is_gymnasium")
     """Attributes made by :meth:`_bind`; they are neither pickled nor copied."""
 
-    _CLONED: ClassVar[tuple[str, ...]] = ()
+    CLONED: ClassVar[tuple[str, ...]] = ()
     """Attributes of which :meth:`clone_from` takes over a (shallow) copy; for what is replaced, never written to."""
 
     keeps_observations_and_actions: ClassVar[bool] = False
@@ -128,7 +201,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
     def clone_from(self, env: Any) -> None:
         """Takes over the state of an environment wrapped in the same way.
 
-        A wrapper names the attributes that are its state in `_CLONED`; one that has more than that takes it over
+        A wrapper names the attributes that are its state in `CLONED`; one that has more than that takes it over
         itself, and calls this.
 
         :raises EnvironmentContractError: The other environment is wrapped in another way.
@@ -140,7 +213,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
             )
         inner: Any = self.env
         inner.clone_from(env.env)
-        for name in self._CLONED:
+        for name in self.CLONED:
             setattr(self, name, copy.copy(getattr(env, name)))
 
     @override(SimulatedEnvMixin)
@@ -183,7 +256,7 @@ class Wrapper(Generic[EnvType], SimulatedEnvMixin, metaclass=WrapperMeta):
         return f"{type(self).__name__}({self.__dict__.get('_wrapped_env')!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._TRANSIENT}
+        return {name: value for name, value in self.__dict__.items() if name not in self.TRANSIENT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -264,7 +337,7 @@ class RewardWrapper(Wrapper[EnvType], ABC):
 
     keeps_observations_and_actions = True
 
-    _CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
+    CLONED: ClassVar[tuple[str, ...]] = ("_last_rewards",)
 
     _last_rewards: tuple[Any, Any] = (0.0, 0.0)
 

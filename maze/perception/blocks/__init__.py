@@ -9,32 +9,31 @@ from maze.perception.blocks.feed_forward.point_net import PointNetFeatureBlock
 from maze.perception.blocks.feed_forward.strided_conv import StridedConvolutionBlock
 from maze.perception.blocks.feed_forward.vgg_conv import VGGConvolutionBlock
 from maze.perception.blocks.general.action_masking import ActionMaskingBlock
-from maze.perception.blocks.general.category_encoding import CategoryEncodingBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.correlation import CorrelationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
 from maze.perception.blocks.general.functional import FunctionalBlock
 from maze.perception.blocks.general.gap import GlobalAveragePoolingBlock
+from maze.perception.blocks.general.input_conversion import (
+    CategoryEncodingBlock,
+    RunningNormalizationBlock,
+    ScalingBlock,
+)
 from maze.perception.blocks.general.masked_global_pooling import MaskedGlobalPoolingBlock
 from maze.perception.blocks.general.multi_index_slicing import MultiIndexSlicingBlock
 from maze.perception.blocks.general.repeat_to_match import RepeatToMatchBlock
-from maze.perception.blocks.general.running_normalization import RunningNormalizationBlock
-from maze.perception.blocks.general.scaling import ScalingBlock
 from maze.perception.blocks.general.self_attention_conv import SelfAttentionConvBlock
 from maze.perception.blocks.general.self_attention_seq import SelfAttentionSeqBlock
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.general.torch_model_block import TorchModelBlock
 from maze.perception.blocks.inference import InferenceBlock, InferenceGraph
 from maze.perception.blocks.joint_blocks.flatten_dense import FlattenDenseBlock
-from maze.perception.blocks.joint_blocks.image_dense import ImageDenseBlock
-from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
 from maze.perception.blocks.joint_blocks.lstm_last_step import LSTMLastStepBlock
-from maze.perception.blocks.joint_blocks.set_attention import SetAttentionBlock
-from maze.perception.blocks.joint_blocks.strided_conv_dense import StridedConvolutionDenseBlock
+from maze.perception.blocks.joint_blocks.set_blocks import ItemScoresBlock, SetAttentionBlock
+from maze.perception.blocks.joint_blocks.strided_conv_dense import ImageDenseBlock, StridedConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_dense import VGGConvolutionDenseBlock
 from maze.perception.blocks.joint_blocks.vgg_conv_gap import VGGConvolutionGAPBlock
-from maze.perception.blocks.output.gaussian import GaussianOutputBlock
-from maze.perception.blocks.output.linear import LinearOutputBlock
+from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
 from maze.perception.blocks.recurrent.lstm import LSTMBlock
 from maze.perception.blocks.recurrent.recurrent_cell import RecurrentCellBlock
 from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock

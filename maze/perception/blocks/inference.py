@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +17,17 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigAssertionError, ConfigError, did_you_mean
 from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
 from maze.perception.program.network_program import Places, ProgramReader
+
+logger = logging.getLogger(__name__)
+
+_LINE_LENGTH = 46
+_FONT_SIZE = 9.0
+_DPI = 150
+_FORMATS = ("pdf", "png", "svg")
+
+_LIGHT_BLUE, _DEEP_BLUE, _BLOCK_BORDER = (0.91, 0.95, 1.0), (0.10, 0.32, 0.62), "#1f4e8c"
+_TENSOR_FILL, _TENSOR_BORDER = "#fbe3e0", "#b83227"
+_WHITE_TEXT_FROM = 0.55  # depth of blue
 
 
 class InferenceBlock(PerceptionBlock):
@@ -182,40 +198,185 @@ def _module_names(blocks: Mapping[str, PerceptionBlock]) -> dict[str, Perception
 class InferenceGraph:
     """A picture of an :class:`InferenceBlock`: blocks in blue, tensors in red, each with its shape.
 
-    The deeper the blue, the larger the block's share of all parameters. Drawn by Graphviz where `pygraphviz` is
-    installed (`pip install 'maze-rl[graph]'`), and otherwise by a layout of our own and Matplotlib.
+    The deeper the blue, the larger the block's share of all parameters. Graphviz draws it if `pygraphviz` is installed
+    (extra `graph`); otherwise the picture lists the blocks with their tensors as text.
 
     :param inference_block: The block to draw.
-    :param backend: `graphviz`, `matplotlib`, or `None` for the best one there is.
     """
 
-    def __init__(
-        self, inference_block: InferenceBlock, backend: Literal["graphviz", "matplotlib"] | None = None
-    ) -> None:
+    def __init__(self, inference_block: InferenceBlock) -> None:
         self.inference_block = inference_block
-        self.backend = backend
 
     def save(self, name: str, save_path: str | Path, formats: Sequence[str] = ("pdf", "png")) -> None:
-        """Writes `<save_path>/<name>.<format>` for each format.
+        """Write `<save_path>/<name>.<format>` for each format.
 
         :param name: Stem of the files, and title of the picture.
         :param save_path: Directory; created where it does not exist.
         :param formats: Any of `pdf`, `png` and `svg`.
+        :raises ConfigError: Another format is named.
         """
-        from maze.perception.blocks.graph_drawing import model_graph, write_picture
-
+        if unknown := [suffix for suffix in formats if suffix not in _FORMATS]:
+            raise ConfigError(f"Inference graph {name}: the format must be pdf, png or svg, found {unknown[0]!r}.")
         directory = Path(save_path)
         directory.mkdir(parents=True, exist_ok=True)
         graph = model_graph(self.inference_block, title=name)
         for suffix in formats:
-            write_picture(graph, directory / f"{name}.{suffix}", self.backend)
+            (directory / f"{name}.{suffix}").write_bytes(render(graph, suffix))
 
     def show(self, name: str, block_execution: bool) -> None:
-        """Opens a window with the picture.
+        """Open a window of Matplotlib with the picture.
 
         :param name: Title of the picture.
         :param block_execution: Whether to wait until the window is closed.
         """
-        from maze.perception.blocks.graph_drawing import model_graph, show_picture
+        from matplotlib import pyplot as plt
 
-        show_picture(model_graph(self.inference_block, title=name), self.backend, block_execution)
+        image = plt.imread(io.BytesIO(render(model_graph(self.inference_block, title=name), "png")))
+        figure = plt.figure(name)
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.imshow(image)
+        axes.set_axis_off()
+        plt.show(block=block_execution)
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A box of the picture."""
+
+    text: str
+    is_block: bool
+    depth: float = 0.0
+    """Depth of the blue of a block, 0 to 1."""
+    is_end: bool = False
+    """Whether a tensor is an input or an output of the model."""
+
+    @property
+    def fill(self) -> str:
+        """Colour of the box, as `#rrggbb`."""
+        if not self.is_block:
+            return _TENSOR_FILL
+        mixed = (light + (deep - light) * self.depth for light, deep in zip(_LIGHT_BLUE, _DEEP_BLUE, strict=True))
+        return "#" + "".join(f"{round(255 * value):02x}" for value in mixed)
+
+    @property
+    def border(self) -> str:
+        return _BLOCK_BORDER if self.is_block else _TENSOR_BORDER
+
+    @property
+    def font_colour(self) -> str:
+        return "#ffffff" if self.depth >= _WHITE_TEXT_FROM else "#111111"
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """Nodes and edges of a picture."""
+
+    title: str
+    nodes: dict[str, GraphNode]
+    edges: list[tuple[str, str]]
+
+
+def model_graph(inference_block: InferenceBlock, title: str) -> ModelGraph:
+    """Return tensors and blocks of an inference block with their texts and colours."""
+    total = inference_block.get_num_of_parameters()
+    nodes: dict[str, GraphNode] = {}
+    edges: list[tuple[str, str]] = []
+    used = {key for block in inference_block.perception_blocks.values() for key in block.in_keys}
+    ends = {*inference_block.in_keys, *inference_block.out_keys}
+    for key, shape in inference_block.tensor_shapes().items():
+        is_unused_input = key in inference_block.in_keys and key not in used and key not in inference_block.out_keys
+        text = f"{_wrapped(key)}\n{_shape_text(shape)}" + ("\n(not used)" if is_unused_input else "")
+        nodes[f"tensor {key}"] = GraphNode(text, is_block=False, is_end=key in ends)
+    for name, block in inference_block.perception_blocks.items():
+        n_parameters = block.get_num_of_parameters()
+        share = n_parameters / total if total else 0.0
+        text = "\n".join(_wrapped(line.strip()) for line in repr(block).splitlines() if line.strip())
+        if n_parameters:
+            text += f"\n{n_parameters:,} parameters ({share:.1%})"
+        # By the root, so that small shares can still be told apart.
+        nodes[f"block {name}"] = GraphNode(text, is_block=True, depth=share**0.5)
+        edges += [(f"tensor {key}", f"block {name}") for key in block.in_keys]
+        edges += [(f"block {name}", f"tensor {key}") for key in block.out_keys if key not in inference_block.in_keys]
+    return ModelGraph(title=title, nodes=nodes, edges=edges)
+
+
+def render(graph: ModelGraph, suffix: str) -> bytes:
+    """Draw a picture, by Graphviz if it is installed and as text otherwise.
+
+    :param suffix: `pdf`, `png` or `svg`.
+    :return: The content of the file.
+    """
+    try:
+        return _render_graphviz(graph, suffix)
+    except ImportError:
+        return _render_text(graph, suffix)
+    except (OSError, ValueError) as error:  # pygraphviz without a working Graphviz
+        logger.warning("Graphviz failed to draw %s; the picture lists its blocks as text: %s", graph.title, error)
+        return _render_text(graph, suffix)
+
+
+def _render_graphviz(graph: ModelGraph, suffix: str) -> bytes:
+    import pygraphviz
+
+    drawing = pygraphviz.AGraph(directed=True, strict=False)
+    drawing.graph_attr.update(
+        label=graph.title,
+        labelloc="t",
+        fontname="Helvetica",
+        fontsize="14",
+        nodesep="0.3",
+        ranksep="0.3",
+        dpi=str(_DPI),
+    )
+    drawing.node_attr.update(shape="box", fontname="Helvetica", fontsize=str(_FONT_SIZE), margin="0.12,0.06")
+    drawing.edge_attr.update(color="#555555", arrowsize="0.6")
+    if suffix != "png":
+        drawing.graph_attr.update(dpi="72")  # vector formats count in points
+    for name, node in graph.nodes.items():
+        drawing.add_node(
+            name,
+            label=node.text.replace("\\", "\\\\"),
+            style="filled" if node.is_block else "rounded,filled",
+            fillcolor=node.fill,
+            color=node.border,
+            fontcolor=node.font_colour,
+            penwidth="2" if node.is_end else "1",
+        )
+    drawing.add_edges_from(graph.edges)
+    with warnings.catch_warnings():
+        # Graphviz warns of missing system fonts and draws nevertheless.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        picture: bytes = drawing.draw(format=suffix, prog="dot")
+    return picture
+
+
+def _render_text(graph: ModelGraph, suffix: str) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = [graph.title, ""]
+    for name, node in graph.nodes.items():
+        if not node.is_block:
+            continue
+        ends = [[graph.nodes[other].text for other, end in graph.edges if end == name]]
+        ends.append([graph.nodes[other].text for start, other in graph.edges if start == name])
+        tensors = [", ".join(text.replace("\n", " ") for text in texts) for texts in ends]
+        lines += [*node.text.splitlines(), f"    {' -> '.join(tensors)}", ""]
+    line_height, width = _FONT_SIZE / 72 * 1.4, max(len(line) for line in lines) * _FONT_SIZE / 72 * 0.65
+    figure = Figure(figsize=(width + 0.4, len(lines) * line_height + 0.4))
+    FigureCanvasAgg(figure)
+    style: Any = {"family": "monospace", "size": _FONT_SIZE, "linespacing": 1.4, "va": "center", "parse_math": False}
+    figure.text(0.2 / (width + 0.4), 0.5, "\n".join(lines), **style)
+    buffer = io.BytesIO()
+    # Without a date the same model gives the same file.
+    metadata: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[suffix]
+    figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _shape_text(shape: Any) -> str:
+    return " x ".join(map(str, shape)) if len(shape) else "scalar"
+
+
+def _wrapped(line: str) -> str:
+    return "\n".join(textwrap.wrap(line, _LINE_LENGTH)) or line

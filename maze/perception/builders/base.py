@@ -36,7 +36,7 @@ class BaseModelBuilder(ABC):
     :param observation_scales: Factors that observations are multiplied by before anything else: one for all numbers, or
         a list with one for each entry of the last dimension.
     :param normalized_observations: Observations that are normalized with statistics which the trainer learns, see
-        :class:`~maze.perception.blocks.general.running_normalization.RunningNormalizationBlock`.
+        :class:`~maze.perception.blocks.general.input_conversion.RunningNormalizationBlock`.
     """
 
     def __init__(

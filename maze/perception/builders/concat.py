@@ -12,8 +12,7 @@ from maze.core.errors import ConfigError
 from maze.perception.blocks.base import PerceptionBlock
 from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.general.flatten import FlattenBlock
-from maze.perception.blocks.general.running_normalization import RunningNormalizationBlock
-from maze.perception.blocks.general.scaling import ScalingBlock
+from maze.perception.blocks.general.input_conversion import RunningNormalizationBlock, ScalingBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name, normalized_key, scaled_key
 

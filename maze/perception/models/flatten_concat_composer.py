@@ -19,6 +19,7 @@ from maze.perception.models.auto_model_composer import (
 )
 from maze.perception.models.custom_model_composer import CustomModelComposer
 from maze.perception.models.model_composer import BaseModelComposer, Critic
+from maze.perception.models.template_model_composer import TemplateModelComposer
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
@@ -115,3 +116,6 @@ def _settings(network: Mapping[str, Any]) -> dict[str, Any]:
     if "head_units" in network:
         settings["shared_embedding"] = True
     return settings
+
+
+DefaultModelComposer = TemplateModelComposer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
-from maze.core.agent.state_action_values import encoded_size, merged_action_space, q_values_key
+from maze.core.agent.torch_state_action_critic import encoded_size, merged_action_space, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.factory import Factory

@@ -23,9 +23,8 @@ from maze.perception.blocks.general.action_masking import ActionMaskingBlock
 from maze.perception.blocks.general.functional import FunctionalBlock
 from maze.perception.blocks.general.slice import SliceBlock
 from maze.perception.blocks.inference import InferenceBlock
-from maze.perception.blocks.joint_blocks.item_scores import ItemScoresBlock
-from maze.perception.blocks.output.gaussian import GaussianOutputBlock
-from maze.perception.blocks.output.linear import LinearOutputBlock
+from maze.perception.blocks.joint_blocks.set_blocks import ItemScoresBlock
+from maze.perception.blocks.output.linear import GaussianOutputBlock, LinearOutputBlock
 from maze.perception.builders.base import WHERE, encoded_items_key, free_name, normalized_key, scaled_key
 from maze.perception.program.network_program import Places, ProgramReader
 from maze.perception.weight_init import Initialization
@@ -166,7 +165,7 @@ class ActionHeads:
     :param masks: For action heads, the observation with their mask.
     :param items: For action heads that choose one of the items of an observation `[n, features]`, a mapping with
         `observations` (that one, and vectors that the choice depends on), `hidden_units` and `non_lin` of an
-        :class:`~maze.perception.blocks.joint_blocks.item_scores.ItemScoresBlock`. With `by_place: false` there is
+        :class:`~maze.perception.blocks.joint_blocks.set_blocks.ItemScoresBlock`. With `by_place: false` there is
         nothing but its scores: no logit of its own for each place, so that neither the order of the items nor their
         number matters.
     :param initialization: How their layers begin.

@@ -1,14 +1,21 @@
-"""Whether masks allow what is possible and forbid what is not, tried out with clones."""
+"""Whether masks allow what is possible and forbid what is not, tried out with clones.
+
+An environment may refuse a forbidden action (an exception, an entry of the info or an event that no allowed action
+leads to), let it change nothing, or carry it out like any other, where the mask leaves out what is possible but not
+wanted. A forbidden action that is carried out is a finding only in an environment that refuses others, or documents an
+event of invalid actions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from maze.utils.env_checks.acting import RandomActor, Transition, take
-from maze.utils.env_checks.findings import CheckReport
+from maze.core.events.event_topic_factory import event_methods
+from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, same, take
 
 IsInvalid = Callable[[Any, float, Mapping[Any, Any]], bool]
 
@@ -20,10 +27,18 @@ _N_ACTIONS = 12
 
 
 def looks_invalid(env: Any, reward: float, info: Mapping[Any, Any]) -> bool:
-    """Whether the step just completed tells by its info or its events that the action was not possible."""
+    """Whether the info or an event of the step just completed calls the action invalid."""
     if "error" in info:
         return True
     return any("invalid" in event.interface_method.__name__ for event in env.get_step_events())
+
+
+class Outcome(Enum):
+    """What an environment makes of an action."""
+
+    REFUSED = "refused"
+    WITHOUT_EFFECT = "without effect"
+    CARRIED_OUT = "carried out"
 
 
 def check_masks(
@@ -39,46 +54,89 @@ def check_masks(
     act = RandomActor(env, seed, masks)
     if not any(act.masks_by_step.values()):
         return
-    trials = _Trials(clone, seed, masks, is_invalid)
+    trials = _Trials(clone, seed, masks, is_invalid, _signals_of_allowed(make_env(), n_steps, seed, masks))
     env.seed(seed)
     clone.seed(seed)
     observation = env.reset()
     clone.reset()
     n_states: dict[Any, int] = {}
+    forbidden: dict[tuple[str, str], dict[Outcome, int]] = {}
     for _ in range(n_steps):
         actor = env.actor_id()
         if n_states.setdefault(actor[0], 0) < _N_STATES:
             n_states[actor[0]] += 1
             for mask, head in act.masks_by_step[actor[0]].items():
-                _check_mask(report, env, trials, actor, observation, mask, head)
+                where = f"sub-step {actor[0]!r}, observation `{mask}`"
+                allowed = np.asarray(observation[mask]) > 0
+                if not allowed.any():
+                    continue  # found already
+                _check_allowed(report, where, env, trials, actor, observation, head, np.flatnonzero(allowed))
+                outcomes = forbidden.setdefault((where, head), {})
+                for value in trials.some(np.flatnonzero(~allowed)):
+                    outcomes.setdefault(trials.of_forbidden(env, observation, actor, head, value), value)
         observation, _, done, _ = env.step(act(actor, observation))
         if done:
             observation = env.reset()
+    for (where, head), outcomes in forbidden.items():
+        if Outcome.CARRIED_OUT not in outcomes:
+            continue
+        value = outcomes[Outcome.CARRIED_OUT]
+        if Outcome.REFUSED in outcomes or is_invalid is not looks_invalid or _documents_invalid_actions(env):
+            report.add(
+                "mask-legal",
+                where,
+                f"it forbids {head}={value}, which the environment carries out like any other action.",
+                "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
+            )
+        else:
+            report.skip(
+                f"forbidden actions, {where}",
+                f"the environment carries out {head}={value} like any other action, so nothing tells whether it has to "
+                "be forbidden; is_invalid=... tells",
+            )
 
 
-def _check_mask(
-    report: CheckReport, env: Any, trials: _Trials, actor: Any, observation: Any, mask: str, head: str
+def _documents_invalid_actions(env: Any) -> bool:
+    return any("invalid" in name for topic in env.context.event_service.topics for name in event_methods(topic))
+
+
+def _signals_of_allowed(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> set[Any]:
+    """Entries of the info, and events, that occur with allowed actions."""
+    env.seed(seed)
+    act = RandomActor(env, seed, masks)
+    observation = env.reset()
+    signals: set[Any] = set()
+    for _ in range(n_steps):
+        actor = env.actor_id()
+        transition = take(env, actor, act(actor, observation))
+        signals |= _signals(env, transition)
+        observation = env.reset() if transition.done else transition.observation
+    env.close()
+    return signals
+
+
+def _signals(env: Any, transition: Transition) -> set[Any]:
+    events = {event.interface_method.__qualname__ for event in env.get_step_events()}
+    return events | set(transition.info if isinstance(transition.info, Mapping) else ())
+
+
+def _check_allowed(
+    report: CheckReport,
+    where: str,
+    env: Any,
+    trials: _Trials,
+    actor: Any,
+    observation: Any,
+    head: str,
+    allowed: np.ndarray,
 ) -> None:
-    where = f"sub-step {actor[0]!r}, observation `{mask}`"
-    allowed = np.asarray(observation[mask]) > 0
-    if not allowed.any():
-        return  # found already
-    for value in trials.some(np.flatnonzero(allowed)):
+    for value in trials.some(allowed):
         if not trials.is_possible(env, observation, actor, head, value):
             report.add(
                 "mask-illegal",
                 where,
                 f"it allows {head}={value}, but the environment calls it invalid, whatever follows.",
                 "Mask what the environment does not accept.",
-            )
-            break
-    for value in trials.some(np.flatnonzero(~allowed)):
-        if trials.is_possible(env, observation, actor, head, value):
-            report.add(
-                "mask-legal",
-                where,
-                f"it forbids {head}={value}, which the environment accepts.",
-                "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
             )
             break
 
@@ -88,14 +146,18 @@ class _Trials:
 
     :param clone: Environment to clone states into.
     :param masks: Which action each mask is for, where their sizes do not tell.
-    :param is_invalid: Says of a completed step whether an action in it was invalid.
+    :param is_invalid: Whether an action in a completed step was invalid.
+    :param signals_of_allowed: Entries of the info, and events, that occur with allowed actions.
     """
 
-    def __init__(self, clone: Any, seed: int, masks: Mapping[str, str], is_invalid: IsInvalid) -> None:
+    def __init__(
+        self, clone: Any, seed: int, masks: Mapping[str, str], is_invalid: IsInvalid, signals_of_allowed: set[Any]
+    ) -> None:
         self._clone = clone
         self._act = RandomActor(clone, seed, masks)
         self._rng = np.random.default_rng(seed)
         self._is_invalid = is_invalid
+        self._signals_of_allowed = signals_of_allowed
 
     def some(self, values: np.ndarray) -> list[int]:
         """A few of the values."""
@@ -103,9 +165,22 @@ class _Trials:
 
     def is_possible(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> bool:
         """Whether the environment accepts the action with at least one continuation of the step."""
-        return any(self._is_accepted(env, observation, actor, head, value) for _ in range(_N_TRIALS))
+        return any(
+            self._outcome(env, observation, actor, head, value)[0] is not Outcome.REFUSED for _ in range(_N_TRIALS)
+        )
 
-    def _is_accepted(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> bool:
+    def of_forbidden(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> Outcome:
+        """The most that comes of a forbidden action, whatever follows it in its step."""
+        outcomes = set()
+        for _ in range(_N_TRIALS):
+            outcome, signals = self._outcome(env, observation, actor, head, value)
+            outcomes.add(outcome if signals <= self._signals_of_allowed else Outcome.REFUSED)
+            if Outcome.CARRIED_OUT in outcomes:
+                break
+        return next(outcome for outcome in reversed(list(Outcome)) if outcome in outcomes)
+
+    def _outcome(self, env: Any, observation: Any, actor: Any, head: str, value: int) -> tuple[Outcome, set[Any]]:
+        """What comes of an action and random ones in the rest of its step, and the signals of the last sub-step."""
         clone = self._clone
         clone.clone_from(env)
         clone.context.event_service.clear_events()  # those of the trial before
@@ -114,14 +189,17 @@ class _Trials:
             transition = take(clone, actor, action)
             while not transition.is_step_complete and not transition.done:
                 if self._has_no_way_on(transition, clone.actor_id()):
-                    return False
+                    return Outcome.REFUSED, set()
                 following = clone.actor_id()
                 transition = take(clone, following, self._act(following, transition.observation))
         except Exception:
             # An environment may refuse an impossible action by raising; other errors were found before.
-            return False
-        info = transition.info if isinstance(transition.info, Mapping) else {}
-        return not self._is_invalid(clone, transition.reward, info)
+            return Outcome.REFUSED, set()
+        signals = _signals(clone, transition)
+        if self._is_invalid(clone, transition.reward, transition.info if isinstance(transition.info, Mapping) else {}):
+            return Outcome.REFUSED, signals
+        has_effect = not same(transition.observation, observation)
+        return Outcome.CARRIED_OUT if has_effect else Outcome.WITHOUT_EFFECT, signals
 
     def _has_no_way_on(self, transition: Transition, actor: Any) -> bool:
         masks = self._act.masks_by_step[actor[0]]

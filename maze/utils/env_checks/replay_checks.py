@@ -6,8 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from maze.utils.env_checks.acting import RandomActor, Transition, describe, difference, play, take
-from maze.utils.env_checks.findings import CheckReport
+from maze.utils.env_checks.acting import CheckReport, RandomActor, Transition, describe, difference, play, take
 
 _N_STEPS_BEFORE = 25
 """Sub-steps before a copy is made: an odd number, so that copies are made in mid-step as well."""

@@ -11,13 +11,15 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.state_action_values import are_all_discrete, encode_action, encoded_size
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent.torch_state_action_critic import (
     TorchSharedStateActionCritic,
     TorchStateActionCritic,
     TorchStepStateActionCritic,
+    are_all_discrete,
+    encode_action,
+    encoded_size,
     expected_soft_value,
 )
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError

@@ -14,6 +14,7 @@ from scipy import stats
 from torch import nn
 
 from maze.core.agent.acting import ActionHeads, Actor
+from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, NonFiniteError
@@ -439,14 +440,13 @@ def test_weights_that_do_not_fit_change_nothing_and_are_listed():
         policy.load_state_dict({"critics": {}})
 
 
-def test_cuda_means_cpu_with_a_notice_where_there_is_none(monkeypatch, caplog):
+def test_cuda_without_a_device_is_an_error_unless_it_is_the_default(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    policy = two_step_policy()
-    policy.to("cuda")
-    assert policy.device == "cpu"
-    assert "no CUDA device" in caplog.text
-    with pytest.raises(ConfigError, match="coda"):
-        policy.to("coda")
+    for device in ("cuda", "coda"):
+        with pytest.raises(ConfigError, match=f"device: '{device}'"):
+            two_step_policy().to(device)
+    assert resolve_device("cuda", "algorithm.device", default="cuda") == "cpu"
+    assert "algorithm.device: the default cuda needs a CUDA device" in caplog.text
 
 
 def test_a_network_used_twice_counts_once():

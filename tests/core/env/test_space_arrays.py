@@ -1,11 +1,14 @@
-"""Rows of arrays that are copied as pieces of memory."""
+"""Arrays of values of spaces: casts, and rows that are copied as pieces of memory."""
 
 from __future__ import annotations
+
+import warnings
 
 import numpy as np
 import pytest
 
-from maze.core.env.space_arrays import as_pieces, put_rows
+from maze.core.env.space_arrays import Cast, as_pieces, put_rows
+from maze.core.errors import EnvironmentContractError
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 4), (5, 0)])
@@ -21,3 +24,54 @@ def test_rows_are_copied_whatever_their_shape_and_how_they_lie_in_memory(shape, 
     for target in (np.zeros(shape, dtype), strided, np.zeros((10, *shape[1:]), dtype)[::2]):
         put_rows(target, rows, source, as_pieces(source))
         np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (np.uint8, np.array([1, 255])),
+        (np.uint8, [7.0, 8.0]),
+        (np.int8, np.array([True, False])),
+        (np.int64, 5),
+        (np.bool_, np.array([0, 1])),
+        (np.float32, np.array([0.1, 1e9])),
+        (np.float32, [1, 2]),
+    ],
+)
+def test_a_cast_keeps_numbers(dtype, value):
+    array = Cast(np.dtype(dtype), "here")(value)
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.asarray(value).astype(dtype))
+    assert Cast(np.dtype(dtype), "here")(array) is array
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "found"),
+    [
+        (np.uint8, np.array([5, 300]), "300"),
+        (np.uint8, np.array([5, 300], np.uint16), "300"),
+        (np.uint8, 300, "300"),
+        (np.uint8, np.array([-1]), "-1"),
+        (np.uint8, np.array([0.7]), "0.7"),
+        (np.int64, np.array([np.nan]), "nan"),
+        (np.int32, np.array([2**40]), str(2**40)),
+        (np.int64, 10**30, str(10**30)),
+        (np.bool_, np.array([2]), "2"),
+    ],
+)
+def test_a_value_that_would_become_another_one_is_refused(dtype, value, found):
+    with pytest.raises(EnvironmentContractError, match=rf"here: expected values of dtype .*{found}"):
+        Cast(np.dtype(dtype), "here")(value)
+
+
+def test_a_kind_of_numbers_that_changes_is_reported_once_and_lists_have_none():
+    cast = Cast(np.dtype(np.uint8), "here")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in (np.zeros(2, np.uint8), [1, 2], [1.0, 2.0], np.zeros(2, np.uint16)):
+            cast(value)
+    with pytest.warns(UserWarning, match="here: the dtype of the values has changed from uint16 to float64"):
+        cast(np.zeros(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cast(np.zeros(2))

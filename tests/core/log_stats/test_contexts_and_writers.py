@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from maze.core.log_events.log_events_writer_registry import LogEventsWriterRegis
 from maze.core.log_events.log_events_writer_tsv import LogEventsWriterTSV
 from maze.core.log_events.monitoring_events import ActionEvents, DiscreteActionEvents, ObservationEvents, RewardEvents
 from maze.core.log_stats.event_decorators import define_epoch_stats, define_plot
-from maze.core.log_stats.event_file import EventFileWriter, read_event_file
 from maze.core.log_stats.log_stats import (
     GlobalLogState,
     LogStatsAggregator,
@@ -36,10 +34,9 @@ from maze.core.log_stats.log_stats import (
     register_log_stats_writer,
 )
 from maze.core.log_stats.log_stats_writer_console import LogStatsWriterConsole, format_value
-from maze.core.log_stats.log_stats_writer_jsonl import LogStatsWriterJSONL
 from maze.core.log_stats.log_stats_writer_tensorboard import LogStatsWriterTensorboard
 from maze.utils.log_stats_utils import clear_global_state, setup_logging
-from maze.utils.tensorboard_reader import tensorboard_to_pandas
+from maze.utils.tensorboard_reader import read_event_file, tensorboard_to_pandas
 
 STATS = {
     LogStatsKey(BaseEnvEvents.reward, "mean", None): 21.5,
@@ -208,22 +205,6 @@ def test_a_console_without_greek_letters_shows_question_marks(monkeypatch):
     assert raw.getvalue().decode("ascii").endswith("?" * 22 + "|" + " " * 6 + "[len:2, ?:1.5]\n")
 
 
-def test_json_lines_hold_every_statistic(tmp_path):
-    file = tmp_path / "new" / "stats.jsonl"
-    with StatsContext():
-        register_log_stats_writer(LogStatsWriterJSONL(file))
-        log_stats(STATS, "train")
-        increment_log_step()
-        log_stats({LogStatsKey(BaseEnvEvents.reward, "mean", None): np.float64("nan")}, None)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert rows == [
-        {"step": 1, "path": "train/BaseEnvEvents/reward/mean", "value": 21.5},
-        {"step": 1, "path": "train/BaseEnvEvents/kpi/max/usage", "value": 0.25},
-        {"step": 1, "path": "train/DiscreteActionEvents/action/substep_0/action", "value": [0.0, 1.0, 1.0]},
-        {"step": 2, "path": "BaseEnvEvents/reward/mean", "value": "nan"},
-    ]
-
-
 def event_file(directory):
     (file,) = directory.glob("events.out.tfevents.*")
     return file
@@ -319,11 +300,9 @@ def test_setting_up_again_replaces_the_earlier_writers_and_starts_at_step_one(tm
 
 
 def five_steps(directory):
-    writer = EventFileWriter(directory)
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
+    writer = LogStatsWriterTensorboard(directory, tensorboard_render_figure=False)
     for step in range(1, 6):
-        writer.add_summary(Summary(value=[Summary.Value(tag="x", simple_value=step)]), step)
+        writer.write("x", step, {LogStatsKey(BaseEnvEvents.reward, None, None): step})
     writer.close()
     return event_file(directory)
 
@@ -360,39 +339,29 @@ def test_an_empty_or_foreign_event_file_gives_an_empty_table_and_counts_its_byte
     assert table.attrs["n_lost_bytes"] == len(content)
 
 
-class FullDiskEventFile(EventFileWriter):
-    def _open(self):
-        return Path("/dev/full").open("wb", buffering=0)
-
-
-def full_disk_writers(tmp_path):
-    tensorboard = LogStatsWriterTensorboard(tmp_path, tensorboard_render_figure=False)
-    tensorboard._file = FullDiskEventFile(tmp_path)
-    return [tensorboard, LogStatsWriterJSONL("/dev/full")]
-
-
-def unwritable_directory_writers(tmp_path):
-    (tmp_path / "file").write_text("not a directory")
+@pytest.mark.parametrize("fault", ["full disk", "no directory"])
+def test_a_disk_that_takes_nothing_is_one_warning_and_never_an_error(tmp_path, caplog, monkeypatch, fault):
     directory = tmp_path / "file" / "logs"
-    return [LogStatsWriterTensorboard(directory, False), LogStatsWriterJSONL(directory / "stats.jsonl")]
-
-
-@pytest.mark.parametrize("make_writers", [full_disk_writers, unwritable_directory_writers])
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_disk_that_takes_nothing_is_one_warning_and_never_an_error(tmp_path, caplog, make_writers, index):
-    if make_writers is full_disk_writers and not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    writer, healthy = make_writers(tmp_path)[index], Kept()
+    if fault == "full disk":
+        if not Path("/dev/full").exists():
+            pytest.skip("needs /dev/full")
+        full = open("/dev/full", "wb")  # noqa: SIM115  # the writer closes it
+        monkeypatch.setattr(Path, "open", lambda self, *_, **__: full)
+    else:
+        (tmp_path / "file").write_text("not a directory")
+    healthy = Kept()
     with caplog.at_level(logging.WARNING), StatsContext() as stats:
-        register_log_stats_writer(writer)
+        register_log_stats_writer(LogStatsWriterTensorboard(directory, tensorboard_render_figure=False))
         register_log_stats_writer(healthy)
         for _ in range(3):
             log_stats(STATS, "train")
             increment_log_step()
         assert stats.step == 4
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert type(writer).__name__ in caplog.text
+    assert "LogStatsWriterTensorboard" in caplog.text
     assert len(healthy.written) == 3
+    if fault == "full disk":
+        assert full.closed
 
 
 def test_setting_up_logging_in_an_unwritable_directory_is_one_warning(tmp_path, caplog, capsys):

@@ -10,11 +10,10 @@ from omegaconf import OmegaConf
 from tensorboard.plugins.hparams import api_pb2, metadata
 
 from maze.core.env.base_env_events import BaseEnvEvents
-from maze.core.log_stats.event_file import read_event_file
-from maze.core.log_stats.hyperparameters import flat_hyperparameters
 from maze.core.log_stats.log_stats import LogStatsKey, StatsContext, increment_log_step, log_stats
+from maze.core.log_stats.log_stats_writer_tensorboard import flat_hyperparameters
 from maze.utils.log_stats_utils import setup_logging
-from maze.utils.tensorboard_reader import tensorboard_to_pandas
+from maze.utils.tensorboard_reader import read_event_file, tensorboard_to_pandas
 
 REWARD = LogStatsKey(BaseEnvEvents.reward, "mean", None)
 CONFIG: dict[str, Any] = {

@@ -127,7 +127,7 @@ def test_without_the_extra_the_error_names_it():
         "except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 'pip install "maze-rl[notebook]"' in done.stdout
+    assert 'pip install "maze-rl[notebook]>=1"' in done.stdout
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maze.core.errors import ConfigError
-from maze.core.rendering.offscreen import RecordedFramesRenderer
+from maze.core.rendering.offscreen import RecordedFramesRenderer, step_picture
 from maze.core.rendering.trajectory_page import main, write_trajectory_page
 from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.trajectory_record import (
@@ -20,8 +20,8 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 )
 from maze.core.trajectory_recording.utils.trajectory_utils import SimpleTrajectoryRecordingSetup
 from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
+from maze.core.wrappers.recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.core.rendering.episodes import CountRenderer, episode, is_png
@@ -71,6 +71,21 @@ def test_equal_pictures_are_stored_once(tmp_path):
     data, _ = content(write_trajectory_page(episode(), tmp_path / "page.html", renderer=Constant()))
     assert [step["picture"] for step in data["steps"]] == [0, 0, 0, 0]
     assert len(data["pictures"]) == 1
+
+
+def test_states_between_pictures_show_the_last_picture_before_them(tmp_path):
+    data, _ = content(write_trajectory_page(episode(), tmp_path / "page.html", CountRenderer(), every_k_states=3))
+    assert [step["picture"] for step in data["steps"]] == [0, 0, 0, 1]
+
+
+def test_a_picture_is_rendered_once_even_if_the_renderer_refreshes_a_window(monkeypatch):
+    import matplotlib.figure
+
+    n_drawn = []
+    draw = matplotlib.figure.Figure.draw
+    monkeypatch.setattr(matplotlib.figure.Figure, "draw", lambda *args: n_drawn.append(1) or draw(*args))
+    assert is_png(step_picture(CountRenderer(), episode().step_records[0], dpi=50))
+    assert len(n_drawn) == 1
 
 
 def test_a_cut_off_episode_is_shown_as_truncated(tmp_path):

@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 from maze.core.env.faults import Seeding
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import NonFiniteError
+from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
 
 OBSERVATION = spaces.Dict(
@@ -99,6 +99,24 @@ def test_what_stands_in_entries_that_are_not_valid_is_nobodys_business():
     columns.substeps["a"].observations["vector"][0, 0] = np.nan
     with pytest.raises(NonFiniteError, match="environment 0, tick 0"):
         columns.check_finite()
+
+
+def test_a_mask_that_allows_no_action_is_named_where_a_decision_was_made():
+    observation = spaces.Dict({"action_mask": spaces.Box(0, 1, (5,), np.int8), "other_mask": spaces.MultiBinary(5)})
+    columns = RolloutColumns({"a": observation}, {"a": spaces.Dict(x=spaces.MultiDiscrete([2, 3]))}, 2, 3)
+    rows = columns.substeps["a"]
+    for tick in range(3):
+        rows.add_row(tick, [0] if tick == 1 else None, [0] if tick == 1 else [0, 0])
+    rows.observations["action_mask"][:3] = 1
+    rows.observations["action_mask"][1, 1] = 0  # no decision
+    columns.finish([ActorID("a", 0)] * 2, [None] * 3)
+    columns.check()
+    rows.observations["action_mask"][2, 1, 2:] = 0
+    message = (
+        r"environment 1, tick 2 of 3 .*5 ticks after it was seeded with 9\): the mask `action_mask` \(sub-step 'a'\)"
+    )
+    with pytest.raises(EnvironmentContractError, match=message):
+        columns.check(lambda env_index, ticks_ago: Seeding(9, 4 + ticks_ago))
 
 
 def test_sub_steps_of_a_step():

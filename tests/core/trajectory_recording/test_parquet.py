@@ -25,7 +25,7 @@ from maze.core.trajectory_recording.writers.parquet import ParquetColumns, Subst
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
+from maze.core.wrappers.recording_wrapper import ParquetRecordingWrapper
 from maze_envs.packing.bin_packing import BinPackingEnv
 from tests.train.parallelization.toy_envs import counting_env
 from tutorial_maze_env.part06_struct_env.env.struct_env_masked import struct_env_factory
@@ -205,5 +205,5 @@ def test_a_full_disk_costs_tables_and_gives_one_warning(
 
 def test_where_pyarrow_is_missing_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]"'):
+    with pytest.raises(ConfigImportError, match=r'pip install "maze-rl\[parquet\]>=1"'):
         ParquetRecordingWrapper.wrap(GymMazeEnv("CartPole-v1"), output_dir=tmp_path)

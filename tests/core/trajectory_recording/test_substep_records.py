@@ -19,7 +19,7 @@ from maze.core.trajectory_recording.records.state_record import StateRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.writers.spaces_columns import read_spaces_columns, write_spaces_columns
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
-from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
+from maze.core.wrappers.recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper

@@ -28,10 +28,12 @@ from maze.core.trajectory_recording.writers.trajectory_writer_file import Trajec
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
-from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
-from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
+from maze.core.wrappers.recording_wrapper import (
+    ActionRecordingWrapper,
+    ParquetRecordingWrapper,
+    SpacesRecordingWrapper,
+)
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from tests.train.parallelization.toy_envs import counting_env, two_step_env
 

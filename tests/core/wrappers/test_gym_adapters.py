@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.utils.config_utils import EnvFactory
 from maze.core.wrappers.gym_adapters import ArrayObservations, CurrentApi, action_mask_name, adapted
 from maze.core.wrappers.gym_make import newest_version
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv, make_gym_maze_env
@@ -146,6 +147,50 @@ def test_masks_in_the_info_or_by_a_method_become_observations():
     assert action_mask_name(shown) == "valid_action_mask"
 
 
+class Masked(Shown):
+    """The mask is in the info; it is missing after the last step."""
+
+    def __init__(self, key="action_mask"):
+        super().__init__(spaces.Discrete(4), info={key: np.array([0, 1])})
+
+    def step(self, action):
+        observation, _, _, _, _ = super().step(action)
+        return observation, 1.0, True, False, {}
+
+
+TARGET = f"{__name__}.Masked"
+WAYS = {
+    "instance": lambda: GymMazeEnv(Masked()),
+    "factory with an instance": EnvFactory(Masked()),
+    "factory with a class": EnvFactory(Masked),
+    "target": EnvFactory({"_target_": TARGET}),
+    "target that is required to have one": EnvFactory({"_target_": TARGET, "action_mask": True}),
+    "target with another name": EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": "legal"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mask_arrives_however_the_environment_is_given(way):
+    env = WAYS[way]()
+    assert env.reset()["action_mask"].tolist() == [0, 1]
+    observation, _, done, _ = env.step({"action": 1})
+    assert done
+    assert observation["action_mask"].tolist() == [1, 1]  # no action follows
+
+
+def test_a_mask_is_left_out_or_required():
+    assert list(GymMazeEnv(Masked(), action_mask=False).observation_space) == ["observation"]
+    assert list(EnvFactory({"_target_": TARGET, "action_mask": False})().observation_space) == ["observation"]
+    with pytest.raises(ConfigError, match=r"env.action_mask=True: expected Masked to give a mask"):
+        EnvFactory({"_target_": TARGET, "key": "legal", "action_mask": True})()
+
+
+def test_what_adapts_an_environment_is_refused_where_there_is_none_of_gymnasium():
+    config = {"_target_": "tests.core.env.tutorial_cutting.cutting_env_factory", "action_mask": True}
+    with pytest.raises(ConfigError, match=r"env: `action_mask` adapt.*cutting_env_factory"):
+        EnvFactory(config)()
+
+
 @pytest.fixture
 def registered(request):
     """Registers the entry point that a test is parametrised with as `Registered-v0`."""
@@ -161,7 +206,7 @@ def test_a_mask_of_another_name_is_named(registered):
     assert "action_mask" not in make_gym_maze_env(registered).observation_space.spaces
     env = make_gym_maze_env(registered, action_mask="legal")
     assert env.reset()["action_mask"].tolist() == [0, 1]
-    with pytest.raises(ConfigError, match=r"env.action_mask=legl: .* `info`, which has \['legal', 'steps'\]"):
+    with pytest.raises(ConfigError, match=r"env.action_mask=legl: .* found `info` with \['legal', 'steps'\]"):
         make_gym_maze_env(registered, action_mask="legl")
 
 
@@ -174,7 +219,10 @@ def test_a_mask_that_is_missing_later_is_reported():
         del gymnasium.registry["Forgetful-v0"]
     env.reset()
     shown.info = {}
-    with pytest.raises(EnvironmentContractError, match=r"mask of valid actions `action_mask` is missing"):
+    with pytest.raises(
+        EnvironmentContractError,
+        match=r"Forgetful-v0: expected the mask of valid actions `action_mask`.* found `info` with \[\]",
+    ):
         env.step({"action": 0})
 
 
@@ -250,7 +298,7 @@ def test_a_reward_of_several_numbers_is_weighed_or_refused_with_what_to_do(regis
         env.reset()
         return env.step({"action": 0})[1]
 
-    with pytest.raises(EnvironmentContractError, match=r"expected a number. .*env.reward_weights="):
+    with pytest.raises(EnvironmentContractError, match=r"expected a number as the reward, found .*env.reward_weights="):
         reward()
     assert reward(reward_weights=[3.0, 0.5]) == 4.0
     with pytest.raises(ConfigError, match=r"env.reward_weights: 3 weights for the reward"):

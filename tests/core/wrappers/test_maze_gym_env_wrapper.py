@@ -10,6 +10,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maze.api.run_context import RunContext
 from maze.core.env.base_env import is_truncated
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.utils.config_utils import EnvFactory
@@ -148,7 +149,7 @@ def test_continuous_actions_are_clipped_on_their_way_to_the_environment_only():
 
 def test_double_precision_boxes_become_single_precision_with_their_bounds():
     space = spaces.Box(np.array([-np.finfo(np.float64).max, 0]), np.array([1e300, 0.1]), dtype=np.float64)
-    box = GymMazeEnv(Echo(spaces.Discrete(2), space)).observation_space["observation"]
+    box = GymMazeEnv(Echo(spaces.MultiBinary(2), space)).observation_space["observation"]
     assert box.dtype == np.float32
     assert box.low.tolist() == [-np.inf, 0]
     assert box.high.tolist() == [np.inf, np.float32(0.1)]
@@ -207,7 +208,7 @@ def test_a_seed_starts_a_reproducible_sequence_of_episodes_and_of_sampled_action
     first = sequence(env)
     assert first == sequence(env) == sequence(GymMazeEnv("CartPole-v1"))
     assert len({tuple(observation) for observation in first[0]}) == 3
-    gym_env = Echo(spaces.Discrete(2))
+    gym_env = Echo(spaces.MultiBinary(1))
     sequence(GymMazeEnv(gym_env))
     assert gym_env.seeds == [7, None, None]
 
@@ -293,3 +294,53 @@ def test_copies_continue_alike(make_twin):
 def test_an_argument_that_the_environment_does_not_take_is_named():
     with pytest.raises(ConfigError, match=r"CartPole-v1.*does not take the arguments .*foo"):
         make_gym_maze_env("CartPole-v1", foo=1)
+
+
+class Overflowing(gymnasium.Env):
+    """An observation of another dtype than its space, which the dtype of the space cannot hold in the 30th step."""
+
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n_steps = 0
+        return np.array([7, 200]), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.array([7, 300 if self.n_steps == 30 else 200]), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "dqn"])
+def test_an_integer_that_wraps_around_ends_a_run_with_its_place(algorithm, tmp_path):
+    small = {
+        "ppo": {"algorithm.n_rollout_steps": 20, "algorithm.epoch_length": 2},
+        "sac": {"algorithm.epoch_length": 10, "algorithm.initial_buffer_size": 20, "algorithm.replay_buffer_size": 60},
+        "dqn": {"algorithm.epoch_length": 100, "algorithm.initial_buffer_size": 20, "algorithm.replay_buffer_size": 60},
+    }
+    context = RunContext(
+        env=Overflowing, algorithm=algorithm, run_dir=tmp_path, overrides=small[algorithm], silent=True
+    )
+    with pytest.raises(
+        EnvironmentContractError, match=r"Overflowing, observation `observation`: .* uint8, .*found .*300"
+    ):
+        context.train(n_epochs=2)
+
+
+class Short(gymnasium.Env):
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.MultiBinary(1)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False
+
+
+def test_a_step_with_too_few_values_names_the_environment():
+    env = GymMazeEnv(Short())
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match=r"Short: expected five values from `step`.*found 3"):
+        env.step(env.action_space.sample())

@@ -12,7 +12,6 @@ from PIL import Image
 
 from maze.core.errors import ConfigError
 from maze.core.log_events.monitoring_events import ActionEvents, ObservationEvents, RewardEvents
-from maze.core.log_stats.event_file import read_event_file
 from maze.core.log_stats.log_stats import LogStatsKey
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
@@ -29,6 +28,7 @@ from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.utils.log_stats_utils import SimpleStatsLoggingSetup
+from maze.utils.tensorboard_reader import read_event_file
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
 from tests.train.parallelization.toy_envs import counting_env
 

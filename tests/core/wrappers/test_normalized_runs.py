@@ -16,7 +16,7 @@ from maze.core.log_stats.log_stats import StatsContext
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.config_utils import EnvFactory
-from maze.core.wrappers.observation_normalization.statistics_file import load_statistics
+from maze.core.wrappers.observation_normalization.normalization_strategies.base import load_statistics
 from maze.train.trainers.a2c.a2c_trainer import A2C
 from maze.train.trainers.common.actor_critic.actor_critic_runners import ACDevRunner
 

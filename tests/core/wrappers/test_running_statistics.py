@@ -10,8 +10,12 @@ from gymnasium import spaces
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
-from maze.core.wrappers.running_statistics import FrozenEnvFactory, load_statistics_states, statistics_states
+from maze.core.wrappers.return_normalization_reward_wrapper import (
+    FrozenEnvFactory,
+    ReturnNormalizationRewardWrapper,
+    load_statistics_states,
+    statistics_states,
+)
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv

@@ -7,7 +7,7 @@ import pytest
 
 from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
-from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
+from maze.core.wrappers.recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 from tests.core.env.tutorial_cutting import StructuredCuttingEnv, cutting_env_factory
 from tests.core.wrappers.test_small_wrappers import CountingEnv

@@ -24,12 +24,9 @@ from maze.core.env.base_env import is_truncated
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.wrappers.action_recording_wrapper import ActionRecordingWrapper
-from maze.core.wrappers.call_time_limit_wrapper import CallTimeLimitWrapper
 from maze.core.wrappers.dict_action_wrapper import DictActionWrapper
 from maze.core.wrappers.dict_observation_wrapper import DictObservationWrapper
 from maze.core.wrappers.discretize_actions_wrapper import DiscretizeActionsWrapper
-from maze.core.wrappers.frame_recording_wrapper import FrameRecordingWrapper
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv, GymMazeEnv
 from maze.core.wrappers.monitoring_wrapper import MazeEnvMonitoringWrapper
@@ -42,17 +39,21 @@ from maze.core.wrappers.observation_normalization.observation_normalization_wrap
 from maze.core.wrappers.observation_preprocessing.preprocessing_wrapper import PreProcessingWrapper
 from maze.core.wrappers.observation_stack_wrapper import ObservationStackWrapper
 from maze.core.wrappers.observation_visualization_wrapper import ObservationVisualizationWrapper
-from maze.core.wrappers.parquet_recording_wrapper import ParquetRecordingWrapper
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
+from maze.core.wrappers.recording_wrapper import (
+    ActionRecordingWrapper,
+    FrameRecordingWrapper,
+    ParquetRecordingWrapper,
+    SpacesRecordingWrapper,
+)
 from maze.core.wrappers.return_normalization_reward_wrapper import ReturnNormalizationRewardWrapper
 from maze.core.wrappers.reward_clipping_wrapper import RewardClippingWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.sorted_spaces_wrapper import SortedSpacesWrapper
-from maze.core.wrappers.spaces_recording_wrapper import SpacesRecordingWrapper
 from maze.core.wrappers.split_actions_wrapper import SplitActionsWrapper
 from maze.core.wrappers.step_skip_wrapper import StepSkipWrapper
 from maze.core.wrappers.step_timing_wrapper import StepTimingWrapper
-from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper, TimeLimitWrapper
 from maze.core.wrappers.trajectory_recording_wrapper import TrajectoryRecordingWrapper
 from maze.core.wrappers.wrapper import Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory

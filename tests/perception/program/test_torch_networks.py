@@ -12,7 +12,7 @@ from torch import nn
 from maze.core.errors import ConfigError
 from maze.perception.blocks import DenseBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet, FlattenConcatStateActionValueNet
-from maze.perception.program.torch_networks import JointEvaluation
+from maze.perception.program.network_program import JointEvaluation
 
 SHAPES = {"observation": (3,), "action": (2,)}
 

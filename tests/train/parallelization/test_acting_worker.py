@@ -55,8 +55,8 @@ class Noted(LogStatsAggregator):
         super().__init__(LogStatsLevel.EPOCH)
         self.received = []
 
-    def receive_all(self, stats):
-        self.received += [{str(key): value for key, value in stat.items()} for stat in stats]
+    def receive(self, stat):
+        self.received.append({str(key): value for key, value in stat.items()})
 
 
 def rolled_out(env, policy, n_rollouts=4, n_steps=5, orders=None):

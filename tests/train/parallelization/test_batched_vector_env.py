@@ -28,6 +28,7 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.random_reset_wrapper import RandomResetWrapper
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
+from maze.train.parallelization.distributed_actors.env_groups import EpisodeRelay
 from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_stats import BatchedEpisodeStats
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
@@ -168,7 +169,7 @@ def test_sums_of_episodes_are_added_in_order():
         stats.complete_step()
         over = (tick + np.arange(n_envs)) % 7 == 6
         if over.any():
-            stats.end(over)
+            stats.end(over.nonzero()[0])
             finished.append(stats.finished())
             for row in np.flatnonzero(over).tolist():
                 expected.append(sum(rewards[begun[row] : tick + 1, row].tolist()))
@@ -336,3 +337,22 @@ def test_training_at_once_gives_the_weights_of_training_one_by_one():
     assert one_score == many_score
     for name in one:
         np.testing.assert_array_equal(one[name], many[name])
+
+
+class Silent(Stock):
+    """Without events of its own: all statistics have a value in each step."""
+
+    def fire(self, *arguments: Any, **attributes: Any) -> None:
+        pass
+
+
+def test_episodes_that_end_together_are_passed_on_with_their_own_values():
+    passed, kept = [], []
+    env = BatchedVectorEnv(Silent(6, max_episode_steps=7))
+    env.epoch_stats = EpisodeRelay(passed.append)
+    env.seed(list(range(6)))
+    env.reset()
+    for tick in course(env, 60, np.random.default_rng(0)):
+        kept += tick["episodes"].values()
+    assert max(len(tick["episodes"]) for tick in course(env, 60, np.random.default_rng(1))) > 1
+    assert passed[: len(kept)] == kept

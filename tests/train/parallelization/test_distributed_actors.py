@@ -26,8 +26,8 @@ from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteErr
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
+from maze.train.parallelization.distributed_actors.actors_ahead import RolloutTickets
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
-from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors

@@ -30,7 +30,7 @@ from maze.train.parallelization.placement import Batched
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
-from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from tests.train.trainers.common.recurrent_models import recurrent_model
 

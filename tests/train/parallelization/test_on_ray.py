@@ -31,7 +31,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
-from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
+from maze.train.parallelization.distributed_actors.actors_ahead import RolloutTickets
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray
@@ -543,7 +543,7 @@ def test_a_signal_saves_the_training_and_nothing_of_ray_is_left(tmp_path: Path) 
 
 def test_without_ray_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'maze-rl\[ray\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "maze-rl\[ray\]>=1"'):
         OnRay().vector_env(random_walk_env, 2)
 
 

@@ -259,6 +259,27 @@ def test_an_observation_that_does_not_fit_its_space_is_named(observation, expect
         SequentialVectorEnv([counting_env, lambda: Liar(counting_env())]).reset()
 
 
+@pytest.mark.parametrize("value", [0.5, np.array(0.5), np.array(np.nan)])
+def test_a_number_that_its_dtype_cannot_hold_is_refused_in_any_step(value):
+    class Drifting(ObservationWrapper[Any]):
+        n_observed = 0
+
+        def observation(self, observation: Any) -> Any:
+            self.n_observed += 1
+            return {**observation, "flag": value} if self.n_observed > 20 else observation
+
+    envs = SequentialVectorEnv([counting_env, lambda: Drifting(counting_env())])
+    envs.seed([1, 2])
+    envs.reset()
+
+    def run() -> None:
+        for _ in range(30):
+            envs.step(moves(0, 0))
+
+    with pytest.raises(EnvironmentContractError, match=r"environment 1, sub-step 0.*`flag`.* dtype int64.*(0.5|nan)"):
+        run()
+
+
 def test_spaces_that_have_no_fixed_shape_are_refused():
     def text_env() -> MazeEnv[Any]:
         space = spaces.Dict({"report": spaces.Text(5)})

@@ -27,7 +27,7 @@ from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_learner import SACLearner
+from maze.train.trainers.sac.sac_trainer import SACLearner
 
 sb3 = pytest.importorskip("stable_baselines3")
 ReplayBufferSamples = sb3.common.type_aliases.ReplayBufferSamples

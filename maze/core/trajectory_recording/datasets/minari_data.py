@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from maze.core.env.base_env import TRUNCATION_KEY, is_truncated
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import CheckpointError, ConfigError, ConfigImportError
+from maze.core.errors import CheckpointError, ConfigError, ConfigImportError, install_command
 from maze.core.log_events.step_event_log import StepEventLog
 from maze.core.trajectory_recording.datasets.trajectory_processor import IdentityWithNextObservationTrajectoryProcessor
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
@@ -271,5 +271,5 @@ def _minari() -> Any:
     try:
         import minari
     except ModuleNotFoundError as error:
-        raise ConfigImportError('Minari data sets need the extra: pip install "maze-rl[minari]".') from error
+        raise ConfigImportError(f"Minari data sets need the extra: {install_command('minari')}.") from error
     return minari

@@ -8,10 +8,10 @@ from typing import Any
 
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats_env import LogStatsEnv
+from maze.core.wrappers.observation_normalization.normalization_strategies.base import StructuredStatisticsType
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
     ObservationNormalizationWrapper,
 )
-from maze.core.wrappers.observation_normalization.statistics_file import StructuredStatisticsType
 
 
 def obtain_normalization_statistics(env: Any, n_samples: int) -> StructuredStatisticsType | None:

@@ -17,13 +17,13 @@ from maze.core.env.structured_env import StepKeyType
 from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.utils.factory import TARGET_KEY, ConfigType, Factory, plain_container
 from maze.core.utils.targets import locate
-from maze.core.wrappers.observation_normalization.normalization_strategies.base import ObservationNormalizationStrategy
-from maze.core.wrappers.observation_normalization.statistics_file import (
+from maze.core.wrappers.observation_normalization.normalization_strategies.base import (
+    ObservationNormalizationStrategy,
+    StrategyRegistry,
     StructuredStatisticsType,
     load_statistics,
     save_statistics,
 )
-from maze.core.wrappers.observation_normalization.strategy_registry import StrategyRegistry
 from maze.core.wrappers.substep_wrappers import (
     Observation,
     SubstepObservationWrapper,

@@ -91,11 +91,13 @@ class ActionMaskingBlock(PerceptionBlock):
             )
         if not bool(has_action.all()):
             rows = (~has_action).nonzero()
-            raise EnvironmentContractError(
+            error = EnvironmentContractError(
                 f"{self.block_name}: the mask {self.in_keys[1]!r} for the logits {self.in_keys[0]!r} leaves no valid "
                 f"action in {len(rows)} of {has_action.numel()} rows, first at index {tuple(rows[0].tolist())}. "
                 "Each row must hold at least one positive entry: check the mask that the environment computes."
             )
+            error.row = int(rows[0][0])
+            raise error
 
     def _sizes_of_groups(self, logits_shape: tuple[int, ...]) -> list[int]:
         """How the last dimension of the logits divides into actors."""

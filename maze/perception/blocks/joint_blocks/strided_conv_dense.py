@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maze.perception.blocks.base import Keys, NonLinearity, Shapes
+from maze.core.annotations import override
+from maze.core.errors import ConfigAssertionError
+from maze.perception.blocks.base import Keys, NonLinearity, PerceptionBlock, Shapes, TensorDict
 from maze.perception.blocks.feed_forward.strided_conv import Size, StridedConvolutionBlock
 from maze.perception.blocks.joint_blocks.flatten_dense import ConvolutionDense
 
@@ -47,3 +49,84 @@ class StridedConvolutionDenseBlock(ConvolutionDense):
             padding_mode=padding_mode,
         )
         self._stack(conv_block, convolution_dimension + 1, hidden_units, non_lin)
+
+
+LAYOUTS = ("HW", "HWC", "CHW")
+"""Order of height, width and channels."""
+
+
+class ImageDenseBlock(PerceptionBlock):
+    """Scales an image and brings its channels to the front, then a :class:`StridedConvolutionDenseBlock`.
+
+    Input `(..., height, width)`, `(..., height, width, channels)` or `(..., channels, height, width)`, output
+    `(..., hidden_units[-1])`.
+
+    :param layout: `HW`, `HWC` or `CHW`.
+    :param scale: What the values are multiplied with, for instance 1 / 255.
+    :param hidden_channels: Number of channels of each convolution.
+    :param hidden_kernels: Size of each kernel.
+    :param hidden_strides: Stride of each convolution; `None`: 1.
+    :param hidden_padding: Padding of each convolution; `None`: none.
+    :param hidden_units: Width of each dense layer.
+    :param non_lin: Activation after each layer.
+    :raises ConfigError: There is no such layout, or the input is no image.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        layout: str,
+        scale: float,
+        hidden_channels: Sequence[int],
+        hidden_kernels: Sequence[Size],
+        hidden_strides: Sequence[Size] | None,
+        hidden_padding: Sequence[Size] | None,
+        hidden_units: Sequence[int],
+        non_lin: NonLinearity,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        if layout not in LAYOUTS:
+            raise ConfigAssertionError(
+                f"{self.block_name}: `layout` must be one of {', '.join(LAYOUTS)}, found {layout!r}."
+            )
+        shape = tuple(self.in_shapes[0])
+        *leading, first, second, third = (*shape[:-2], 1, *shape[-2:]) if layout == "HW" else shape
+        if layout == "HWC":
+            first, second, third = third, first, second
+        self.layout = layout
+        self.scale = scale
+        image, out_key = f"{self.out_keys[0]}_image", self.out_keys[0]
+        self.conv_block = StridedConvolutionDenseBlock(
+            image,
+            out_key,
+            [(*leading, first, second, third)],
+            hidden_channels=hidden_channels,
+            hidden_kernels=hidden_kernels,
+            convolution_dimension=2,
+            hidden_strides=hidden_strides,
+            hidden_dilations=None,
+            hidden_padding=hidden_padding,
+            padding_mode=None,
+            hidden_units=hidden_units,
+            non_lin=non_lin,
+        )
+        self.output_units = self.conv_block.output_units
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (image,) = self.gather_inputs(block_input)
+        if self.layout == "HW":
+            image = image.unsqueeze(-3)
+        elif self.layout == "HWC":
+            image = image.movedim(-1, -3)
+        # bytes are moved sooner than the floats that they become
+        floats = self.conv_block.conv_block.in_fastest_layout(image).float()
+        image = image * self.scale if floats is image else floats.mul_(self.scale)
+        output: TensorDict = self.conv_block({self.conv_block.in_keys[0]: image})
+        return output
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"{self.layout}, times {self.scale:g}\n{self.conv_block.extra_repr()}"

@@ -54,3 +54,42 @@ class LinearOutputBlock(ShapeNormalizationBlock):
     @override(ShapeNormalizationBlock)
     def extra_repr(self) -> str:
         return f"({self.input_units}->{self.output_units})"
+
+
+class GaussianOutputBlock(ShapeNormalizationBlock):
+    """Logits of a normal distribution: means by a linear layer, and one learned logarithm of the standard deviation for
+    each component of the action, whatever is observed (as Schulman et al. 2015, Trust region policy optimization).
+
+    Input `(batch, features)`, output `(batch, 2 * n_components)`: the means, then the logarithms.
+
+    The latter are the bias of a linear layer whose weights are zero and frozen: so nothing that reads networks (acting
+    in NumPy, populations of evolution strategies, exported policies) has to know another kind of parameter.
+
+    :param n_components: Number of components of the action.
+    :param log_std: Logarithm of the standard deviations at first.
+    """
+
+    def __init__(
+        self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, n_components: int, log_std: float = 0.0
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=2, out_num_dims=2)
+        n_features = self.in_shapes[0][-1]
+        self.mean_layer = nn.Linear(n_features, n_components)
+        self.log_std_layer = nn.Linear(n_features, n_components)
+        nn.init.zeros_(self.log_std_layer.weight)
+        nn.init.constant_(self.log_std_layer.bias, log_std)
+        self.log_std_layer.weight.requires_grad_(False)
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        latent = block_input[self.in_keys[0]]
+        return {self.out_keys[0]: torch.cat([self.mean_layer(latent), self.log_std_layer(latent)], dim=-1)}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        latent = inputs[self.in_keys[0]]
+        parts = [reader.layer(layer, latent) for layer in (self.mean_layer, self.log_std_layer)]
+        return {self.out_keys[0]: reader.concatenate(parts, axis=-1)}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        return f"({self.mean_layer.in_features}->{self.mean_layer.out_features} means, own deviations)"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 from torch import nn
 
-from maze.core.agent.state_action_values import are_all_discrete, encoded_size, q_values_key
+from maze.core.agent.torch_state_action_critic import are_all_discrete, encoded_size, q_values_key
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
-from maze.core.agent.state_action_values import are_all_discrete, merged_action_space
-from maze.core.agent.torch_state_action_critic import TorchSharedStateActionCritic
+from maze.core.agent.torch_state_action_critic import (
+    TorchSharedStateActionCritic,
+    are_all_discrete,
+    merged_action_space,
+)
 from maze.core.annotations import override
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS

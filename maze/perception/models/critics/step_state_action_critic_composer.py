@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from gymnasium import spaces
 
-from maze.core.agent.state_action_values import are_all_discrete
-from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic
+from maze.core.agent.torch_state_action_critic import TorchStepStateActionCritic, are_all_discrete
 from maze.core.annotations import override
 from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
 from maze.perception.models.critics.base_state_critic_composer import NETWORKS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from maze.core.annotations import override
@@ -18,7 +20,6 @@ from maze.train.parallelization.distributed_actors.distributed_actors import (
     seed_of_start,
 )
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
-from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
 from maze.train.parallelization.vector_env.replay_log import states_for
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 class ActorsAhead(DistributedActors):
     """Collects rollouts while the learner learns. How far actors may be ahead is what
-    :class:`~maze.train.parallelization.distributed_actors.rollout_tickets.RolloutTickets` says.
+    :class:`~maze.train.parallelization.distributed_actors.actors_ahead.RolloutTickets` says.
 
     :param env_factory: Makes one environment, where the actor is.
     :param policy: The policy.
@@ -144,3 +145,84 @@ class ActorsAhead(DistributedActors):
         self._restore_wrappers()
         reason = "actors in processes of their own are ahead of the training, and what they do depends on its speed"
         return dict.fromkeys(range(len(learned)), reason)
+
+
+class RolloutTickets:
+    """Bounds how old a rollout can be when the learner uses it.
+
+    A rollout is collected on a ticket. Its age is the number of updates since the ticket was issued, which the number
+    of updates that its policy has missed cannot exceed. All tickets together are the rollouts in progress, one for
+    each actor, and those that may wait (the queue). When the learner takes a rollout, its actor gets a new ticket.
+
+    Finished rollouts are taken as they come, unless that would leave too little room for older ones: then the learner
+    waits for those.
+
+    :param n_actors: Number of actors.
+    :param batch_size: Number of rollouts in a batch.
+    :param queue_size: Number of finished rollouts that may wait.
+    """
+
+    def __init__(self, n_actors: int, batch_size: int, queue_size: int) -> None:
+        self.n_actors = n_actors
+        self.batch_size = batch_size
+        self._queue_size = queue_size
+        self.max_age = math.ceil((queue_size + n_actors) / batch_size)
+        """No rollout is older than this when it is taken."""
+        self.version = 0
+        """Number of updates so far."""
+        shares, rest = divmod(queue_size, n_actors)
+        self._issued = [deque([0] * (1 + shares + (actor < rest))) for actor in range(n_actors)]
+        self._n_taken = 0
+
+    def add_actor(self) -> None:
+        """One more actor collects from now on: a rollout is in progress, as many may wait as before."""
+        self.n_actors += 1
+        self.max_age = math.ceil((self._queue_size + self.n_actors) / self.batch_size)
+        self._issued.append(deque([self.version]))
+
+    def n_issued(self, actor: int) -> int:
+        """Number of rollouts that an actor has to collect, or has collected and are waiting."""
+        return len(self._issued[actor])
+
+    def next_of(self, waiting: Iterable[int]) -> int | None:
+        """The actor whose oldest finished rollout to take next; `None`: wait for others.
+
+        :param waiting: Actors with finished rollouts, those first that finished first.
+        """
+        candidates = list(waiting)
+        if not candidates:
+            return None
+        latest = self._latest_version()
+        # of equally old ones the first that finished
+        best = min(candidates, key=lambda actor: self._issued[actor][0])
+        return best if self._issued[best][0] <= latest else None
+
+    def take(self, actor: int) -> int:
+        """Takes the oldest rollout of an actor into the current batch, and issues it a new ticket.
+
+        :return: The version at which the old ticket was issued.
+        """
+        version = self._issued[actor].popleft()
+        self._issued[actor].append(self.version)
+        self._n_taken += 1
+        return version
+
+    def batch_done(self) -> None:
+        """The current batch is complete."""
+        self._n_taken = 0
+
+    def updated(self) -> None:
+        """The learner has made an update: later tickets are younger."""
+        self.version += 1
+
+    def _latest_version(self) -> int:
+        """Issue version of the youngest rollout that can be taken without one of the older ones getting too old."""
+        by_version = Counter(version for issued in self._issued for version in issued)
+        n_older = 0
+        for version in sorted(by_version):
+            n_older += by_version[version]
+            updates_left = version + self.max_age - self.version
+            room = self.batch_size - self._n_taken + updates_left * self.batch_size
+            if n_older >= room:
+                return version
+        return self.version

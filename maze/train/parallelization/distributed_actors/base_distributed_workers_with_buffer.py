@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.train.parallelization.distributed_actors.episode_collector import EpisodeCollector
-from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch
+from maze.train.parallelization.distributed_actors.distributed_actors import EpisodeCollector
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
+from maze.train.trainers.common.replay_buffer.rows import record_of_batch
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze.core.errors import ConfigError, EnvironmentContractError
+from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, LogStatsValue, get_stats_logger
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
-from maze.train.parallelization.distributed_actors.episode_collector import EpisodeCollector
+from maze.core.wrappers.log_stats_wrapper import stats_value
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
 
 if TYPE_CHECKING:
@@ -35,6 +36,37 @@ class CollectedBatch:
     """Seconds until enough rollouts were finished."""
     policy_lags: list[int]
     """For each rollout, how many updates its policy had missed when the batch was made."""
+
+
+class EpisodeCollector:
+    """What collects the episodes of a training, and keeps their statistics."""
+
+    def __init__(self) -> None:
+        self.epoch_stats = LogStatsAggregator(LogStatsLevel.EPOCH, get_stats_logger("train"))
+        """Statistics of the episodes that ended in this epoch."""
+
+    def get_epoch_stats_aggregator(self) -> LogStatsAggregator:
+        """The statistics of all environments together."""
+        return self.epoch_stats
+
+    def get_stats_value(
+        self, event: Callable[..., Any], level: LogStatsLevel, name: str | None = None
+    ) -> LogStatsValue:
+        """One value of the last epoch's statistics.
+
+        :param event: Interface method of the event.
+        :param level: Level of the statistics: there are those of epochs only.
+        :param name: Output name of the statistic.
+        :raises ValueError: The level is not that of epochs.
+        """
+        if level is not LogStatsLevel.EPOCH:
+            raise ValueError(f"Distributed actors keep statistics of epochs only, not on the level {level.name}.")
+        value: LogStatsValue = stats_value(self.epoch_stats, event, name)
+        return value
+
+    def write_epoch_stats(self) -> None:
+        """Passes the statistics of the epoch on to the writers, and begins the next one."""
+        self.epoch_stats.reduce()
 
 
 class DistributedActors(EpisodeCollector, ABC):

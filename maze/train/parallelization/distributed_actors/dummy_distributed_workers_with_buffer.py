@@ -24,7 +24,7 @@ from maze.train.parallelization.vector_env.structured_vector_env import (
     joint_state,
     load_joint_state,
 )
-from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
 
 _CLOSE_SECONDS = 1.0
@@ -159,7 +159,7 @@ class DummyDistributedWorkersWithBuffer(BaseDistributedWorkersWithBuffer):
             group = self._groups[self._turn]
             self._turn = (self._turn + 1) % len(self._groups)
             group.generator.collect(self.worker_policy, group.columns)
-            group.columns.check_finite(group.env.seeding_at)
+            group.columns.check(group.env.seeding_at)
             collected.append(group.rows.convert(group.columns, number))
             number += len(collected[-1])
             n_rollouts += group.columns.n_envs

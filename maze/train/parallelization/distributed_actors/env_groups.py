@@ -13,7 +13,7 @@ import numpy as np
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
-from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsKey, LogStatsLevel
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsKey, LogStatsLevel, split_columns
 from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import RolloutColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
@@ -98,7 +98,7 @@ def collected(generator: RolloutGenerator, policy: Policy, columns: RolloutColum
     """
     try:
         generator.collect(policy, columns)
-        columns.check_finite(generator.env.seeding_at)
+        columns.check(generator.env.seeding_at)
     except (NonFiniteError, EnvironmentContractError) as error:
         raise type(error)(f"{name}, {error}") from error
     return columns
@@ -110,6 +110,8 @@ class EpisodeRelay(LogStatsAggregator):
     :param pass_on: Takes them.
     """
 
+    joins_samples = False
+
     def __init__(self, pass_on: Callable[[LogStats], None]) -> None:
         super().__init__(LogStatsLevel.EPOCH)
         self._pass_on = pass_on
@@ -119,18 +121,18 @@ class EpisodeRelay(LogStatsAggregator):
         self._pass_on(stat)
 
     @override(LogStatsAggregator)
-    def receive_all(self, stats: Sequence[LogStats]) -> None:
-        for stat in stats:
-            self._pass_on(stat)
-
-    @override(LogStatsAggregator)
     def receive_later(self, deliver: Callable[[], None]) -> None:
         deliver()
 
     @override(LogStatsAggregator)
-    def receive_columns(self, columns: Mapping[LogStatsKey, np.ndarray | list[Any]], n_periods: int) -> None:
-        for period in range(n_periods):
-            self._pass_on({key: values[period] for key, values in columns.items()})
+    def receive_columns(
+        self,
+        columns: Mapping[LogStatsKey, np.ndarray | list[Any]],
+        n_periods: int,
+        occurrences: Mapping[LogStatsKey, np.ndarray] | None = None,
+    ) -> None:
+        for stat in split_columns(columns, n_periods, occurrences):
+            self._pass_on(stat)
 
 
 class GroupedVectorEnv(StructuredVectorEnv, ABC):

@@ -10,8 +10,7 @@ import numpy as np
 
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.rollout.batched_acting import logits_shapes_of
-from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, substeps_per_step
-from maze.core.rollout.substep_columns import SubstepColumns
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns, substeps_per_step
 from maze.core.utils.update_profile import TRANSFER, timed
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ Row = dict[str, np.ndarray]
 
 
 class SubstepPacket(NamedTuple):
-    """The columns of one sub-step key; see :class:`~maze.core.rollout.substep_columns.SubstepColumns`."""
+    """The columns of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
 
     observations: Row
     actions: Row

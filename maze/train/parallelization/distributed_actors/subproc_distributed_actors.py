@@ -14,10 +14,9 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
 from maze.train.parallelization.distributed_actors.actor_worker import run_actor
-from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead
+from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead, RolloutTickets
 from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
 from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, SubstepPacket
-from maze.train.parallelization.distributed_actors.rollout_tickets import RolloutTickets
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights, copied_to_cpu
 from maze.train.parallelization.vector_env import channel as messages
 from maze.train.parallelization.vector_env.env_batch import check_same_spaces
@@ -34,7 +33,7 @@ class SubprocDistributedActors(ActorsAhead):
 
     Each worker has a pipe of its own. Messages to workers are small, so the learner never waits for one to be read;
     weights travel through shared memory. How far actors may be ahead is what
-    :class:`~maze.train.parallelization.distributed_actors.rollout_tickets.RolloutTickets` says.
+    :class:`~maze.train.parallelization.distributed_actors.actors_ahead.RolloutTickets` says.
 
     :param env_factory: Makes one environment, in the worker.
     :param policy: The policy.

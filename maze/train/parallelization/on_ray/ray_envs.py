@@ -16,7 +16,7 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsAggregator
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.train.parallelization.distributed_actors.acting_group import ActingGroup, Fragment
+from maze.train.parallelization.distributed_actors.actor_worker import ActingGroup, Fragment
 from maze.train.parallelization.distributed_actors.distributed_actors import seed_of_start
 from maze.train.parallelization.distributed_actors.env_groups import (
     Generators,

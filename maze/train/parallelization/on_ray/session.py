@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from maze.core.errors import ConfigError, did_you_mean
+from maze.core.errors import ConfigError, did_you_mean, install_command
 from maze.utils.process import handlers_kept
 
 logger = logging.getLogger(__name__)
@@ -169,6 +169,6 @@ def require_ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            f"Ray is not installed ({error}); it comes with an extra: pip install 'maze-rl[ray]'."
+            f"Ray is not installed ({error}); it comes with an extra: {install_command('ray')}."
         ) from error
     return ray

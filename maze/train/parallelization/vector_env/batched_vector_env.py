@@ -104,7 +104,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         done = self.terminated if truncated is simulation.nobody else terminated | truncated
         rows = done.nonzero()[0]
         if len(rows):
-            self._finish_episodes(rows, done)
+            self._finish_episodes(rows)
         else:
             self._finished = _NONE_FINISHED
         self.pausing = simulation.pausing
@@ -128,9 +128,8 @@ class BatchedVectorEnv(StructuredVectorEnv):
             self._step_rewards[:] = 0.0
             self.simulation.substep = 0
             everyone = np.arange(self.n_envs)
-            begun = self._stats.begun()
-            if len(rows := begun.nonzero()[0]):
-                self._count_episodes_of(rows, begun, self._kpis(rows) if self._kpis else None)
+            if len(rows := self._stats.begun().nonzero()[0]):
+                self._count_episodes_of(rows, self._kpis(rows) if self._kpis else None)
             for index in range(self.n_envs):
                 self._seed_next(index)
             self.simulation.begin(everyone)
@@ -254,7 +253,7 @@ class BatchedVectorEnv(StructuredVectorEnv):
         if is_complete:
             stats.complete_step()
 
-    def _finish_episodes(self, rows: np.ndarray, done: np.ndarray) -> None:
+    def _finish_episodes(self, rows: np.ndarray) -> None:
         simulation = self.simulation
         if self.keep_terminal_observations or self.truncated is not simulation.nobody:
             cut_off = rows if self.keep_terminal_observations else self.truncated.nonzero()[0]
@@ -271,20 +270,18 @@ class BatchedVectorEnv(StructuredVectorEnv):
                 if self._seeds[row] is not None:
                     self._seed_next(row)
         simulation.begin(rows)
-        self._count_episodes_of(rows, done, kpis, simulation.pausing is not None)
+        self._count_episodes_of(rows, kpis, simulation.pausing is not None)
 
-    def _count_episodes_of(
-        self, rows: np.ndarray, over: np.ndarray, kpis: Mapping[str, np.ndarray] | None, pauses: bool = False
-    ) -> None:
+    def _count_episodes_of(self, rows: np.ndarray, kpis: Mapping[str, np.ndarray] | None, pauses: bool = False) -> None:
         """Reports finished episodes and, as far as they count, has the epoch statistics ask for them."""
         self._finished = _IN_STATS
         if self._receiver is not self.epoch_stats:
             self._deliver()
-        left_out = None
+        counts = None
         if (quota := self.episode_quota) is not None:
-            left_out = rows[quota[rows] <= 0]
-            quota[rows] -= quota[rows] > 0
-        self._stats.end(over, kpis, pauses, left_out)
+            counts = quota[rows] > 0
+            quota[rows] -= counts
+        self._stats.end(rows, kpis, pauses, counts)
         if self._receiver is None:
             self._receiver = self.epoch_stats
             self._receiver.receive_later(self._deliver)

@@ -14,13 +14,13 @@ from maze.core.annotations import override
 from maze.core.env.base_env import is_truncated
 from maze.core.env.core_env import CoreEnv
 from maze.core.env.faults import USER_CODE_ERRORS, Place, closed, fail
-from maze.core.env.space_arrays import action_column, array_specs, check_observation, split_rows
+from maze.core.env.space_arrays import Cast, action_column, array_specs, check_observation, split_rows
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
-from maze.core.wrappers.running_statistics import (
+from maze.core.wrappers.return_normalization_reward_wrapper import (
     RunningStatistics,
     load_statistics_states,
     statistics_states,
@@ -40,13 +40,15 @@ if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
 
+ndarray = np.ndarray
 Out = Mapping[StepKeyType, Mapping[str, np.ndarray]]
 
 _FLAT_RULES = (CoreEnv.is_step_complete, GymCoreEnv.is_step_complete)
 """With a single actor these complete a step with every action; what overrides them is asked after each."""
 
 N_CHECKED_STEPS = 8
-"""Observations are held against their spaces in the first steps only; later the check would cost more than the step."""
+"""Keys and shapes of observations are checked in the first steps only; later the check would cost more than the step.
+Their dtypes are checked always (:class:`~maze.core.env.space_arrays.Cast`)."""
 
 
 class EnvBatch:
@@ -92,6 +94,10 @@ class EnvBatch:
         for index, env in enumerate(self.envs):
             check_same_spaces(self, env, self.first_index + index)
         self._observation_specs = array_specs(self.observation_spaces_dict, "observation")
+        self._casts = {
+            step_key: {key: Cast(dtype, f"observation `{key}`") for key, (_, dtype) in specs.items()}
+            for step_key, specs in self._observation_specs.items()
+        }
         n_envs = len(self.envs)
         self._action_columns = {
             step_key: [(key, (n_envs, *shape), dtype) for key, (shape, dtype) in specs.items()]
@@ -250,7 +256,8 @@ class EnvBatch:
 
     def _step_flat(self, actions: Mapping[Any, Any], out: Out) -> list[dict[Any, Any]]:
         step_key = self.actor_ids[0].step_key
-        columns = list(out[step_key].items())
+        casts = self._casts[step_key]
+        columns = [(key, column, column.dtype, casts[key]) for key, column in out[step_key].items()]
         rewards, last = self.rewards, self._last
         taken = self._columns(step_key, _of_step(step_key, actions))
         self._log.append(taken)
@@ -263,8 +270,9 @@ class EnvBatch:
                 if done:
                     observation = self._finish_episode(index, observation, info)
                 last[index] = observation
-                for key, column in columns:
-                    column[index] = observation[key]
+                for key, column, dtype, cast in columns:
+                    value = observation[key]  # mostly an array of the right dtype: a call shows in the step's time
+                    column[index] = value if value.__class__ is ndarray and value.dtype == dtype else cast(value)
                 infos.append(info)
                 index += 1
         except USER_CODE_ERRORS as error:
@@ -297,12 +305,11 @@ class EnvBatch:
                 if done:
                     observation = self._finish_episode(index, observation, info)
                 self._last[index] = observation
-                self.actor_ids[index] = actor = env.actor_id()
+                self.actor_ids[index] = env.actor_id()
                 if self._n_checks_left:
                     self._write_checked(index, observation, out)
                 else:
-                    for key, column in out[actor.step_key].items():
-                        column[index] = observation[key]
+                    self._write(index, observation, out)
             except USER_CODE_ERRORS as error:
                 self._fail(error, "step", index)
             infos.append(info)
@@ -356,8 +363,7 @@ class EnvBatch:
             actor = env.actor_id()
             if self._n_checks_left:
                 check_observation(observation, actor, self._observation_specs, self.first_index + index)
-            specs = self._observation_specs[actor.step_key]
-            last = {key: np.array(observation[key], dtype) for key, (_, dtype) in specs.items()}
+            last = {key: np.array(cast(observation[key])) for key, cast in self._casts[actor.step_key].items()}
             self.final_observations[self.first_index + index] = FinalObservation(actor, last)
         if self._log.is_seed_due(index):
             return self._first_observation(index)
@@ -440,10 +446,14 @@ class EnvBatch:
         return digest_of({key: np.asarray(self._last[index][key], dtype) for key, (_, dtype) in specs.items()})
 
     def _write_checked(self, index: int, observation: Any, out: Out) -> None:
-        actor = self.actor_ids[index]
-        check_observation(observation, actor, self._observation_specs, self.first_index + index)
-        for key, column in out[actor.step_key].items():
-            column[index] = observation[key]
+        check_observation(observation, self.actor_ids[index], self._observation_specs, self.first_index + index)
+        self._write(index, observation, out)
+
+    def _write(self, index: int, observation: Any, out: Out) -> None:
+        step_key = self.actor_ids[index].step_key
+        casts = self._casts[step_key]
+        for key, column in out[step_key].items():
+            column[index] = casts[key](observation[key])
 
 
 class _EpisodeReport(LogStatsConsumer):

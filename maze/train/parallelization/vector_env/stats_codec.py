@@ -6,13 +6,12 @@ once; after that an episode's statistics are a short list of numbers and values.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import cloudpickle
 
-from maze.core.log_stats.log_stats import LogStats, LogStatsKey
+from maze.core.log_stats.log_stats import LogStats, LogStatsKey, event_named
 
 
 class KeyDefinition(NamedTuple):
@@ -66,7 +65,8 @@ class StatsDecoder:
         """Decodes the statistics of an episode."""
         new_keys, values = encoded
         for definition in new_keys:
-            self._keys.append(LogStatsKey(_event_of(definition), *definition.rest))
+            event = event_named(definition.module, definition.qualified_name)
+            self._keys.append(LogStatsKey(event or cloudpickle.loads(definition.by_value), *definition.rest))
         return {self._keys[number]: value for number, value in values}
 
 
@@ -74,11 +74,3 @@ def decoded(episodes: Iterable[EncodedStats]) -> list[LogStats]:
     """The statistics of episodes that were encoded together."""
     decoder = StatsDecoder()
     return [decoder.decode(episode) for episode in episodes]
-
-
-def _event_of(definition: KeyDefinition) -> Callable[..., Any]:
-    found: Any = sys.modules.get(definition.module)
-    for part in definition.qualified_name.split("."):
-        found = getattr(found, part, None)
-    event: Callable[..., Any] = found if callable(found) else cloudpickle.loads(definition.by_value)
-    return event

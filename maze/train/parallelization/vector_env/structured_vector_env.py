@@ -296,15 +296,11 @@ class StructuredVectorEnv(VectorEnv, StructuredEnv, StructuredEnvSpacesMixin, Lo
     def _count_episodes(self, finished: Mapping[int, LogStats]) -> None:
         """Reports finished episodes and, as far as they count, passes them on to the epoch statistics."""
         self.finished_episodes = finished
-        if not finished:
-            return
-        if self.episode_quota is None:
-            self.epoch_stats.receive_all(list(finished.values()))
-            return
         for env_index, stats in finished.items():
-            if not self.episode_quota[env_index]:
-                continue
-            self.episode_quota[env_index] -= 1
+            if self.episode_quota is not None:
+                if not self.episode_quota[env_index]:
+                    continue
+                self.episode_quota[env_index] -= 1
             self.epoch_stats.receive(stats)
 
     def _returned(

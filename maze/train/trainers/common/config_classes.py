@@ -46,12 +46,12 @@ class AlgorithmConfig(CheckedConfig, ABC):
     trainer: ClassVar[str | type[Trainer]] = ""
     """The trainer's class. Its path as text keeps the configuration cheap to import."""
 
-    distributions: ClassVar[Sequence[Mapping[str, str]]] = ()
+    distributions: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Distributions that policies of this algorithm have unless the model says otherwise: entries of a
     `distribution_mapper_config`, which go before those of the model."""
 
     n_epochs: int = 0
-    """Number of epochs to train; 0 trains until early stopping or an interrupt ends the training."""
+    """Number of epochs to train; 0 trains until early stopping ends the run, and 1,000 epochs at most."""
 
     # What the life cycle of a training asks every configuration. An algorithm makes fields of those that it offers.
     epoch_length = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,22 +12,41 @@ from maze.core.agent.torch_actor_critic import policy_of
 from maze.core.agent.torch_model import resolve_device
 from maze.core.agent.torch_policy import InitialPolicy
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
-from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.errors import CheckpointError, ConfigError
+from maze.core.log_stats.log_stats import GlobalLogState, LogStatsAggregator, LogStatsLevel, get_stats_logger
+from maze.core.utils.checkpoint import load_into, load_state
 from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.learning import UpdateStats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 from maze.train.trainers.common.training_session import TrainingSession
-from maze.train.trainers.common.training_state import SavedTraining
 from maze.train.utils.freed_memory import freed_memory_kept
 from maze.train.utils.matrix_products import MatrixProducts
+from maze.train.utils.plain_state import (
+    STATE_FORMAT,
+    Part,
+    from_plain,
+    global_generators_state,
+    load_states,
+    set_global_generators_state,
+    states_of,
+    statistics_from_plain,
+    statistics_to_plain,
+    to_plain,
+)
 from maze.train.utils.training_record import EpochSummary
-from maze.train.utils.update_stats import UpdateStats
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_model import TorchModel
     from maze.train.trainers.common.evaluators.evaluator import Evaluator
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
     from maze.train.trainers.common.training_runner import TrainingRunner
+    from maze.train.trainers.common.training_session import EpisodeSource
+
+
+STATE_VERSION = 1
+
+_COUNTERS = ("epoch", "update", "n_env_steps")
+_COURSE = ("first_epoch", "is_finished", "evaluated_epoch", "training_reward")
 
 
 class Trainer(ABC):
@@ -92,7 +112,7 @@ class Trainer(ABC):
         )
 
 
-class EpochTrainer(SavedTraining, Trainer, ABC):
+class EpochTrainer(Trainer, ABC):
     """Trains epoch after epoch. An epoch has a number of updates; its end is logged, evaluated and saved.
 
     An algorithm is a subclass that names the class of its configuration (:attr:`config_class`) and of its events
@@ -104,8 +124,8 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     * what it consists of besides its model (:meth:`_parts`): optimizers, generators, environments, a replay buffer;
     * where its episodes come from (:meth:`_episode_source`), if it collects some.
 
-    What is saved of it is said by :class:`~maze.train.trainers.common.training_state.SavedTraining`; all the rest it
-    gets from its :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
+    Its state holds its weights and everything that another process needs to resume it. All the rest it gets from its
+    :class:`~maze.train.trainers.common.training_session.TrainingSession`: evaluation between epochs, the
     best model, early stopping, the progress display, a checkpoint after each epoch from which a training goes on
     exactly, an orderly end after a signal, and for a number that is not finite an error that says where, with a file to
     reproduce it. Burn-in (:attr:`_critic_learns_alone`) and the distance from the initial policy
@@ -138,11 +158,16 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     follows_curriculum: ClassVar[bool] = False
     """Whether its environments may change from epoch to epoch, see
     :class:`~maze.train.parallelization.curriculum.Curriculum`."""
+    optional_parts: ClassVar[Mapping[str, str]] = {}
+    """Parts that a training has where a field of its configuration says so, with the field; without them it was another
+    training."""
     update_name: ClassVar[str] = "update"
     """What an update is called in messages."""
 
     config: Any
     """The hyperparameters; subclasses declare their own type."""
+    model: Any
+    """What is trained; subclasses declare its type."""
 
     def __init__(
         self,
@@ -161,7 +186,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
                 f"model: {type(self).__name__} does not learn networks that carry hidden states from step to step. Use "
                 "PPO or A2C, or `model.recurrence=true` with stacked observations."
             )
-        model.to(resolve_device(self.config.device, "algorithm.device"))
+        model.to(resolve_device(self.config.device, "algorithm.device", type(self.config).device))
         self.observation_statistics = ObservationStatistics(model)
         """What networks know of observations that they normalize; a part of their weights."""
         self.products = MatrixProducts(model.parameters())
@@ -175,8 +200,13 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         self.events = self.train_stats.create_event_topic(self.events_class)
         self.stats = UpdateStats(self.events_class)
         """Collects the numbers of the updates; their means are fired once per epoch."""
-        self.epoch = self.update = self.n_env_steps = 0
-        self._initial_policy = None
+        self.epoch = self.update = 0
+        """Number of completed epochs, and of completed updates of the current one."""
+        self.n_updates = self.n_env_steps = 0
+        """Number of all updates and of all environment steps, those that filled a replay buffer included."""
+        self._epoch_length = 0
+        """Number of updates of an epoch; 0: as configured."""
+        self._initial_policy: InitialPolicy | None = None
         self.session = TrainingSession(self, checkpoint_file)
         """Evaluates, saves, and says when training ends."""
 
@@ -191,7 +221,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         return {}
 
     def _n_updates_per_epoch(self) -> int:
-        return int(self.config.epoch_length)
+        return self._epoch_length or int(self.config.epoch_length)
 
     def _steps_per_update(self) -> int:
         """Number of environment steps per update; 0: it takes none, or their number is not fixed."""
@@ -205,7 +235,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
     def _begin_training(self, n_epochs: int) -> None:
         """Comes first in each call of :meth:`train`.
 
-        :param n_epochs: Number of epochs; 0: no limit.
+        :param n_epochs: Number of epochs; 0: not fixed.
         """
 
     def _end_training(self) -> None:
@@ -218,6 +248,39 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         episodes = self._episode_source()
         if episodes is not None:
             episodes.write_epoch_stats()
+
+    def _parts(self) -> dict[str, Part]:
+        """What the training consists of besides the model, by names of their own.
+
+        All of it is saved with the training, and continued in this order. The policy's generators, statistics,
+        evaluator, best model, progress and the global generators need no mention.
+        """
+        return {}
+
+    def _load_parts(self, state: Mapping[str, Any]) -> list[str]:
+        """Continues all parts.
+
+        :return: What could not be continued.
+        """
+        return load_states(self._parts(), state["parts"])
+
+    def _check_fits(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        """Raises an error where the parts, as configured, cannot go on with a state of this algorithm."""
+        for part, field in self.optional_parts.items():
+            if part in self._parts() and part not in state["parts"]:
+                raise ConfigError(
+                    f"algorithm.{field}: the training in `{origin}` learned without it. Leave it out to go on, or "
+                    "start a new training with the weights alone."
+                )
+
+    def _episode_source(self) -> EpisodeSource | None:
+        """What collects the training's episodes."""
+        return None
+
+    def _aggregators(self) -> dict[str, LogStatsAggregator]:
+        """Statistics of the current epoch, by names of their own."""
+        episodes = self._episode_source()
+        return {"updates": self.train_stats, **({} if episodes is None else {"episodes": episodes.epoch_stats})}
 
     # -- for all that learn policies -------------------------------------------------------------------
 
@@ -242,7 +305,7 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         After a training that has come to its end, another call trains on; after an interrupted one (in this process or
         one whose state was loaded), it does what was left.
 
-        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of epochs; 0: :data:`EPOCH_LIMIT` at most. `None` takes the configuration's.
         """
         n_epochs = int(self.config.n_epochs) if n_epochs is None else n_epochs
         self._begin_training(n_epochs)
@@ -275,7 +338,153 @@ class EpochTrainer(SavedTraining, Trainer, ABC):
         """Number of environment steps of an epoch; 0: it takes none, or their number is not fixed."""
         return self._n_updates_per_epoch() * self._steps_per_update()
 
+    def epochs_for(self, n_steps: int) -> int:
+        """Return the number of epochs that take a number of environment steps, rounded up to whole updates.
+
+        Epochs become shorter where whole ones of the configured length would take more steps.
+
+        :param n_steps: Number of environment steps of the next call of :meth:`train`; the number of an update is fixed.
+        """
+        n_updates = math.ceil(n_steps / self._steps_per_update())
+        n_epochs = math.ceil(n_updates / self._n_updates_per_epoch())
+        self._epoch_length = math.ceil(n_updates / n_epochs)
+        return n_epochs
+
     @property
     def history(self) -> list[EpochSummary]:
         """The epochs that this object has completed."""
         return self.session.history
+
+    # -- weights ---------------------------------------------------------------------------------------
+
+    @override(Trainer)
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of the model."""
+        state: dict[str, Any] = self.model.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], origin: str | Path = "The state dictionary") -> None:
+        """Loads weights; those of a policy alone leave a critic as it is, and a policy leaves out those of a critic.
+
+        :param state_dict: Weights as :meth:`state_dict` gives them.
+        :param origin: Where they come from, for error messages.
+        """
+        if self.policy is self.model:
+            own = self.model.state_dict()
+            load_into(self.model, {key: value for key, value in state_dict.items() if key in own}, origin)
+        else:
+            is_policy_alone = set(state_dict) == set(self.policy.state_dict())
+            load_into(self.policy if is_policy_alone else self.model, state_dict, origin)
+        self.session.evaluated_epoch = None
+        self._initial_policy = None
+
+    # -- the whole training ----------------------------------------------------------------------------
+
+    def training_state(self, is_last: bool = True) -> dict[str, Any]:
+        """All that the training consists of, so that another process can go on with it; tensors and plain values.
+
+        :param is_last: Whether the training ends here; what is expensive to save may be left out of others.
+        """
+        initial = self._initial_policy
+        return {
+            STATE_FORMAT: STATE_VERSION,
+            "algorithm": type(self).__name__,
+            "model": self.model.state_dict(),
+            "initial_policy": None if initial is None else initial.policy.state_dict(),
+            "policy_generators": self.policy.rng_state(),
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "n_updates": self.n_updates,
+            **{name: getattr(self.session, name) for name in _COURSE},
+            "log_step": GlobalLogState.global_step,
+            "seeds": dict(self.session.run_seeds),
+            "model_selection": None if self.model_selection is None else self.model_selection.state_dict(),
+            "evaluator": None if self.evaluator is None else to_plain(self.evaluator.state_dict()),
+            "update_statistics": self.stats.state_dict(),
+            "statistics": {name: statistics_to_plain(each) for name, each in self._aggregators().items()},
+            "global_generators": global_generators_state(),
+            "parts": states_of(self._parts()),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any], origin: str | Path = "The training state") -> None:
+        """Continues from a state that :meth:`training_state` returned, and says what it cannot continue.
+
+        :param state: The state.
+        :param origin: Where it comes from, for messages.
+        :raises CheckpointError: It is the state of another algorithm or another release, or its weights do not fit.
+        """
+        if state[STATE_FORMAT] != STATE_VERSION:
+            raise CheckpointError(
+                f"`{origin}` has version {state[STATE_FORMAT]} of the format of training states; this release reads "
+                f"version {STATE_VERSION}. Use the release that wrote it (`versions.json` beside it names it)."
+            )
+        if not self._has_saved(state):
+            raise CheckpointError(
+                f"`{origin}` is the state of a training with another algorithm "
+                f"({state.get('algorithm', 'not named')}); expected one of {type(self).__name__}."
+            )
+        self._check_fits(state, origin)
+        load_into(self.model, state["model"], origin)
+        self._initial_policy = None
+        if state["initial_policy"] is not None:
+            self._initial_policy = InitialPolicy(self.policy)
+            load_into(self._initial_policy.policy, state["initial_policy"], origin)
+        self.policy.set_rng_state(state["policy_generators"])
+        for owner, names in ((self, _COUNTERS), (self.session, _COURSE)):
+            for name in names:
+                setattr(owner, name, state[name])
+        # states of earlier versions lack it
+        self.n_updates = state.get("n_updates", self.epoch * int(self.config.epoch_length) + self.update)
+        self.session.run_seeds = dict(state["seeds"])
+        self.stats.load_state_dict(state["update_statistics"])
+        problems = self._load_parts(state)
+        restored = {"model_selection": state["model_selection"], "evaluator": from_plain(state["evaluator"])}
+        self.session.restored = {name: of_part for name, of_part in restored.items() if of_part is not None}
+        problems += self.session.hand_out_restored()
+        for name, aggregator in self._aggregators().items():
+            statistics_from_plain(aggregator, state["statistics"].get(name, ()))
+        GlobalLogState.global_step = state["log_step"]
+        set_global_generators_state(state["global_generators"])
+        self.session.report(problems, origin)
+
+    @override(Trainer)
+    def load_state(self, file_path: str | Path | BinaryIO) -> None:
+        """Loads a file with weights, or continues from one with the state of a training.
+
+        A policy alone takes the weights of a training with another algorithm.
+
+        :param file_path: The file, by path or opened for binary reading.
+        """
+        state = load_state(file_path)
+        origin = Path(file_path) if isinstance(file_path, str | Path) else "The checkpoint"
+        if STATE_FORMAT not in state:
+            self.load_state_dict(state, origin)
+        elif self.policy is self.model and not self._has_saved(state):
+            self.load_state_dict(state["model"], origin)
+        else:
+            self.load_training_state(state, origin)
+
+    @override(Trainer)
+    def resume(self, state: Mapping[str, Any], origin: str | Path) -> None:
+        """Goes on with a training of another process; epochs of both are counted.
+
+        :param state: State of that training.
+        :param origin: Where it comes from, for messages.
+        :raises ConfigError: The training was another one.
+        """
+        if not self._has_saved(state):
+            raise ConfigError(
+                f"algorithm: `{origin}` is the state of a training with {state.get('algorithm', 'another algorithm')}, "
+                f"but {type(self).__name__} is configured. Choose the algorithm of that training, or leave out "
+                "`resume=true` to start a new one with its weights."
+            )
+        try:
+            self.load_training_state(state, origin)
+        except CheckpointError as error:
+            raise ConfigError(
+                f"model: the training in `{origin}` cannot be resumed with the configured model. {error} To start a "
+                "new training with weights alone, leave out `resume=true`."
+            ) from error
+        self.session.first_epoch, self.session.is_finished = 0, False
+
+    def _has_saved(self, state: Mapping[str, Any]) -> bool:
+        return bool(state.get("algorithm") == type(self).__name__)

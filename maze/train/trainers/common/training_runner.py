@@ -175,8 +175,9 @@ class TrainingRunner(PlacedRunner):
         :param seed: The policy's seed; `None`: the next one.
         :raises ConfigError: The device is not there, or the model has no critic of the kind that the algorithm needs.
         """
-        # Kept, since the trainer asks again, and would give the same notice again.
-        device = self.algorithm.device = resolve_device(self.algorithm.device, "algorithm.device")
+        default = type(self.algorithm).device
+        # kept: the trainer resolves it again and would repeat the notice
+        device = self.algorithm.device = resolve_device(self.algorithm.device, "algorithm.device", default)
         policy, critic = self.model_composer.parts_for(self.trainer_type.__name__, self.algorithm.critic)
         policy.to(device)
         policy.seed(self.agent_seed() if seed is None else seed)

@@ -11,24 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from maze.console.runs import TrainingProgress, print_header, unfinished_epoch
+from maze.console.streams import lasting_console
 from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import CheckpointError, ConfigError, MazeError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, StatsContext, increment_log_step
-from maze.core.log_stats.run_console import active_console
 from maze.core.log_stats.stats_format import significant
+from maze.core.rollout.batched_acting import EpisodesInterrupted, interrupted_if
 from maze.core.utils.checkpoint import save_state
 from maze.core.utils.storage import upload_changes
 from maze.core.utils.update_profile import UpdateProfile
 from maze.train.trainers.common.model_selection.best_model_selection import selected_score
 from maze.train.utils.interrupt import InterruptGuard, TrainingInterrupted
-from maze.train.utils.progress import TrainingProgress, unfinished_epoch
 from maze.train.utils.training_record import ENDED, INTERRUPTED, RUNNING, EpochSummary, write_record
-from maze.utils.console import lasting_console
 
 if TYPE_CHECKING:
     from maze.train.trainers.common.trainer import EpochTrainer
 
 logger = logging.getLogger(__name__)
+
+EPOCH_LIMIT = 1000
+"""Most epochs of a run whose number of epochs is not fixed (`algorithm.n_epochs` is 0)."""
 
 EPOCHS_WITHOUT_EPISODE = 10
 """After so many epochs in a row in which no episode has ended, there is a word about it."""
@@ -85,7 +88,7 @@ class TrainingSession:
     def opened(self, n_epochs: int) -> Iterator[TrainingSession]:
         """Context of a whole training.
 
-        :param n_epochs: Number of epochs; 0: no limit.
+        :param n_epochs: Number of epochs; 0: not fixed.
         """
         trainer, self._n_epochs = self._trainer, n_epochs
         self.report(self.hand_out_restored(), "The training state")
@@ -114,13 +117,14 @@ class TrainingSession:
         self.save(is_last=True)  # with the log step in which the next epoch would be logged
         if trainer.evaluates_between_epochs or self.evaluated_epoch == trainer.epoch:
             increment_log_step()
-        self._progress.training_done(self._best())
+        self._progress.training_done()
 
     def goes_on(self) -> bool:
         """Whether another epoch begins, or the rest of one; before, the policy is evaluated if that is due."""
         trainer, n_done = self._trainer, self._trainer.epoch - self.first_epoch
         self.evaluate_if_due()
-        if 0 < self._n_epochs <= n_done:
+        self._progress.evaluated(self._best())
+        if (self._n_epochs or EPOCH_LIMIT) <= n_done:
             return False
         if self._has_stopped_improving():
             print(f"-> early stopping: {trainer.config.patience} evaluations without improvement.", flush=True)
@@ -141,6 +145,7 @@ class TrainingSession:
         except NonFiniteError as error:
             raise self._with_reproduction_file(error) from error
         trainer.update += 1
+        trainer.n_updates += 1
         trainer.n_env_steps += self._progress.steps_per_update
         self._progress.update_done()
         self._stop_if_requested()
@@ -176,8 +181,8 @@ class TrainingSession:
         counts_steps = trainer.takes_env_steps or trainer.steps_per_epoch or trainer.n_env_steps
         StatsContext.active().n_env_steps = trainer.n_env_steps if counts_steps else None
         self._progress.before_output()
-        if header and active_console() is None:
-            print(f"\n********** {header} **********", flush=True)
+        if header:
+            print_header(header)
 
     def epoch_done(self) -> None:
         """Follows an epoch that was counted and logged: tells how good it was, and saves it."""
@@ -186,9 +191,7 @@ class TrainingSession:
         self.history.append(EpochSummary(trainer.epoch, trainer.n_env_steps, self.training_reward))
         self._tell_where_no_episode_ends()
         increment_log_step()
-        seconds = self._progress.epoch_done(
-            trainer.epoch, trainer.epoch - self.first_epoch, trainer.n_env_steps, self._best()
-        )
+        seconds = self._progress.epoch_done(trainer.epoch, trainer.epoch - self.first_epoch, trainer.n_env_steps)
         trainer.stats.add_value("time_epoch", seconds)
         if trainer.model_selection is not None:
             trainer.model_selection.epoch_completed(trainer.epoch)
@@ -203,12 +206,17 @@ class TrainingSession:
             return
         if 0 < trainer.epoch <= trainer.config.critic_burn_in_epochs:
             return
-        self.evaluated_epoch = trainer.epoch
+        evaluated_before, self.evaluated_epoch = self.evaluated_epoch, trainer.epoch
         self.before_statistics()
         if trainer.evaluator is not None:
             if trainer.epoch == self.first_epoch:
-                self._progress.announce("evaluating the policy that the training starts from")
-            trainer.evaluate()
+                self._progress.first_evaluation(trainer.epoch)
+            try:
+                with interrupted_if(lambda: self._interrupt.requested):
+                    trainer.evaluate()
+            except EpisodesInterrupted:  # they are played again when the run is resumed
+                self.evaluated_epoch = evaluated_before
+                self._stop_if_requested()
         elif selection is not None and trainer.epoch > 0 and not math.isnan(self.training_reward):
             selection.update(self.training_reward)
 
@@ -249,17 +257,17 @@ class TrainingSession:
                 flush=True,
             )
         elif self._n_epochs == 0:
-            print(f"-> algorithm.n_epochs is 0: {self._end_without_limit()}.", flush=True)
+            print(f"-> algorithm.n_epochs is 0: the run ends {self._end_without_number()}.", flush=True)
 
-    def _end_without_limit(self) -> str:
-        """What ends a training that has no number of epochs."""
+    def _end_without_number(self) -> str:
+        """What ends a run whose number of epochs is not fixed."""
         trainer, patience = self._trainer, int(self._trainer.config.patience)
+        limit = f"after {EPOCH_LIMIT:,} epochs (set algorithm.n_epochs for another number)"
         if patience <= 0 or trainer.model_selection is None:
-            return "training goes on until it is interrupted (Ctrl-C saves everything)"
+            return limit
         return (
-            f"training ends after {patience} evaluations in a row without improvement, at the earliest after epoch "
-            f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, or when it is interrupted (Ctrl-C "
-            "saves everything)"
+            f"after {patience} evaluations in a row without improvement, at the earliest after epoch "
+            f"{trainer.epoch + patience - trainer.model_selection.last_improvement}, and at the latest {limit}"
         )
 
     def _unfinished_epoch(self) -> str:
@@ -277,8 +285,8 @@ class TrainingSession:
 
     def _announce_interrupt(self, signal_name: str) -> None:
         self._progress.before_output()
-        text = f"{signal_name}: ending after the current update; interrupt again to stop at once."
-        print(text, file=sys.stderr, flush=True)
+        text = "ending after the current update or evaluation step; interrupt again to stop at once."
+        print(f"{signal_name}: {text}", file=sys.stderr, flush=True)
 
     def _tell_where_no_episode_ends(self) -> None:
         latest = self.history[-EPOCHS_WITHOUT_EPISODE:]

@@ -11,12 +11,12 @@ import torch
 from maze.core.agent.policy import Policy
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.rollout.rollout_tensors import records_by_policy
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.checked_config import CheckedConfig
 from maze.core.utils.factory import Factory
 from maze.core.utils.seeding import seeded_generator
+from maze.train.trainers.common.actor_critic.minibatch import records_by_policy
 from maze.train.trainers.common.observation_statistics import ObservationStatistics
 
 if TYPE_CHECKING:

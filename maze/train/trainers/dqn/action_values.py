@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 
 TensorDict = dict[str, Tensor]
 
@@ -90,6 +91,41 @@ def best_value(chooser: Sequence[Tensor], teller: Sequence[Tensor]) -> Tensor:
     :param teller: Values that count: the same, or those of other networks (double Q-learning).
     """
     return values_of(teller, [values.argmax(-1) for values in chooser]).mean(-1)
+
+
+def bellman_targets(
+    batch: TransitionBatch,
+    n_step: NStepReturns | None,
+    gamma: float,
+    value_of: Callable[[int, TensorDict], Tensor],
+) -> list[Tensor]:
+    """Targets of the actions taken in each sub-step, `[B]` by actor.
+
+    One step: the reward of the sub-step plus the value of the next sub-step, which is discounted where it begins
+    another environment step. Several steps: the rewards of the rest of this environment step and of those after it,
+    plus the discounted value of what is observed then. After a termination nothing is added.
+
+    :param batch: Transitions; targets of sub-steps that were not taken have no meaning.
+    :param n_step: What followed over several environment steps; `None`: one step counts.
+    :param gamma: Discount per environment step.
+    :param value_of: Values `[B]` of the observations of the actor at a position.
+    """
+    if n_step is not None:
+        value = value_of(0, n_step.next_observations[0])
+        if n_step.next_actor is not None:
+            for position in range(1, len(batch.actors)):
+                own = value_of(position, n_step.next_observations[position])
+                value = torch.where(n_step.next_actor == position, own, value)
+        following = n_step.discounts * value
+        return [torch.where(n_step.terminated, reward, reward + following) for reward in n_step.rewards.unbind(-1)]
+    targets = []
+    for position, reward in enumerate(batch.rewards.unbind(-1)):
+        if position + 1 == len(batch.actors):
+            ended, following = batch.terminated, gamma * value_of(0, batch.next_observations[0])
+        else:
+            ended, following = batch.ended_at(position), value_of(position + 1, batch.observations[position + 1])
+        targets.append(torch.where(ended, reward, reward + following))
+    return targets
 
 
 def linear_schedule(first: float, last: float, n_steps: int, step: int) -> float:

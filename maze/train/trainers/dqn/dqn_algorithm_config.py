@@ -20,11 +20,11 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     distributions = (
         {
             "action_space": "gymnasium.spaces.Discrete",
-            "distribution": "maze.distributions.greedy.GreedyCategoricalProbabilityDistribution",
+            "distribution": "maze.distributions.categorical.GreedyCategoricalProbabilityDistribution",
         },
         {
             "action_space": "gymnasium.spaces.MultiDiscrete",
-            "distribution": "maze.distributions.greedy.GreedyMultiCategoricalProbabilityDistribution",
+            "distribution": "maze.distributions.multi_categorical.GreedyMultiCategoricalProbabilityDistribution",
         },
     )
 
@@ -75,7 +75,7 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     """Adam's epsilon."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
     batch_size: int = 64
     """Number of transitions in a batch."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
@@ -18,8 +20,9 @@ from maze.core.agent.torch_state_critic import TorchSharedStateCritic, TorchStep
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import define_epoch_stats, define_stats_grouping
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, gradient_step, mean_of
 from maze.train.trainers.common.replay_buffer.prioritized_replay_buffer import PrioritizedReplayBuffer
 from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
@@ -28,13 +31,13 @@ from maze.train.trainers.dqn.action_values import (
     ActionValueNetwork,
     EpsilonGreedyPolicy,
     TensorDict,
+    bellman_targets,
     best_value,
     factors_of,
     linear_schedule,
     values_of,
 )
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-from maze.train.trainers.dqn.dqn_events import DQNEvents
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -43,6 +46,46 @@ if TYPE_CHECKING:
     )
     from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer
     from maze.train.trainers.common.training_runner import TrainingRunner
+
+
+Key = int | str
+
+
+class DQNEvents(ABC):
+    """What DQN reports, once per epoch as the mean over its updates. Percentages are of collecting and drawing."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def value_loss(self, step_key: Key, value: float) -> None:
+        """Loss of the values of a sub-step's actions."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def action_value(self, step_key: Key, value: float) -> None:
+        """Mean value of the actions that were taken in a sub-step."""
+
+    @define_epoch_stats(np.mean)
+    @define_stats_grouping("step_key")
+    def grad_norm(self, step_key: Key, value: float) -> None:
+        """Gradient norm of the networks of a sub-step, before clipping."""
+
+    @define_epoch_stats(np.mean)
+    def epsilon(self, value: float) -> None:
+        """Share of actions drawn at random."""
+
+    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
+    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    def time_learner_rollout(self, time: float, percent: float) -> None:
+        """Seconds spent on collecting transitions."""
+
+    @define_epoch_stats(np.mean, input_name="time", output_name="mean_time")
+    @define_epoch_stats(np.mean, input_name="percent", output_name="mean_percent")
+    def time_sampling_from_buffer(self, time: float, percent: float) -> None:
+        """Seconds spent on drawing batches from the replay buffer."""
+
+    @define_epoch_stats(np.mean)
+    def buffer_size(self, value: int) -> None:
+        """Number of transitions in the replay buffer."""
 
 
 @dataclass
@@ -123,7 +166,7 @@ class DQN(ReplayTrainer):
     @override(ReplayTrainer)
     def _update(self) -> None:
         config, buffer = self.config, self.workers.replay_buffer
-        self._n_batches = self._n_updates * config.num_batches_per_iter
+        self._n_batches = self.n_updates * config.num_batches_per_iter
         if isinstance(buffer, PrioritizedReplayBuffer):
             buffer.beta = self._scheduled(config.priority_beta, 1.0)
         super()._update()
@@ -135,35 +178,34 @@ class DQN(ReplayTrainer):
         worker_policy.epsilon = self._scheduled(self.config.initial_epsilon, self.config.final_epsilon)
         self.stats.add_value("epsilon", worker_policy.epsilon)
 
-    @property
-    def _n_updates(self) -> int:
-        return self.epoch * int(self.config.epoch_length) + self.update
-
     def _scheduled(self, first: float, last: float) -> float:
-        n_steps = self._n_updates * self._steps_per_update()
+        n_steps = self.n_updates * self._steps_per_update()
         return linear_schedule(first, last, self.config.epsilon_decay_steps, n_steps)
 
     @override(ReplayTrainer)
     def _learn_from(self, batch: TransitionBatch) -> None:
         losses = DQNLosses(torch.zeros((), device=self.model.device))
         errors = torch.zeros(len(batch.terminated), device=self.model.device)
-        n_step = self._n_step_returns(batch)
+        with torch.no_grad():
+            targets = bellman_targets(batch, self._n_step_returns(batch), self.config.gamma, self._best_value)
         for position, actor in enumerate(self.actors):
             network, actions = self._networks[position], batch.actions[position]
             values = network(as_float_tensors(batch.observations[position], self.model.device))
             taken = values_of(
                 values, [factor.of(actions).long() for factor in network.factors if factor.head in actions]
             )
-            target = self._target(batch, position, n_step).unsqueeze(-1).expand_as(taken)
+            target = targets[position].unsqueeze(-1).expand_as(taken)
+            if (weight := batch.acted(position)) is not None:
+                # the placeholder of an action that was not taken may be masked: its value is not finite
+                taken, target = (each.masked_fill((weight == 0.0).unsqueeze(-1), 0.0) for each in (taken, target))
             loss = smooth_l1_loss(taken, target, reduction="none").mean(-1)
             error = (taken - target).detach().abs().sum(-1)
-            if (weight := batch.acted(position)) is not None:
-                loss, error = loss * weight, error * weight
             if batch.weights is not None:
                 loss = loss * batch.weights
-            losses.add(mean := loss.mean())
-            losses.value_loss.append((actor.step_key, mean))
-            losses.action_value.append((actor.step_key, taken.mean()))
+            losses.add(mean := mean_of(loss, weight))
+            if weight is None or bool(weight.any()):
+                losses.value_loss.append((actor.step_key, mean))
+                losses.action_value.append((actor.step_key, mean_of(taken.mean(-1), weight)))
             errors = torch.maximum(errors, error)
         norms = gradient_step(losses, self.optimizer, self.config.max_grad_norm)
         self.stats.add(losses, norms)
@@ -187,21 +229,7 @@ class DQN(ReplayTrainer):
         config = self.config
         return buffer.columns.n_step_returns(batch.slots, config.n_step_returns, config.gamma, self.model.device)
 
-    @torch.no_grad()
-    def _target(self, batch: TransitionBatch, position: int, n_step: NStepReturns | None) -> Tensor:
-        """What the values of the actions taken in a sub-step should be, `[B]`."""
-        reward, ended = batch.rewards[:, position], batch.terminated
-        if n_step is not None:
-            reward, ended = n_step.rewards[:, position], n_step.terminated
-            following = n_step.discounts * self._best_value(n_step.next_observation, 0)
-        elif position + 1 == len(self.actors):
-            following = self.config.gamma * self._best_value(batch.next_observations[0], 0)
-        else:  # the rest of the step, unless the episode ended here
-            ended = batch.ended_at(position)
-            following = self._best_value(batch.observations[position + 1], position + 1)
-        return torch.where(ended, reward, reward + following)
-
-    def _best_value(self, observation: TensorDict, position: int) -> Tensor:
+    def _best_value(self, position: int, observation: TensorDict) -> Tensor:
         observation = as_float_tensors(observation, self.model.device)
         told = self._targets[position](observation)
         return best_value(self._networks[position](observation) if self.config.double else told, told)

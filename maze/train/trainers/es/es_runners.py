@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from maze.console.runs import print_header
 from maze.core.annotations import override
 from maze.core.utils.config_utils import whole_number
 from maze.train.trainers.common.trainer import Trainer
@@ -45,7 +46,9 @@ class ESMasterRunner(TrainingRunner):
 
     @override(TrainingRunner)
     def build_trainer(self) -> Trainer:
+        print_header("Init Shared Noise Table")
         self.shared_noise = SharedNoiseTable(count=self.shared_noise_table_size)
+        print_header("Trainer Setup")
         return ESTrainer.build(self, self.shared_noise, self._new_rollouts)
 
     @override(TrainingRunner)
@@ -62,6 +65,7 @@ class ESMasterRunner(TrainingRunner):
         :param distributed_rollouts: Evaluates perturbed policies; `None`: what the runner makes.
         :param model_selection: Receives the evaluation results; `None`: the one that writes the best model.
         """
+        print_header("Run Trainer")
         super().run(n_epochs, distributed_rollouts=distributed_rollouts, model_selection=model_selection)
 
     def create_distributed_rollouts(

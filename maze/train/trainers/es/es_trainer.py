@@ -18,15 +18,17 @@ from maze.core.annotations import override
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel, get_stats_logger
 from maze.core.utils.factory import Factory
-from maze.core.wrappers.running_statistics import FrozenEnvFactory
+from maze.core.wrappers.return_normalization_reward_wrapper import FrozenEnvFactory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.model_selection.selection_criterion import SelectionCriterion, tell
-from maze.train.trainers.common.observed_rows import Moments, merged
+from maze.train.trainers.common.observation_statistics import Moments, merged
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
+from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, EpisodeSeeds
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
-from maze.train.trainers.es.distributed.es_ray_rollouts import ESRayDistributedRollouts
-from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
-from maze.train.trainers.es.distributed.rollout_schedule import Episode, EpisodeSeeds
+from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import (
+    ESRayDistributedRollouts,
+    ESSubprocDistributedRollouts,
+)
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
 from maze.train.trainers.es.es_events import ESEvents
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -136,7 +138,7 @@ class ESTrainer(EpochTrainer):
 
         :param distributed_rollouts: Evaluates perturbed policies; `None`: what the run that the trainer was built for
             makes.
-        :param n_epochs: Number of updates; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of updates; 0: 1,000 at most. `None` takes the configuration's.
         :param model_selection: Told about the mean return of the evaluation before each update; `None`: that of the
             run, if there is one.
         """

@@ -23,7 +23,7 @@ class BCAlgorithmConfig(AlgorithmConfig):
     """Number of passes over the training data; 0: until an interrupt."""
 
     device: str = "cuda"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, the default means `cpu`."""
 
     batch_size: int = 100
     """Number of environment steps in a minibatch."""

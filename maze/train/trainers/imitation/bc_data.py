@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch.utils.data import Dataset, random_split
 
+from maze.core.env.space_arrays import ActionBounds
+from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX
 from maze.core.utils.factory import ConfigType, Factory, plain_container
@@ -17,6 +22,171 @@ from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
 
 if TYPE_CHECKING:
     from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
+
+
+Batch = tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]], list[ActorID]]
+"""Observations, actions and actors of the sub-steps."""
+
+
+class _ActorColumns(NamedTuple):
+    observations: dict[str, torch.Tensor]
+    actions: dict[str, torch.Tensor]
+    steps: torch.Tensor
+    """The step that each row belongs to, ascending."""
+    is_in_every_step: bool
+    """The common case: the actor acts once in each step, so that rows are steps."""
+
+
+class StepBatches:
+    """Iterates over the steps of a data set in minibatches; a pass has all of them.
+
+    The sub-steps of a minibatch are grouped by actor, so that steps need not all have the same actors.
+
+    :param dataset: Steps as observations, actions and actors of their sub-steps.
+    :param batch_size: Number of steps in a minibatch.
+    :param shuffle: Whether each pass has an order of its own.
+    :param device: Where the tensors are.
+    :param seed: Seed of the order.
+    :param action_spaces_dict: Continuous actions are clipped to these, as they were on their way to the environment;
+        `None`: they stay what they are.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        device: str = "cpu",
+        seed: int | None = None,
+        *,
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict] | None = None,
+    ) -> None:
+        self.n_steps = len(dataset)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.generator = torch.Generator()
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        bounds = {step_key: ActionBounds(space) for step_key, space in (action_spaces_dict or {}).items()}
+        self._columns = _stacked(dataset, device, bounds)
+
+    def __len__(self) -> int:
+        return math.ceil(self.n_steps / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(self.n_steps, generator=self.generator) if self.shuffle else torch.arange(self.n_steps)
+        for steps in torch.split(order, self.batch_size):
+            yield self._batch(steps)
+
+    def _batch(self, steps: torch.Tensor) -> Batch:
+        observations, actions, actors = [], [], []
+        for actor, columns in self._columns.items():
+            rows = self._rows(columns, steps)
+            if len(rows) == 0:
+                continue
+            observations.append({key: column.index_select(0, rows) for key, column in columns.observations.items()})
+            actions.append({key: column.index_select(0, rows) for key, column in columns.actions.items()})
+            actors.append(actor)
+        return observations, actions, actors
+
+    def _rows(self, columns: _ActorColumns, steps: torch.Tensor) -> torch.Tensor:
+        if columns.is_in_every_step:
+            return steps
+        wanted = torch.zeros(self.n_steps, dtype=torch.bool)
+        wanted[steps] = True
+        return wanted[columns.steps].nonzero().squeeze(-1)
+
+
+def _stacked(dataset: Any, device: str, bounds: Mapping[StepKeyType, ActionBounds]) -> dict[ActorID, _ActorColumns]:
+    gathered: dict[ActorID, tuple[list[Any], list[Any], list[int]]] = {}
+    for step in range(len(dataset)):
+        for observation, action, actor in zip(*dataset[step], strict=True):
+            lists = gathered.setdefault(ActorID(*actor), ([], [], []))
+            taken = bounds[actor[0]].clip(action) if actor[0] in bounds else action
+            for entries, entry in zip(lists, (observation, taken, step), strict=True):
+                entries.append(entry)
+    every_step = list(range(len(dataset)))
+    return {
+        actor: _ActorColumns(
+            _tensors(observations, device), _tensors(actions, device), torch.tensor(steps), steps == every_step
+        )
+        for actor, (observations, actions, steps) in gathered.items()
+    }
+
+
+def _tensors(entries: Sequence[Mapping[str, Any]], device: str) -> dict[str, torch.Tensor]:
+    return {
+        key: torch.from_numpy(np.stack([np.asarray(entry[key]) for entry in entries])).to(device) for key in entries[0]
+    }
+
+
+def check_fits(
+    dataset: Any,
+    observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+    action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+) -> None:
+    """Raises a `ConfigError` if a data set is empty, was recorded in another environment, or cannot be learned from.
+
+    :param dataset: Steps as observations, actions and actors of their sub-steps.
+    :param observation_spaces_dict: The environment's observation spaces.
+    :param action_spaces_dict: Its action spaces.
+    """
+    if len(dataset) == 0:
+        raise ConfigError(
+            "runner.dataset: there is no step in the data. Record trajectories with `maze-run ... "
+            "runner.record_trajectory=true` and name their directory by runner.dataset.dir_or_file=<absolute path>."
+        )
+    for step in range(len(dataset)):
+        for observation, action, actor in zip(*dataset[step], strict=True):
+            for kind, values, spaces_dict in (
+                ("observation", observation, observation_spaces_dict),
+                ("action", action, action_spaces_dict),
+            ):
+                place = f"runner.dataset: {kind} of sub-step {actor[0]!r}, step {step}"
+                _check_values(values, spaces_dict, place, actor)
+
+
+def _check_values(values: Any, spaces_dict: Mapping[StepKeyType, spaces.Dict], place: str, actor: Any) -> None:
+    hint = "Was it recorded in another environment, or with other wrappers?"
+    if actor[0] not in spaces_dict:
+        raise ConfigError(f"{place}: the environment has the sub-steps {list(spaces_dict)} only. {hint}")
+    space = spaces_dict[actor[0]]
+    if not isinstance(values, Mapping) or set(values) != set(space):
+        found = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+        raise ConfigError(f"{place}: expected the keys {list(space)}, found {found}. {hint}")
+    for key, subspace in space.items():
+        shape = np.shape(values[key])
+        if shape != subspace.shape:
+            raise ConfigError(f"{place}: expected `{key}` of shape {subspace.shape}, found {shape}. {hint}")
+        n_choices = _n_choices(subspace)
+        if n_choices is not None and not _are_choices(values[key], n_choices):
+            raise ConfigError(f"{place}: expected `{key}` to be in {subspace}, found {values[key]}. {hint}")
+        if n_choices is None:
+            _check_numbers(values[key], f"{place}: expected `{key}`")
+
+
+def _check_numbers(values: Any, expected: str) -> None:
+    array = np.asarray(values)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(
+            f"{expected} to be finite, found {array[~np.isfinite(array)].flat[0]}. Leave the episode out, or replace "
+            "such numbers by a `trajectory_processor` of the data set."
+        )
+
+
+def _n_choices(space: spaces.Space[Any]) -> Any:
+    """Number of options of each choice; None: the space is continuous."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec
+    return 2 if isinstance(space, spaces.MultiBinary) else None
+
+
+def _are_choices(values: Any, n_choices: Any) -> bool:
+    array = np.asarray(values)
+    return bool(((array >= 0) & (array < n_choices)).all())
+
 
 logger = logging.getLogger(__name__)
 

@@ -18,15 +18,19 @@ from maze.core.utils.factory import ConfigType, Factory
 from maze.train.trainers.common.config_classes import AlgorithmConfig
 from maze.train.trainers.common.evaluators.multi_evaluator import MultiEvaluator
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
-from maze.train.trainers.common.learning import Losses, gradient_step
-from maze.train.trainers.common.torch_optimizer import TorchOptimizer, type_name
+from maze.train.trainers.common.learning import Losses, TorchOptimizer, gradient_step, type_name
 from maze.train.trainers.common.trainer import EpochTrainer, Trainer
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
-from maze.train.trainers.imitation.bc_data import TimeLimitedEnvFactory, load_dataset, split_dataset
+from maze.train.trainers.imitation.bc_data import (
+    StepBatches,
+    TimeLimitedEnvFactory,
+    check_fits,
+    load_dataset,
+    split_dataset,
+)
 from maze.train.trainers.imitation.bc_loss import BCLoss
 from maze.train.trainers.imitation.bc_validation_evaluator import BCValidationEvaluator
 from maze.train.trainers.imitation.imitation_events import ImitationEvents
-from maze.train.trainers.imitation.step_batches import StepBatches, check_fits
 from maze.train.utils.plain_state import Part
 
 if TYPE_CHECKING:
@@ -145,7 +149,7 @@ class BCTrainer(EpochTrainer):
 
         :param evaluator: Evaluates the policy at the end of each epoch; `None`: those of the run that the trainer was
             built for, if any.
-        :param n_epochs: Number of epochs; 0: no limit. `None` takes the configuration's.
+        :param n_epochs: Number of epochs; 0: 1,000 at most. `None` takes the configuration's.
         :param eval_every_k_iterations: Additionally evaluate after every so many minibatches; `None` takes the
             configuration's.
         """

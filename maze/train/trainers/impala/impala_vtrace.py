@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from maze.core.annotations import override
-from maze.core.rollout.rollout_streams import Streams
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
@@ -41,22 +40,22 @@ class VTrace(ReturnFunction):
     is_off_policy: bool = field(default=True, init=False)
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        terminated, truncated = streams.terminated, streams.truncated
+    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+        terminated, truncated = trajectories.terminated, trajectories.truncated
         discounts = torch.full(terminated.shape, self.gamma, device=terminated.device)
         trace_lambda: Tensor | float = self.trace_lambda
-        if streams.step_complete is not None:  # sub-steps of the same environment step belong to the same time
-            discounts = torch.where(streams.step_complete, discounts, 1.0)
+        if trajectories.step_complete is not None:  # sub-steps of the same environment step belong to the same time
+            discounts = torch.where(trajectories.step_complete, discounts, 1.0)
             trace_lambda = torch.where(
-                streams.step_complete if streams.acts is None else streams.acts, trace_lambda, 1.0
+                trajectories.step_complete if trajectories.acts is None else trajectories.acts, trace_lambda, 1.0
             )
-        sum_of_rewards = torch.stack(streams.rewards).sum(0)
-        log_rhos = log_rhos_of_streams(streams.log_rhos, terminated | truncated, len(streams.values))
+        sum_of_rewards = torch.stack(trajectories.rewards).sum(0)
+        log_rhos = log_rhos_of_streams(trajectories.log_rhos, terminated | truncated, len(trajectories.values))
         returns = [
             from_importance_weights(
                 log_rhos[index],
                 discounts.masked_fill(terminated, 0.0),
-                streams.rewards[index] if streams.has_own_rewards else sum_of_rewards,
+                trajectories.rewards[index] if trajectories.has_own_rewards else sum_of_rewards,
                 values,
                 next_values[-1],
                 self.clip_rho_threshold,
@@ -65,11 +64,13 @@ class VTrace(ReturnFunction):
                 final_values=next_values,
                 trace_lambda=trace_lambda,
             )
-            for index, (values, next_values) in enumerate(zip(streams.values, streams.next_values, strict=True))
+            for index, (values, next_values) in enumerate(
+                zip(trajectories.values, trajectories.next_values, strict=True)
+            )
         ]
         advantages = [entry.pg_advantages for entry in returns]
         if len(returns) == 1:
-            advantages = advantages * len(streams.rewards)
+            advantages = advantages * len(trajectories.rewards)
         return Returns(advantages, [entry.vs for entry in returns])
 
 
@@ -253,15 +254,15 @@ def log_rhos_of_streams(log_rhos: Sequence[Tensor], is_over: Tensor, n_streams: 
     :param is_over: The episode ended with the step.
     :param n_streams: 1: values belong to whole environment steps; otherwise the number of sub-steps.
     """
-    streams = []
+    trajectories = []
     for stream in range(n_streams):
         total = torch.stack(list(log_rhos[stream:])).sum(0)
         if stream:
             earlier = torch.stack(list(log_rhos[:stream])).sum(0)
             # what follows the last step is not recorded
             total = total + torch.cat([earlier[1:], torch.zeros_like(earlier[:1])]).masked_fill(is_over, 0.0)
-        streams.append(total)
-    return streams
+        trajectories.append(total)
+    return trajectories
 
 
 def _clipped(rhos: Tensor, threshold: float | None) -> Tensor:

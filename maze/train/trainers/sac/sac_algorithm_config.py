@@ -22,6 +22,13 @@ class SACAlgorithmConfig(AlgorithmConfig):
 
     critic = "state-action"
     trainer = "maze.train.trainers.sac.sac_trainer.SAC"
+    distributions = (
+        {
+            "action_space": "gymnasium.spaces.Box",
+            "bounded": True,
+            "distribution": "maze.distributions.squashed_gaussian.SquashedGaussianProbabilityDistribution",
+        },
+    )
 
     n_rollout_steps: int = 1
     """Number of environment steps of a rollout."""
@@ -54,13 +61,13 @@ class SACAlgorithmConfig(AlgorithmConfig):
     """The target networks move after every so many batches."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
     entropy_tuning: bool = True
     """Whether the entropy coefficient is learned, so that the policy keeps its target entropy."""
 
     target_entropy_multiplier: float = 1.0
-    """Factor of the target entropy; see :mod:`maze.train.trainers.sac.target_entropy`."""
+    """Factor of the target entropy; see :func:`~maze.train.trainers.sac.objectives.target_entropy`."""
 
     entropy_coef_lr: float = 0.0007
     """Learning rate of the entropy coefficient."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.annotations import override
 from maze.core.utils.factory import ConfigType
-from maze.train.trainers.common.replay_buffer.filling import fill_by_policy, fill_replay_buffer
-from maze.train.trainers.common.replay_trainer import ReplayTrainer
+from maze.train.trainers.common.replay_trainer import ReplayTrainer, fill_by_policy, fill_replay_buffer
 from maze.train.trainers.common.trainer import Trainer
 from maze.train.trainers.common.training_runner import TrainingRunner
 
@@ -47,13 +46,14 @@ class SACRunner(TrainingRunner):
             return super().build_trainer()
         return trainer_class.build(self, lambda buffer: self.load_replay_buffer(buffer, self.cfg))
 
-    def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> None:
+    def load_replay_buffer(self, replay_buffer: BaseReplayBuffer, cfg: DictConfig) -> int | None:
         """Fills the buffer with demonstrations where there are some, and otherwise with the initial policy.
 
         :param replay_buffer: The buffer.
         :param cfg: The whole configuration.
+        :return: Number of environment steps taken; `None`: not known.
         """
-        fill_replay_buffer(self, replay_buffer, self.initial_demonstration_trajectories)
+        return fill_replay_buffer(self, replay_buffer, self.initial_demonstration_trajectories)
 
     @staticmethod
     def init_replay_buffer(

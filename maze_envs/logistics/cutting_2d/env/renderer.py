@@ -40,7 +40,7 @@ class Cutting2DRenderer(Renderer):
         plt.clf()
         self._plot_maze_action(plt.subplot(121, aspect="equal"), maze_state, maze_action)
         self._plot_inventory(plt.subplot(122), maze_state, maze_action)
-        plt.tight_layout()
+        plt.subplots_adjust(left=0.07, right=0.98, bottom=0.09, top=0.9, wspace=0.2)  # costs less than `tight_layout`
         plt.draw()
         if plt.get_backend().lower() not in _BACKENDS_WITHOUT_WINDOW:
             plt.pause(0.1)

@@ -2,14 +2,10 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from omegaconf import OmegaConf
 
-import maze.conf
 from maze.core.errors import CheckpointError, ConfigError
 from maze.core.log_stats.log_stats import StatsContext
 from maze.core.utils.checkpoint import load_state
@@ -26,32 +22,11 @@ from maze.train.trainers.impala.impala_runners import ImpalaDevRunner
 from maze.train.trainers.ppo.ppo_trainer import PPO
 from maze.train.trainers.sac.sac_runners import SACDevRunner
 from maze.train.utils.interrupt import TrainingInterrupted
-
-CONF = Path(maze.conf.__file__).parent
-
-
-def read(name):
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+from tests.configs import cartpole_training
 
 
 def composed(algorithm="ppo", **overrides):
-    cfg = OmegaConf.create(
-        {
-            "env": {**read("env/gym_env"), "name": "CartPole-v1"},
-            "wrappers": {},
-            "algorithm": read(f"algorithm/{algorithm}"),
-            "model": read("model/flatten_concat"),
-            "critic": read("critic/flatten_concat_shared"),
-            "seeding": {"env_base_seed": 1, "agent_base_seed": 2, "cudnn_determinism_flag": False},
-            "input_dir": "",
-        }
-    )
-    small = {"n_epochs": 1, "epoch_length": 2, "n_rollout_steps": 8, "rollout_evaluator.n_episodes": 2}
-    for key, value in small.items():
-        OmegaConf.update(cfg, f"algorithm.{key}", value)
-    for key, value in overrides.items():
-        OmegaConf.update(cfg, key.replace("__", "."), value)
-    return cfg
+    return cartpole_training(algorithm, **overrides)
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +73,8 @@ def test_a_run_trains_and_writes_what_it_should(start, in_run_directory, capsys)
 
 @pytest.mark.parametrize(("name", "trainer_class"), [("a2c", A2C), ("ppo", PPO)])
 def test_the_trainer_is_named_by_its_path_and_configured_by_the_algorithm(start, name, trainer_class):
-    path = read(f"algorithm_runner/{name}-dev")["trainer_class"]
-    runner = start(composed(name, algorithm__lr=0.123), trainer_class=path)
+    cfg = composed(name, algorithm__lr=0.123)
+    runner = start(cfg, trainer_class=cfg.runner.trainer_class)
     assert type(runner.trainer) is trainer_class
     assert runner.trainer.config.lr == 0.123
 

@@ -295,11 +295,11 @@ def test_a_rollout_is_used_no_further_when_the_policy_has_moved_too_far():
     assert 2 <= steps[1] < steps[0]
 
 
-def test_a_device_without_hardware_falls_back_and_an_unknown_one_is_refused(caplog):
-    with pytest.raises(ConfigError, match=r"algorithm\.device"):
-        make_trainer(device="gpu")
-    if not torch.cuda.is_available():
-        assert make_trainer(device="cuda").model.device == "cpu"
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:1"])
+def test_a_device_that_is_unknown_or_not_there_is_refused_by_its_key(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=rf"algorithm\.device: '{device}'"):
+        make_trainer(device=device)
 
 
 def test_a_single_environment_is_trained_in_as_well():

@@ -1,19 +1,17 @@
-"""Hyperparameters: documented names, order and defaults, the YAML files, and what is refused."""
+"""Hyperparameters: documented names, order and defaults, what is composed, and what is refused."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
-import maze.conf
+from maze.cli.algorithms import shipped_algorithms
 from maze.core.errors import ConfigError
 from maze.train.trainers.a2c.a2c_algorithm_config import A2CAlgorithmConfig
 from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
+from tests.configs import composed
 
-CONF = Path(maze.conf.__file__).parent
 CONFIG_CLASSES = {"a2c": A2CAlgorithmConfig, "ppo": PPOAlgorithmConfig}
 EVALUATOR = {
     "_target_": "maze.train.trainers.common.evaluators.rollout_evaluator.RolloutEvaluator",
@@ -48,17 +46,12 @@ DOCUMENTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "config_class"), CONFIG_CLASSES.items())
-def test_yaml_states_exactly_the_dataclass_defaults(name, config_class):
-    with (CONF / "algorithm" / f"{name}.yaml").open() as file:
-        values = yaml.safe_load(file)
-    assert algorithm_class({"_target_": values.pop("_target_")}) is config_class
+@pytest.mark.parametrize(("name", "path"), shipped_algorithms().items())
+def test_an_algorithm_is_composed_of_the_defaults_of_its_dataclass(name, path):
+    values = OmegaConf.to_container(composed("conf_train", f"algorithm={name}").algorithm)
+    config_class = algorithm_class(values)
+    assert values.pop("_target_") == path
     assert values == dataclasses.asdict(config_class())
-
-
-@pytest.mark.parametrize("name", CONFIG_CLASSES)
-def test_yaml_goes_to_the_algorithm_part_of_the_configuration(name):
-    assert (CONF / "algorithm" / f"{name}.yaml").read_text().startswith("# @package algorithm\n")
 
 
 @pytest.mark.parametrize("name", CONFIG_CLASSES)
@@ -128,17 +121,17 @@ def test_an_unknown_field_is_refused_with_the_right_one():
         A2CAlgorithmConfig.from_config({"clip_range": 0.2})
 
 
-@pytest.mark.parametrize("name", ["a2c-dev", "a2c-local", "ppo-dev", "ppo-local"])
-def test_runner_files_name_runner_and_trainer(name):
-    text = (CONF / "algorithm_runner" / f"{name}.yaml").read_text()
-    algorithm, runner = name.split("-")
-    assert text.startswith("# @package runner\n")
-    assert yaml.safe_load(text) == {
+@pytest.mark.parametrize("name", ["a2c", "ppo"])
+@pytest.mark.parametrize("kind", ["dev", "local"])
+def test_a_runner_has_the_documented_arguments(name, kind):
+    runner = composed("conf_train", f"algorithm={name}", f"runner={kind}").runner
+    documented = {
         "_target_": "maze.train.trainers.common.actor_critic.actor_critic_runners."
-        + {"dev": "ACDevRunner", "local": "ACLocalRunner"}[runner],
-        "trainer_class": f"maze.train.trainers.{algorithm}.{algorithm}_trainer.{algorithm.upper()}",
+        + {"dev": "ACDevRunner", "local": "ACLocalRunner"}[kind],
+        "trainer_class": f"maze.train.trainers.{name}.{name}_trainer.{name.upper()}",
         "concurrency": 0,
         "eval_concurrency": 0,
         "eval_repeats": None,
         "critic_burn_in_epochs": None,
     }
+    assert documented.items() <= runner.items()

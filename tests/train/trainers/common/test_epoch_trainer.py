@@ -7,17 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maze.console.runs import TrainingProgress
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
-from maze.train.trainers.common.actor_critic.valuation import AlignedSubsteps, RolloutBatch
+from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
 from maze.train.trainers.ppo.ppo_trainer import PPO
-from maze.train.utils.progress import TrainingProgress
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env
 from tests.train.trainers.common.test_structured_training import build_model
 from tests.train.trainers.common.test_structured_training import train as train_structured
@@ -133,7 +133,7 @@ def test_the_rate_is_that_of_environment_steps_where_there_are_any(steps_per_upd
 def part_of(n_rows, offset):
     rows = torch.arange(offset, offset + n_rows)
     record = StructuredSpacesRecord([SpacesRecord((0, 0), observation={"o": rows}, action={"a": rows})])
-    return AlignedSubsteps(record, *([[rows]] * 4))
+    return PolicyBatch(record, *([[rows]] * 4))
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=4), st.integers(1, 30), st.integers(0, 9))

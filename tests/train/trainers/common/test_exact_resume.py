@@ -267,6 +267,33 @@ def test_a_training_stopped_by_a_signal_and_resumed_equals_the_uninterrupted_one
     check(uninterrupted(name), first, resumed)
 
 
+def signal_in_step_of_evaluation(n_steps):
+    def prepare(trainer):
+        env = trainer.evaluator.eval_env
+        step, n_done = env.step, iter(range(1, 1000))
+
+        def counted(*args, **kwargs):
+            if next(n_done, None) == n_steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(*args, **kwargs)
+
+        env.step = counted
+
+    return prepare
+
+
+@pytest.mark.parametrize("name", ["ppo", pytest.param("ppo-processes", marks=pytest.mark.long), "sac"])
+def test_an_evaluation_that_a_signal_ends_is_repeated_by_the_resumed_run(name, tmp_path, uninterrupted, caplog):
+    expected = uninterrupted(name)
+    for n_steps in (1, 60):
+        first = Run(name, tmp_path / f"first {n_steps}", prepare=signal_in_step_of_evaluation(n_steps))
+        assert first.interrupted
+        origin = {"input_dir": str(tmp_path / f"first {n_steps}"), "resume": True}
+        resumed = Run(name, tmp_path / f"second {n_steps}", **origin)
+        assert "not continued exactly" not in caplog.text
+        check(expected, first, resumed)
+
+
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
 def test_a_signal_in_the_last_update_leaves_the_last_evaluation_to_the_resumed_run(name, tmp_path, uninterrupted):
     n_updates = {

@@ -16,11 +16,9 @@ from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.utils.checkpoint import load_state
 from maze.core.utils.seeding import seeded_generator
 from maze.train.trainers.common.config_classes import AlgorithmConfig
-from maze.train.trainers.common.learning import Losses, Terms, gradient_step
+from maze.train.trainers.common.learning import Losses, Terms, TorchOptimizer, UpdateStats, gradient_step, mean_of
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.torch_optimizer import TorchOptimizer
 from maze.train.trainers.common.trainer import EpochTrainer
-from maze.train.utils.update_stats import UpdateStats
 from tests.train.parallelization.toy_envs import counting_env
 from tests.train.trainers.common.test_structured_training import build_model
 
@@ -264,3 +262,12 @@ def test_an_own_algorithm_names_what_is_not_finite_and_leaves_a_file(tmp_path):
 def test_a_field_that_an_own_configuration_lacks_is_named():
     with pytest.raises(ConfigError, match=r"algorithm.learning_rate: OwnConfig has no such field"):
         own_trainer(learning_rate=0.1)
+
+
+def test_elements_without_weight_have_no_part_in_a_mean_and_get_no_gradient():
+    values = torch.tensor([1.0, -math.inf, 3.0, math.nan], requires_grad=True)
+    mean = mean_of(values, torch.tensor([1.0, 0.0, 1.0, 0.0]))
+    mean.backward()
+    assert mean.item() == 2.0
+    assert values.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
+    assert mean_of(values, torch.zeros(4)).item() == 0.0

@@ -103,10 +103,10 @@ def test_returns_over_several_steps_by_hand():
     assert found.rewards[:, 0].tolist() == [1 + 0.5 * 2 + 0.25 * 3, 2 + 0.5 * 3, 3, 4 + 0.5 * 5, 5, 6]
     assert found.terminated.tolist() == [True, True, True, False, False, False]
     assert found.discounts.tolist() == [0.125, 0.25, 0.5, 0.25, 0.5, 0.5]
-    assert found.next_observation["x"][:, 0].tolist() == [3, 3, 3, 5, 5, 6]
+    assert found.next_observations[0]["x"][:, 0].tolist() == [3, 3, 3, 5, 5, 6]
     one_step = columns.n_step_returns(np.arange(6), 1, 0.5, "cpu")
     assert one_step.rewards[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
-    assert one_step.next_observation["x"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert one_step.next_observations[0]["x"][:, 0].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_steps_that_were_overwritten_are_not_followed():

@@ -7,14 +7,14 @@ import torch
 from maze.core.agent.hidden_states import HiddenStates
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.rollout.rollout_sequences import SequencedRollout
-from maze.core.rollout.rollout_tensors import records_by_policy
 from maze.core.wrappers.gym_vector_env import GymBatch
 from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, recurrent_cells, running
 from maze.train.parallelization.vector_env.batched_vector_env import BatchedVectorEnv
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
 from maze.train.trainers.a2c.a2c_trainer import A2C
+from maze.train.trainers.common.actor_critic.minibatch import records_by_policy
+from maze.train.trainers.common.actor_critic.sequences import SequencedRollout
 from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
 from maze.train.trainers.impala.impala_trainer import IMPALA
 from maze.train.trainers.ppo.ppo_trainer import PPO
@@ -169,7 +169,7 @@ def test_minibatches_consist_of_whole_sequences_and_leave_none_out(kind):
     assert torch.equal(advantages.sort()[0], torch.cat([part.advantages[0] for part in batch.parts]).sort()[0])
     for part in [part for minibatch in minibatches for part in minibatch.parts]:
         with torch.no_grad():
-            output, critic = part.asked(model)
+            output, critic = part.evaluate(model)
         log_probs = output.joint_log_probs_for_actions(part.record.actions)
         torch.testing.assert_close(log_probs, part.old_log_probs, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(critic.detached_values, part.old_values, rtol=1e-4, atol=1e-5)
@@ -181,7 +181,7 @@ def test_gradients_flow_back_through_a_sequence_and_no_further():
     for observation in part.record.observations:
         for key in observation:
             observation[key] = observation[key].float().requires_grad_()
-    _, critic = part.asked(model)
+    _, critic = part.evaluate(model)
     order, starts, lengths = part.sequences.order, part.sequences.starts, part.sequences.lengths
     longest = int(np.argmax(lengths))
     own = order[starts[longest] : starts[longest] + lengths[longest]]

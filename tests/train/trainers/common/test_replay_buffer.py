@@ -18,7 +18,7 @@ from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.trainers.common.replay_buffer.column_rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import TransitionRows, fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from tests.train.parallelization.toy_envs import (
@@ -215,6 +215,12 @@ def test_an_episode_cut_off_in_mid_step_keeps_the_observation_of_who_was_to_act(
     assert cut_off.any()
     assert not batch.terminated[cut_off].any()
     assert torch.equal(batch.observations[1]["choice"][cut_off, 1], batch.actions[0]["item"][cut_off].float())
+
+
+def test_items_hold_the_sub_steps_that_were_taken():
+    buffer = filled_from_env(partial(two_step_env, breaks_at=1), 1, 5, 2)
+    taken = {len(item.substep_records) for item in buffer.sample_batch(60, "cpu")}
+    assert taken == {1, 2}
 
 
 def test_actors_that_come_and_go_are_refused():

@@ -4,15 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from maze.core.log_stats.event_file import read_event_file
+from maze.console.runs import TrainingProgress
 from maze.core.utils.checkpoint import load_state
 from maze.maze_cli import main
+from maze.utils.tensorboard_reader import read_event_file
 
 COMMAND = (
     *("-cn", "conf_train", "env.name=CartPole-v1", "algorithm=ppo", "runner.concurrency=2", "algorithm.patience=0"),
@@ -72,6 +74,20 @@ def test_a_killed_command_is_resumed_and_ends_as_the_one_that_was_not(signum, st
     assert found
     assert min(found, default=stored["log_step"]) >= stored["log_step"]
     assert found.items() <= rewards(tmp_path / "third").items()
+
+
+@pytest.mark.parametrize("runner", ["dev", "local"])
+def test_a_signal_ends_an_evaluation_whose_episodes_have_no_end(runner, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    env = ("env._target_=tests.train.parallelization.toy_envs.counting_env", "+env.endings=[[1000000000,terminated]]")
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        TrainingProgress, "first_evaluation", lambda self, epoch: timer.start()
+    )  # of the first evaluation
+    command = [*COMMAND[:2], f"runner={runner}", *COMMAND[3:], *env, "hydra.run.dir=run"]
+    assert main(command) == 143
+    assert "Training was interrupted after epoch 0. Its state is saved" in capfd.readouterr().err
+    assert (tmp_path / "run" / "latest.pt").is_file()
 
 
 def tensors_of(state):

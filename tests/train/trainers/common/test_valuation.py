@@ -15,10 +15,9 @@ from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchShare
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
-from maze.core.rollout.rollout_streams import actor_streams
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns
-from maze.train.trainers.common.actor_critic.valuation import GAE, value_rollout
+from maze.train.trainers.common.actor_critic.valuation import GAE, actor_trajectories, value_rollout
 from maze.train.trainers.impala.impala_vtrace import VTrace
 
 ACTION_SPACE = gym.spaces.Dict({"action": gym.spaces.Discrete(2)})
@@ -62,9 +61,10 @@ def build_model(keys, critic_class=TorchSharedStateCritic):
 
 
 def build_columns(
-    ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, actor_rewards=None, n_keys=1
+    ticks, last, terminated=(), truncated=None, *, rewards=None, complete=None, actor_rewards=None, n_keys=1, pauses=()
 ):
-    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value)."""
+    """One environment; ``ticks`` and ``last`` are (actor, value), ``truncated`` maps ticks to (actor, final value),
+    in the ticks ``pauses`` its autoreset is pending."""
     keys = list(range(n_keys))
     columns = RolloutColumns(spaces_of(keys), dict.fromkeys(keys, ACTION_SPACE), 1, len(ticks))
     columns.clear()
@@ -84,7 +84,10 @@ def build_columns(
         columns.final_observations.append(FinalObservationEntry(tick, 0, actor, observation))
     actor, value = last
     columns.next_rows()[actor.step_key][f"v{actor.step_key}"][:] = value
-    columns.finish([actor], [tick_actor for tick_actor, _ in ticks])
+    if pauses:
+        columns.substeps[0].leave_out({tick: np.array([0]) for tick in pauses}, 0)
+        columns.step_complete[list(pauses)] = False
+    columns.finish([actor], [None if tick in pauses else one for tick, (one, _) in enumerate(ticks)])
     return columns
 
 
@@ -244,7 +247,7 @@ def test_streams_of_a_single_actor_equal_generalized_advantages(n_ticks, n_envs,
         next_values[place] = value
     complete = np.ones((n_ticks, n_envs), bool)
     ends = {**final, **{(n_ticks, env): float(value) for env, value in enumerate(last)}}
-    streams = actor_streams(
+    streams = actor_trajectories(
         values,
         complete[..., np.newaxis],
         {place: (0, value) for place, value in ends.items()},
@@ -307,6 +310,19 @@ def test_centred_rewards_are_scaled_to_targets_of_standard_deviation_one():
     other = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
     other.load_state_dict(returns.state_dict())
     assert other.state_dict() == returns.state_dict()
+
+
+def test_an_environment_whose_autoreset_is_pending_has_no_part_in_average_mean_and_deviation():
+    columns = build_columns(
+        [(FLAT, 0.0)] * 5, (FLAT, 0.0), truncated={1: (FLAT, 0.0)}, rewards=[1, 2, 0, 3, 4], pauses=[2]
+    )
+    returns = CentredReturns(GAE(gamma=1.0, gae_lambda=1.0), rate=0.5, is_scaled=True)
+    (part,) = value_rollout(build_model([0]), columns, returns).parts
+    assert returns.averages == [2.5]
+    unscaled = [-1.5 - 0.5, -0.5, 0.5 + 1.5, 1.5]  # two episodes of what rewards are above 2.5
+    assert returns.std == pytest.approx(np.std(unscaled))
+    expected = (np.array(unscaled) - np.mean(unscaled)) / np.std(unscaled)
+    np.testing.assert_allclose(part.targets[0], expected, atol=1e-5)
 
 
 def test_the_scale_of_rewards_does_not_matter_where_they_are_centred_and_scaled():

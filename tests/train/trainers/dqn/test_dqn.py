@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from hydra import compose, initialize_config_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from maze.api.run_context import RunContext
 from maze.api.utils import RunMode
+from maze.core.agent.random_policy import RandomPolicy
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import StatsContext
+from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.maze_cli import main
 from maze.runner import Runner
-from maze.train.trainers.common.replay_buffer.transitions import NStepReturns, TransitionBatch
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.replay_buffer.rows import RolloutRows
+from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
+from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
 from maze.train.trainers.dqn.action_values import (
-    ActionValueNetwork,
     EpsilonGreedyPolicy,
+    bellman_targets,
     best_value,
     dueling,
     factors_of,
     linear_schedule,
 )
 from maze.train.trainers.dqn.dqn_algorithm_config import DQNAlgorithmConfig
-from maze.train.trainers.dqn.dqn_trainer import DQN
+from maze.train.trainers.dqn.dqn_trainer import DQN, DQNEvents
+from tests.train.parallelization.toy_envs import Observe, PassOn, ToyCoreEnv
 
 MASKED = torch.finfo(torch.float32).min
 
@@ -115,41 +124,15 @@ def test_actions_are_the_best_or_with_probability_epsilon_any_that_is_allowed(ep
 # -- targets ---------------------------------------------------------------------------------------
 
 
-class Table(nn.Module):
-    """Values of the two actions in each state."""
-
-    def __init__(self, values: list[list[float]]) -> None:
-        super().__init__()
-        self.values = nn.Parameter(torch.tensor(values))
-
-    def forward(self, x):
-        return {"action": self.values[x["state"][:, 0].long()]}
-
-
-FACTORS = factors_of(spaces.Dict(action=spaces.Discrete(2)))
-LEARNED = [[1.0, 2.0], [4.0, 3.0]]
-TARGET = [[10.0, 20.0], [30.0, 40.0]]
-
-
-def trainer_with(n_actors: int, **config) -> DQN:
-    trainer = object.__new__(DQN)
-    trainer.config = DQNAlgorithmConfig(gamma=0.5, **config)
-    trainer.model = SimpleNamespace(device="cpu")
-    trainer.actors = [ActorID(key, 0) for key in range(n_actors)]
-    trainer._networks = [ActionValueNetwork(Table(LEARNED), None, FACTORS)] * n_actors
-    trainer._targets = [ActionValueNetwork(Table(TARGET), None, FACTORS)] * n_actors
-    return trainer
-
-
 def states(*values: int):
     return {"state": torch.tensor(values, dtype=torch.float32)[:, None]}
 
 
-def batch_of(trainer: DQN, rewards, terminated, n_substeps=None, observations=None, following=None) -> TransitionBatch:
-    n = len(terminated)
+def batch_of(n_actors, rewards, terminated, n_substeps=None, observations=None, following=None) -> TransitionBatch:
+    n, actors = len(terminated), [ActorID(key, 0) for key in range(n_actors)]
     return TransitionBatch(
-        actors=trainer.actors,
-        observations=observations or [states(*[0] * n) for _ in trainer.actors],
+        actors=actors,
+        observations=observations or [states(*[0] * n) for _ in actors],
         actions=[],
         rewards=torch.tensor(rewards),
         next_observations=[following or states(*[1] * n)],
@@ -159,34 +142,221 @@ def batch_of(trainer: DQN, rewards, terminated, n_substeps=None, observations=No
     )
 
 
-@pytest.mark.parametrize(("double", "best"), [(True, 30.0), (False, 40.0)])
-def test_the_target_of_a_step_is_discounted_unless_it_terminated(double, best):
-    trainer = trainer_with(1, double=double)
-    batch = batch_of(trainer, [[1.0], [1.0]], [False, True])
-    assert trainer._target(batch, 0, None).tolist() == [1.0 + 0.5 * best, 1.0]
+def value_of(position, observation):
+    return torch.tensor([20.0, 30.0])[observation["state"][:, 0].long()]
+
+
+def test_the_target_of_a_step_is_discounted_unless_it_terminated():
+    batch = batch_of(1, [[1.0], [1.0]], [False, True])
+    assert bellman_targets(batch, None, 0.5, value_of)[0].tolist() == [1.0 + 0.5 * 30.0, 1.0]
 
 
 def test_the_target_of_a_sub_step_is_the_next_one_without_discount():
-    trainer = trainer_with(2)
     batch = batch_of(
-        trainer,
+        2,
         [[1.0, 2.0], [1.0, 0.0], [1.0, 0.0]],
         [False, True, False],
         n_substeps=[2, 1, 1],  # a whole step, one that terminated and one that was cut off after its first sub-step
         observations=[states(0, 0, 0), states(1, 1, 0)],
         following=states(0, 0, 0),
     )
-    # state 1: the learned networks choose action 0, worth 30; state 0: action 1, worth 20
-    assert trainer._target(batch, 0, None).tolist() == [1.0 + 30.0, 1.0, 1.0 + 20.0]
-    assert trainer._target(batch, 1, None)[0].item() == 2.0 + 0.5 * 20.0
+    first, second = bellman_targets(batch, None, 0.5, value_of)
+    assert first.tolist() == [1.0 + 30.0, 1.0, 1.0 + 20.0]
+    assert second[0].item() == 2.0 + 0.5 * 20.0
 
 
-def test_the_target_of_several_steps_discounts_as_often():
-    trainer = trainer_with(1, n_step_returns=3)
-    returns = NStepReturns(
-        torch.tensor([[7.0], [7.0]]), torch.tensor([0.125, 0.25]), states(1, 1), torch.tensor([False, True])
+# -- structured environments whose episodes end between sub-steps ------------------------------------
+
+
+class ScriptedCoreEnv(ToyCoreEnv):
+    """Plays given episodes: rewards of their sub-steps, and whether the last one terminates. Observes a number that no
+    other sub-step has; an action mask allows the second action only.
+
+    :param episodes: Rewards and whether the episode terminates; truncated otherwise. Played over and over.
+    """
+
+    def __init__(self, n_actors: int, episodes) -> None:
+        self.step_keys = tuple(range(n_actors))
+        super().__init__()
+        self.episodes, self.episode, self.number = episodes, -1, 0
+
+    def reset(self):
+        self.episode = (self.episode + 1) % len(self.episodes)
+        self.time = 0
+        return self._move_on(0)
+
+    def step(self, maze_action):
+        rewards, terminates = self.episodes[self.episode]
+        reward = rewards[self.time]
+        self.time += 1
+        done = self.time == len(rewards)
+        info = {"TimeLimit.truncated": True} if done and not terminates else {}
+        return self._move_on(self.time % len(self.step_keys)), reward, done, info
+
+    def _move_on(self, key):
+        self.actor, self.number = ActorID(key, 0), self.number + 1
+        return self.get_maze_state()
+
+    def is_step_complete(self):
+        return self.actor.step_key == 0
+
+    def get_maze_state(self):
+        return {"number": [self.number], "action_mask": [0, 1, 0]}
+
+
+def scripted_env(n_actors, episodes):
+    observation = spaces.Dict(
+        number=spaces.Box(0, 1e6, (1,), np.float32), action_mask=spaces.Box(0, 1, (3,), np.float32)
     )
-    assert trainer._target(batch_of(trainer, [[0.0]] * 2, [False] * 2), 0, returns).tolist() == [7 + 0.125 * 30, 7.0]
+    keys = range(n_actors)
+    actions = {key: spaces.Dict({f"action_{key}": spaces.Discrete(3)}) for key in keys}
+    return MazeEnv(
+        ScriptedCoreEnv(n_actors, episodes),
+        {key: PassOn(actions[key]) for key in keys},
+        {key: Observe(observation) for key in keys},
+    )
+
+
+def buffer_of(env, n_rollouts: int, n_steps: int) -> UniformReplayBuffer:
+    vector_env = SequentialVectorEnv([lambda: env])
+    policy, generator = RandomPolicy(vector_env.action_spaces_dict), RolloutGenerator(vector_env)
+    policy.seed(0)
+    actors, all_spaces = (
+        list(map(ActorID, env.agent_counts_dict, [0] * len(env.agent_counts_dict))),
+        (
+            vector_env.observation_spaces_dict,
+            vector_env.action_spaces_dict,
+        ),
+    )
+    buffer, rows = UniformReplayBuffer(1000, seed=0), RolloutRows(actors, *all_spaces, 1)
+    buffer.allocate(actors, *all_spaces)
+    for _ in range(n_rollouts):
+        buffer.add_rows(rows.convert(generator.collect(policy, generator.allocate(n_steps)), buffer.n_rows_added))
+    return buffer
+
+
+GAMMA = 0.5
+
+
+def number_value(position, observation):
+    """A different value for each observation of each actor."""
+    return 7.0 * (position + 1) + observation["number"][:, 0]
+
+
+def derived_targets(n_actors, episodes, n_steps):
+    """Targets by the definition, sub-step after sub-step; keys are the numbers that the sub-steps observed.
+
+    :param episodes: All episodes that were played, in order; the last one may be unfinished (`None`).
+    """
+    targets, number = {}, 0
+    for rewards, terminates in episodes:
+        n = len(rewards)
+        first = number + 1  # number of the episode's first observation
+        for begin in range(n):
+            total, discount, end = 0.0, 1.0, begin
+            n_completed = 0
+            while end < n:
+                total += discount * rewards[end]
+                end += 1
+                if end % n_actors == 0:
+                    n_completed += 1
+                    discount *= GAMMA
+                if n_steps in (n_completed, 1):
+                    break
+            if end < n or not terminates:
+                position = end % n_actors
+                total += discount * (7.0 * (position + 1) + first + end)
+            targets[first + begin] = total
+        number += n + 1
+    return targets
+
+
+@given(
+    n_actors=st.integers(1, 3),
+    episodes=st.lists(
+        st.tuples(st.lists(st.integers(-9, 9).map(float), min_size=1, max_size=8), st.booleans()),
+        min_size=1,
+        max_size=4,
+    ),
+    n_steps=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_targets_over_several_steps_equal_their_definition_wherever_episodes_end(n_actors, episodes, n_steps):
+    buffer = buffer_of(scripted_env(n_actors, episodes), 1, 12)
+    columns, slots = buffer.columns, np.arange(len(buffer))
+    batch = columns.read(slots, "cpu")
+    n_step = columns.n_step_returns(slots, n_steps, GAMMA, "cpu") if n_steps > 1 else None
+    found = bellman_targets(batch, n_step, GAMMA, number_value)
+    expected = derived_targets(n_actors, episodes * 40, n_steps)
+    n_checked = 0
+    for row in slots[: len(slots) - n_steps]:  # what follows the latest rows is not known yet
+        for position in range(int(columns.n_substeps[row]) if n_actors > 1 else 1):
+            number = int(batch.observations[position]["number"][row])
+            assert found[position][row].item() == pytest.approx(expected[number], rel=1e-5)
+            n_checked += 1
+    assert n_checked
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_the_greedy_policy_is_the_same_for_every_number_of_steps(n_steps):
+    """The second of two actions earns 1 more at once, in a state that is worth less; every other time the episode is
+    truncated in that state, between the sub-steps."""
+    # number of the state: 1 first sub-step, 2 second sub-step after action 0 (worth 7), 3 after action 1 (worth 5)
+    columns = TransitionColumns(
+        6,
+        [ActorID(0, 0), ActorID(1, 0)],
+        [{"state": ((1,), np.float32)}] * 2,
+        [{"action": ((), np.int64)}] * 2,
+        [{"state": np.float32([3])}] * 2,
+    )
+    state, action = (lambda *values: {"state": np.float32(values)[:, None]}), (lambda *v: {"action": np.array(v)})
+    columns.add(
+        TransitionRows(
+            observations=[state(1, 1, 1), state(2, 3, 3)],
+            actions=[action(0, 1, 1), action(0, 0, 0)],
+            rewards=np.float32([[0, 7], [1, 5], [1, 0]]),
+            next_observation=state(1, 1, 1),
+            terminated=np.array([True, True, False]),
+            n_substeps=np.array([2, 2, 1]),
+            follows=np.array([-1, -1, -1]),
+        )
+    )
+    slots, values = np.arange(3), torch.zeros(4, 2)
+    batch = columns.read(slots, "cpu")
+    for _ in range(100):
+        n_step = columns.n_step_returns(slots, n_steps, 0.9, "cpu") if n_steps > 1 else None
+
+        def best(position, observation):
+            return values[observation["state"][:, 0].long()].max(-1).values
+
+        first, second = bellman_targets(batch, n_step, 0.9, best)
+        values[1] = torch.stack([first[0], first[1:].mean()])
+        values[2, 0], values[3, 0] = second[0], second[1]
+    torch.testing.assert_close(values[1], torch.tensor([7.0, 6.0]))
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_sub_steps_that_were_not_taken_have_no_part_in_losses_and_statistics(n_steps, tmp_path, monkeypatch):
+    """The placeholder of their action is one that the mask forbids, so that its value is not finite."""
+    monkeypatch.chdir(tmp_path)
+    episodes = [([1.0, 1.0, 1.0], False), ([1.0], False), ([1.0, 1.0, 1.0, 1.0], True)]
+    config = DQNAlgorithmConfig(
+        n_epochs=1, epoch_length=20, initial_buffer_size=40, batch_size=16, n_step_returns=n_steps, lr=1e-4,
+        rollout_evaluator=None,
+    )  # fmt: skip
+    with StatsContext():
+        context = RunContext(
+            env=partial(scripted_env, 2, episodes), algorithm=config, model="auto", critic="template_state",
+            overrides={"model.action_masks": {"action_0": "action_mask", "action_1": "action_mask"}}, silent=True,
+        )  # fmt: skip
+        with context:
+            context.train()
+            stats = context.runner.trainer.train_stats.last_stats
+            parameters = context.runner.trainer.model.parameters()
+            assert all(bool(torch.isfinite(p).all()) for p in parameters)
+    values = {key.group: value for key, value in stats.items() if key.event is DQNEvents.action_value}
+    assert set(values) == {(0,), (1,)}
+    assert all(abs(value) < 1e3 for value in values.values())
 
 
 # -- trainings -------------------------------------------------------------------------------------

@@ -1,18 +1,13 @@
-"""Hyperparameters: documented defaults, the YAML files, and what is refused."""
+"""Hyperparameters: documented defaults, and what is refused."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
-import yaml
-from hydra import compose, initialize_config_module
 
-import maze.conf
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.es.es_algorithm_config import ESAlgorithmConfig
+from tests.configs import composed
 
-CONF = Path(maze.conf.__file__).parent
 DOCUMENTED = {
     "n_epochs": 0,
     "n_rollouts_per_update": 10,
@@ -25,35 +20,23 @@ DOCUMENTED = {
 }
 
 
-def test_yaml_states_exactly_the_dataclass_defaults():
-    values = yaml.safe_load((CONF / "algorithm" / "es.yaml").read_text())
-    assert algorithm_class({"_target_": values.pop("_target_")}) is ESAlgorithmConfig
-    assert list(values.items()) == list(dataclasses.asdict(ESAlgorithmConfig()).items())
-    assert values == {**DOCUMENTED, "patience": 0, "objective": None, "maximize": True, "constraints": []}
-
-
 def test_documented_fields_come_first_in_order():
     fields = [field.name for field in dataclasses.fields(ESAlgorithmConfig) if not field.kw_only]
     assert fields == list(DOCUMENTED)
 
 
-def test_runner_files_state_the_documented_defaults():
-    dev = yaml.safe_load((CONF / "algorithm_runner" / "es-dev.yaml").read_text())
+def test_evolution_strategies_are_the_default_of_the_command_line():
+    cfg = composed("conf_train", "env.name=CartPole-v0")
     documented = {
         "_target_": "maze.train.trainers.es.ESDevRunner",
         "n_eval_rollouts": 10,
         "shared_noise_table_size": 100_000_000,
     }
-    assert documented.items() <= dev.items()
-    local = yaml.safe_load((CONF / "algorithm_runner" / "es-local.yaml").read_text())
-    assert local["_target_"] == "maze.train.trainers.es.ESLocalRunner"
-    assert {"n_train_workers", "n_eval_workers", "start_method"} <= set(local)
+    assert documented.items() <= cfg.runner.items()
 
 
-def test_evolution_strategies_are_the_default_of_the_command_line():
-    with initialize_config_module("maze.conf", version_base="1.3"):
-        cfg = compose("conf_train", overrides=["env.name=CartPole-v0"])
-    assert cfg.runner._target_ == "maze.train.trainers.es.ESDevRunner"
+def test_the_runner_of_processes_takes_their_numbers():
+    assert {"n_train_workers", "n_eval_workers", "start_method"} <= set(composed("conf_train", "runner=local").runner)
 
 
 @pytest.mark.parametrize(

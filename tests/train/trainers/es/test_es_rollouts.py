@@ -16,14 +16,17 @@ from maze.core.errors import ConfigError, NonFiniteError, WorkerError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.common.observed_rows import ObservedRows
-from maze.train.trainers.es.distributed.episode_batch import EpisodeBatch, SingleEpisodePlayer
+from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
+from maze.train.trainers.es.distributed.episode_batch import (
+    EpisodeBatch,
+    Population,
+    SingleEpisodePlayer,
+    obstacle_to_batching,
+)
+from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
 from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
-from maze.train.trainers.es.distributed.population import Population, obstacle_to_batching
-from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, Outcome, RolloutSchedule
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
 from tests.train.parallelization.toy_envs import (

@@ -1,20 +1,13 @@
-"""Hyperparameters: documented defaults, the YAML files, and what is refused."""
-
-import dataclasses
-from pathlib import Path
+"""Hyperparameters: documented defaults, and what is refused."""
 
 import pytest
-import yaml
-from hydra import compose, initialize_config_module
 
-import maze.conf
 from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.imitation.bc_algorithm_config import BCAlgorithmConfig
 from maze.train.trainers.ppo.ppo_algorithm_config import PPOAlgorithmConfig
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
+from tests.configs import composed
 
-CONF = Path(maze.conf.__file__).parent
 DOCUMENTED = {
     "n_epochs": 1000,
     "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.001},
@@ -27,16 +20,9 @@ DOCUMENTED = {
 }
 
 
-def test_yaml_states_exactly_the_dataclass_defaults():
-    values = yaml.safe_load((CONF / "algorithm" / "bc.yaml").read_text())
-    assert algorithm_class({"_target_": values.pop("_target_")}) is BCAlgorithmConfig
-    assert values == dataclasses.asdict(BCAlgorithmConfig())
-    assert DOCUMENTED.items() <= values.items()
-
-
 @pytest.mark.parametrize(("name", "n_workers"), [("dev", 1), ("local", 5)])
-def test_runner_files_state_the_documented_defaults(name, n_workers):
-    values = yaml.safe_load((CONF / "algorithm_runner" / f"bc-{name}.yaml").read_text())
+def test_runners_have_the_documented_defaults(name, n_workers):
+    values = composed("conf_train", "algorithm=bc", f"runner={name}").runner
     assert values["_target_"] == f"maze.train.trainers.imitation.bc_runners.BC{name.capitalize()}Runner"
     assert values["eval_concurrency"] == 0
     datasets = "maze.core.trajectory_recording.datasets"
@@ -65,13 +51,9 @@ def test_invalid_values_are_refused_by_name(values, message):
         BCAlgorithmConfig(**values)
 
 
-def composed(*overrides):
-    with initialize_config_module("maze.conf", version_base="1.3"):
-        return compose("conf_train", overrides=list(overrides))
-
-
 def test_the_documented_command_for_fine_tuning_composes():
     cfg = composed(
+        "conf_train",
         *("env.name=LunarLander-v3", "model=vector_obs", "critic=template_state", "wrappers=vector_obs"),
         *("algorithm=ppo", "runner.eval_repeats=100", "runner.critic_burn_in_epochs=10", "input_dir=outputs/cloned"),
     )
@@ -80,12 +62,14 @@ def test_the_documented_command_for_fine_tuning_composes():
 
 @pytest.mark.parametrize(("algorithm", "config_class"), [("ppo", PPOAlgorithmConfig), ("sac", SACAlgorithmConfig)])
 def test_experiments_for_fine_tuning_let_the_critic_learn_first_and_hold_the_policy(algorithm, config_class):
-    cfg = composed(f"+experiment=lunar_lander_fine_tune_{algorithm}", "input_dir=outputs/cloned")
+    cfg = composed("conf_train", f"+experiment=lunar_lander_fine_tune_{algorithm}", "input_dir=outputs/cloned")
     config = config_class.from_config(cfg.algorithm)
     burn_in = cfg.runner.get("critic_burn_in_epochs") or config.critic_burn_in_epochs
     assert 0 < burn_in < config.n_epochs
     assert config.kl_to_initial_coef > 0
-    assert cfg.model == composed("algorithm=bc", "model=vector_obs", f"critic={critic_of(algorithm)}").model
+    assert (
+        cfg.model == composed("conf_train", "algorithm=bc", "model=vector_obs", f"critic={critic_of(algorithm)}").model
+    )
 
 
 def critic_of(algorithm):

@@ -46,7 +46,7 @@ def test_in_another_environment_they_are_refused_with_the_way_to_allow_them(
 def test_an_episode_of_an_own_environment_becomes_a_page(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("maze.core.rollout.rendering.has_display", lambda: False)
+    monkeypatch.setattr("maze.core.rollout.recording.has_display", lambda: False)
     tiny = ["algorithm=a2c", "algorithm.n_epochs=1", "algorithm.epoch_length=1", "algorithm.n_rollout_steps=2"]
     short = ["runner.concurrency=2", "algorithm.rollout_evaluator.n_episodes=1", "runner.normalization_samples=5"]
     limit = "wrappers.TimeLimitWrapper.max_episode_steps=4"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from omegaconf import OmegaConf
 from torch import nn
 
-import maze.conf
 from maze.core.agent.torch_actor_critic import TorchActorCritic
 from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStepStateCritic
 from maze.core.errors import ConfigError, NonFiniteError
@@ -21,15 +18,15 @@ from maze.core.log_stats.log_stats import LogStatsWriter, StatsContext, register
 from maze.core.utils.checkpoint import load_state
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
-from maze.train.trainers.common.config_classes import algorithm_class
 from maze.train.trainers.impala.impala_algorithm_config import ImpalaAlgorithmConfig
 from maze.train.trainers.impala.impala_events import ImpalaEvents
 from maze.train.trainers.impala.impala_runners import ImpalaDevRunner, ImpalaLocalRunner
 from maze.train.trainers.impala.impala_trainer import IMPALA
+from tests import configs
+from tests.configs import cartpole_training
 from tests.train.parallelization.test_distributed_actors import make_policy, subproc
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env, random_walk_env, two_step_env
 
-CONF = Path(maze.conf.__file__).parent
 DOCUMENTED = {
     "n_epochs": 0,
     "epoch_length": 25,
@@ -66,30 +63,13 @@ def in_run_directory(tmp_path, monkeypatch):
 # -- configuration ----------------------------------------------------------------------------------
 
 
-def read(name):
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
-
-
-def test_yaml_states_exactly_the_dataclass_defaults():
-    values = read("algorithm/impala")
-    assert algorithm_class({"_target_": values.pop("_target_")}) is ImpalaAlgorithmConfig
-    assert values == dataclasses.asdict(ImpalaAlgorithmConfig())
-    assert (CONF / "algorithm" / "impala.yaml").read_text().startswith("# @package algorithm\n")
-
-
 def test_documented_fields_come_first_in_order_and_with_their_defaults():
     assert ImpalaAlgorithmConfig(*DOCUMENTED.values()) == ImpalaAlgorithmConfig()
     assert [f.name for f in dataclasses.fields(ImpalaAlgorithmConfig) if not f.kw_only] == list(DOCUMENTED)
 
 
-def test_runner_files_state_the_documented_defaults():
-    path = "maze.train.trainers.impala.impala_runners."
-    assert read("algorithm_runner/impala-dev") == {"_target_": f"{path}ImpalaDevRunner", "eval_concurrency": 0}
-    assert read("algorithm_runner/impala-local") == {
-        "_target_": f"{path}ImpalaLocalRunner",
-        "start_method": "forkserver",
-        "eval_concurrency": 0,
-    }
+def test_the_runner_of_processes_takes_a_start_method():
+    assert configs.composed("conf_train", "algorithm=impala", "runner=local").runner.start_method == "forkserver"
 
 
 @pytest.mark.parametrize(
@@ -277,21 +257,8 @@ def test_the_first_number_that_is_not_finite_stops_training_before_anything_chan
 
 
 def composed(**overrides):
-    cfg = OmegaConf.create(
-        {
-            "env": {**read("env/gym_env"), "name": "CartPole-v1"},
-            "wrappers": {},
-            "algorithm": read("algorithm/impala"),
-            "model": read("model/flatten_concat"),
-            "critic": read("critic/flatten_concat_shared"),
-            "seeding": {"env_base_seed": 1, "agent_base_seed": 2, "cudnn_determinism_flag": False},
-            "input_dir": "",
-        }
-    )
-    small = {"n_epochs": 1, "epoch_length": 2, "n_rollout_steps": 8, "num_actors": 2, "actors_batch_size": 2}
-    for key, value in {**small, "rollout_evaluator.n_episodes": 2, **overrides}.items():
-        OmegaConf.update(cfg, f"algorithm.{key}", value)
-    return cfg
+    small = {"num_actors": 2, "actors_batch_size": 2, **overrides}
+    return cartpole_training("impala", **{f"algorithm.{key}": value for key, value in small.items()})
 
 
 @pytest.fixture

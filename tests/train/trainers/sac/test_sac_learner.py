@@ -17,12 +17,12 @@ from maze.core.errors import ConfigError, NonFiniteError
 from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.gaussian import DiagonalGaussianProbabilityDistribution
 from maze.distributions.squashed_gaussian import SquashedGaussianProbabilityDistribution
-from maze.perception.program import torch_networks
+from maze.perception.program import network_program
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
-from maze.train.trainers.sac import sac_learner
-from maze.train.trainers.sac.objectives import critic_targets
+from maze.train.trainers.sac import sac_trainer
+from maze.train.trainers.sac.objectives import check_distributions, critic_targets
 from maze.train.trainers.sac.sac_algorithm_config import SACAlgorithmConfig
-from maze.train.trainers.sac.sac_learner import SACLearner
+from maze.train.trainers.sac.sac_trainer import SACLearner
 from tests.train.parallelization.toy_envs import PassOn, RandomWalkCoreEnv, random_walk_env, two_step_env
 from tests.train.trainers.sac.sac_models import build_model
 
@@ -222,7 +222,7 @@ def test_the_fast_path_learns_what_the_plain_formula_does(monkeypatch, make, bat
     fast = make(**config)
     terms = [[value.item() for _, _, value in terms_of(fast.update(batch))] for _ in range(5)]
     with monkeypatch.context() as patched:
-        patched.setattr(torch_networks, "read_program", lambda network: None)
+        patched.setattr(network_program, "read_program", lambda network: None)
         patched.delattr(SquashedGaussianProbabilityDistribution, "rsample_with_log_prob")
         plain = make(**config)
         expected = [[value.item() for _, _, value in terms_of(plain.update(batch))] for _ in range(5)]
@@ -298,7 +298,7 @@ def test_the_time_of_the_policys_losses_is_time_of_losses(monkeypatch):
     learner.update(batch)
     learner.seconds_of_losses = learner.seconds_of_gradients = 0.0
     now = itertools.count()
-    monkeypatch.setattr(sac_learner.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(sac_trainer.time, "perf_counter", lambda: float(next(now)))
     learner.update(batch)
     # the clock goes on by one between two looks: critic's losses, its step, policy's losses, its step, targets
     assert learner.seconds_of_losses == 2.0
@@ -342,6 +342,17 @@ def test_the_target_counts_what_is_allowed_next_and_not_what_is_allowed_now():
     terms = {event: value.item() for event, _, value in terms_of(learner.update(batch))}
     assert terms["critic_value"] == pytest.approx(2.0)
     assert terms["policy_loss"] == pytest.approx(-2.0), "one action is allowed in each row: no entropy"
+
+
+def test_bounded_actions_are_squashed_by_default_and_unbounded_ones_are_not():
+    heads = spaces.Dict(
+        {"push": spaces.Box(-1, 1, (3,)), "free": spaces.Box(-np.inf, 1, (1,)), "gear": spaces.Discrete(2)}
+    )
+    mapper = DistributionMapper(heads, SACAlgorithmConfig.distributions)
+    classes = {head: mapper.distribution_class(head) for head in heads}
+    assert classes["push"] is SquashedGaussianProbabilityDistribution
+    assert classes["free"] is DiagonalGaussianProbabilityDistribution
+    assert check_distributions(heads, classes) == [], "no warning"
 
 
 class MildGaussian(DiagonalGaussianProbabilityDistribution):

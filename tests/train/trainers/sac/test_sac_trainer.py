@@ -22,8 +22,8 @@ from maze.core.utils.factory import Factory
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.trainers.common.evaluators.rollout_evaluator import RolloutEvaluator
 from maze.train.trainers.common.model_selection.best_model_selection import BestModelSelection
-from maze.train.trainers.common.replay_buffer.filling import add_demonstrations
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
+from maze.train.trainers.common.replay_trainer import add_demonstrations
 from maze.train.trainers.sac.sac_runners import SACDevRunner, SACRunner
 from maze.train.trainers.sac.sac_trainer import SAC
 from maze.train.utils.interrupt import TrainingInterrupted

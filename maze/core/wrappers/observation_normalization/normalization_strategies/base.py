@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Union
 
 import numpy as np
 from gymnasium import spaces
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
+from maze.core.errors import CheckpointError, ConfigError, did_you_mean
 from maze.core.utils.array_conversions import Normalize
+from maze.core.utils.factory import Factory
+from maze.core.utils.files import write_sealed
+from maze.core.utils.safe_pickle import safe_load
 
 StatisticsType = dict[str, np.ndarray]
 """Named numbers or arrays, such as mean and standard deviation of an observation."""
@@ -224,3 +232,97 @@ def chunks(observations: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     size = max(1, _CHUNK_BYTES // max(1, 8 * np.asarray(observations[0]).size))
     for start in range(0, len(observations), size):
         yield np.stack([np.asarray(sample, dtype=np.float64) for sample in observations[start : start + size]])
+
+
+StructuredStatisticsType = dict[str, StatisticsType]
+"""The statistics of each normalized observation, by its name."""
+
+_HOW_TO_GET_ONE = (
+    "A training whose wrappers normalize observations writes it (`maze-run -cn conf_train wrappers=vector_obs ...`); "
+    "in Python, `obtain_normalization_statistics(env, n_samples=...)` does."
+)
+
+
+def save_statistics(path: Path, statistics: StructuredStatisticsType) -> None:
+    """Writes statistics, completely or not at all.
+
+    :param path: The file.
+    :param statistics: Statistics by name of the observation.
+    :raises CheckpointError: The file cannot be written.
+    """
+    content = pickle.dumps(statistics, protocol=4)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(path, content)
+    except OSError as error:
+        raise CheckpointError(f"Could not write the normalization statistics `{path}`: {error}.") from error
+
+
+def load_statistics(path: Path) -> StructuredStatisticsType:
+    """Reads statistics; nothing in the file is executed.
+
+    :param path: The file.
+    :raises CheckpointError: There is no such file, or it holds something else.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"There are no normalization statistics `{path}`. {_HOW_TO_GET_ONE}")
+    loaded = safe_load(path)
+    if not isinstance(loaded, Mapping) or not all(isinstance(entry, Mapping) for entry in loaded.values()):
+        raise CheckpointError(
+            f"`{path}` holds no normalization statistics: expected names and values by observation, found "
+            f"{type(loaded).__name__}. {_HOW_TO_GET_ONE}"
+        )
+    return {str(name): dict(entry) for name, entry in loaded.items()}
+
+
+class StrategyRegistry(Factory[ObservationNormalizationStrategy]):
+    """Builds strategies, which may be named by dotted path or, once their module is registered, by class name."""
+
+    def __init__(self) -> None:
+        super().__init__(ObservationNormalizationStrategy)  # type: ignore[type-abstract]  # subclasses are built
+        self._by_name: dict[str, type[ObservationNormalizationStrategy]] = {}
+        self.register(__package__)
+
+    def register(self, module: Any) -> None:
+        """Makes the strategies of a module known by their class names.
+
+        :param module: Module, package of modules, or the path of either.
+        :raises ConfigError: It is no module.
+        """
+        if isinstance(module, str):
+            module = importlib.import_module(module)
+        if not isinstance(module, ModuleType):
+            raise ConfigError(f"Expected a module with normalization strategies, got {module!r}.")
+        for member in (member for part in _modules(module) for member in vars(part).values()):
+            if isinstance(member, type) and issubclass(member, ObservationNormalizationStrategy):
+                self._by_name[member.__name__] = member
+
+    def type_of(self, strategy: Any, where: str) -> type[ObservationNormalizationStrategy]:
+        """The class of a strategy.
+
+        :param strategy: Dotted path, registered class name, class or an object of it.
+        :param where: Key of the configuration, for messages.
+        """
+        if isinstance(strategy, ObservationNormalizationStrategy):
+            return type(strategy)
+        return self.type_from_name(strategy, config_path=where)
+
+    @override(Factory)
+    def type_from_name(
+        self, name: str | type[ObservationNormalizationStrategy], *, config_path: str = ""
+    ) -> type[ObservationNormalizationStrategy]:
+        if isinstance(name, str) and "." not in name:
+            if name not in self._by_name:
+                known = sorted(self._by_name)
+                raise ConfigError(
+                    f"{config_path}: there is no normalization strategy `{name}`.{did_you_mean(name, known)} Name your "
+                    "own by their dotted path."
+                )
+            return self._by_name[name]
+        return super().type_from_name(name, config_path=config_path)
+
+
+def _modules(module: ModuleType) -> Iterator[ModuleType]:
+    yield module
+    for found in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        yield importlib.import_module(f"{module.__name__}.{found.name}")

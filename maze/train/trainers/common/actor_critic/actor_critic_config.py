@@ -58,7 +58,7 @@ class ActorCriticConfig(AlgorithmConfig):
     """The gradient is scaled down to this norm where it is larger; 0 leaves it alone."""
 
     device: str = "cpu"
-    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`; without a GPU, `cuda` means `cpu`."""
+    """Where networks are trained: `cpu`, `cuda`, or `cuda:<index>`."""
 
     advantage_normalization: bool = field(default=True, kw_only=True)
     """Whether the advantages of each minibatch are shifted and scaled to mean 0 and standard deviation 1."""

@@ -18,7 +18,6 @@ from maze.core.agent.torch_state_critic import TorchStateCritic
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.core.rollout.rollout_tensors import columns_as_tensors
 from maze.core.utils.seeding import seeded_generator
 from maze.train.parallelization.curriculum import Curriculum
 from maze.train.parallelization.vector_env.sequential_vector_env import vectorized
@@ -30,14 +29,9 @@ from maze.train.trainers.common.actor_critic.losses import (
     policy_gradient_loss,
     value_loss,
 )
+from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch
 from maze.train.trainers.common.actor_critic.reward_scaling import CentredReturns, RewardScaling
-from maze.train.trainers.common.actor_critic.valuation import (
-    GAE,
-    AlignedSubsteps,
-    ReturnFunction,
-    RolloutBatch,
-    value_rollout,
-)
+from maze.train.trainers.common.actor_critic.valuation import GAE, ReturnFunction, value_rollout
 from maze.train.trainers.common.learning import Losses, Terms, gradient_step
 from maze.train.trainers.common.trainer import EpochTrainer
 from maze.train.trainers.common.training_session import EpisodeSource
@@ -201,7 +195,7 @@ class ActorCritic(EpochTrainer, ABC):
 
     @override(EpochTrainer)
     def _latest_data(self) -> dict[str, Any]:
-        return {} if self._columns is None else {"rollout": columns_as_tensors(self._columns)}
+        return {} if self._columns is None else {"rollout": self._columns.arrays()}
 
     # -- one update ------------------------------------------------------------------------------------
 
@@ -236,7 +230,7 @@ class ActorCritic(EpochTrainer, ABC):
             self._columns = self.rollout_generator.allocate(self.config.n_rollout_steps, self.model.policy)
         self.model.eval()
         self.rollout_generator.collect(self.model.policy, self._columns)
-        self._columns.check_finite(self.rollout_generator.env.seeding_at)
+        self._columns.check(self.rollout_generator.env.seeding_at)
         return self._columns
 
     def _valued(self, columns: RolloutColumns) -> RolloutBatch:
@@ -257,12 +251,12 @@ class ActorCritic(EpochTrainer, ABC):
         """The objective: policy loss, entropy bonus and value loss, summed over sub-steps."""
         losses = ActorCriticLosses(torch.zeros((), device=self.model.device))
         for part in batch.parts:
-            policy_output, critic_output = part.asked(self.model)
+            policy_output, critic_output = part.evaluate(self.model)
             self._add_policy_terms(losses, part, policy_output)
             self._add_value_terms(losses, part, critic_output.values, part.n_rows / batch.n_rows)
         return losses
 
-    def _add_policy_terms(self, losses: ActorCriticLosses, part: AlignedSubsteps, outputs: PolicyOutput) -> None:
+    def _add_policy_terms(self, losses: ActorCriticLosses, part: PolicyBatch, outputs: PolicyOutput) -> None:
         config, learns = self.config, not self._critic_learns_alone
         log_probs = outputs.joint_log_probs_for_actions(part.record.actions)
         for index, output in enumerate(outputs.substep_outputs):
@@ -290,7 +284,7 @@ class ActorCritic(EpochTrainer, ABC):
         return SurrogateLoss(policy_gradient_loss(log_prob, advantage))
 
     def _add_value_terms(
-        self, losses: ActorCriticLosses, part: AlignedSubsteps, values: list[Tensor], share: float
+        self, losses: ActorCriticLosses, part: PolicyBatch, values: list[Tensor], share: float
     ) -> None:
         """Loss and mean value for each output of the critic; a shared one learns from all parts of a batch together."""
         is_shared = self._critic.num_critics == 1

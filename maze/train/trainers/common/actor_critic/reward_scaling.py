@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
 from maze.core.utils.stats_utils import CumulativeMovingMeanStd
-from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns
+from maze.train.trainers.common.actor_critic.valuation import ReturnFunction, Returns, Trajectories
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_state_critic import TorchStateCritic
     from maze.core.rollout.rollout_columns import RolloutColumns
-    from maze.core.rollout.rollout_streams import Streams
 
 _EPSILON = 1e-8
 _LARGEST = 10.0
@@ -118,7 +118,7 @@ class CentredReturns(ReturnFunction):
         self.gamma = returns.gamma
         self.is_off_policy = returns.is_off_policy
         self.averages: list[float] = []
-        """What an environment step earns, by entry of the streams' rewards that is predicted by itself."""
+        """What an environment step earns, by entry of the trajectories' rewards that is predicted by itself."""
         self.std = 0.0 if is_scaled else 1.0
         """What rewards above their average are divided by; 0 before the first rollout."""
         self._returns = returns
@@ -126,20 +126,20 @@ class CentredReturns(ReturnFunction):
         self._is_scaled = is_scaled
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        found = average_rewards(streams)
+    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+        found = average_rewards(trajectories)
         known = self.averages or found
         self.averages = [old + self._rate * (new - old) for old, new in zip(known, found, strict=True)]
         is_first = self.std == 0.0
-        returns = self._returns(critic, centred(streams, self.averages, self.std or 1.0))
+        returns = self._returns(critic, centred(trajectories, self.averages, self.std or 1.0))
         if self._is_scaled:
-            targets = torch.cat([target.flatten() for target in returns.targets])
+            targets = torch.cat([_of_decisions(target, trajectories) for target in returns.targets])
             std = (self.std or 1.0) * float(targets.std(correction=0))
             self.std += (1.0 if is_first else self._rate) * (std - self.std)
             if is_first and self.std:  # values are still to be learned, in this unit
-                returns = self._returns(critic, centred(streams, self.averages, self.std))
+                returns = self._returns(critic, centred(trajectories, self.averages, self.std))
         if self.gamma == 1.0:
-            returns.targets = [target - target.mean() for target in returns.targets]
+            returns.targets = [target - _of_decisions(target, trajectories).mean() for target in returns.targets]
         return returns
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,35 +151,40 @@ class CentredReturns(ReturnFunction):
         self.averages, self.std = list(state_dict["averages"]), float(state_dict.get("std", 1.0))
 
 
-def average_rewards(streams: Streams) -> list[float]:
+def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
+    """Targets of decisions `[n]`, without those of environments whose autoreset is pending."""
+    return target.flatten() if trajectories.pauses is None else target[~trajectories.pauses.to(target.device)]
+
+
+def average_rewards(trajectories: Trajectories) -> list[float]:
     """What an environment step earns on average, for each entry of the rewards that is predicted by itself.
 
-    :param streams: The streams of a rollout.
+    :param trajectories: The trajectories of a rollout.
     :raises ConfigError: There is an end, or actors come and go: subtracting a constant would change what is best.
     """
-    if streams.acts is not None or bool(streams.terminated.any()):
-        reason = "actors come and go" if streams.acts is not None else "an episode ended by itself"
+    if trajectories.acts is not None or bool(trajectories.terminated.any()):
+        reason = "actors come and go" if trajectories.acts is not None else "an episode ended by itself"
         raise ConfigError(
             f"algorithm.reward_centering: expected a problem without an end, but {reason}: rewards above their average "
             "would make long episodes better or worse than they are. Leave it at 0, or have episodes cut off only "
             "(`max_episode_steps`)."
         )
-    rewards = streams.rewards if streams.has_own_rewards else [torch.stack(streams.rewards).sum(0)]
-    n_steps = rewards[0].numel() if streams.step_complete is None else int(streams.step_complete.sum())
+    rewards = trajectories.rewards if trajectories.has_own_rewards else [torch.stack(trajectories.rewards).sum(0)]
+    n_steps = rewards[0].numel() if trajectories.step_complete is None else int(trajectories.step_complete.sum())
     return [float(reward.sum()) / max(1, n_steps) for reward in rewards]
 
 
-def centred(streams: Streams, averages: Sequence[float], std: float = 1.0) -> Streams:
-    """The streams with rewards above their average: it is subtracted where an environment step is complete.
+def centred(trajectories: Trajectories, averages: Sequence[float], std: float = 1.0) -> Trajectories:
+    """The trajectories with rewards above their average: it is subtracted where an environment step is complete.
 
-    :param streams: The streams of a rollout.
+    :param trajectories: The trajectories of a rollout.
     :param averages: As of :func:`average_rewards`.
     :param std: What is left is divided by it.
     """
-    complete = 1.0 if streams.step_complete is None else streams.step_complete.to(streams.rewards[0])
-    if streams.has_own_rewards:
-        pairs = zip(streams.rewards, averages, strict=True)
+    complete = 1.0 if trajectories.step_complete is None else trajectories.step_complete.to(trajectories.rewards[0])
+    if trajectories.has_own_rewards:
+        pairs = zip(trajectories.rewards, averages, strict=True)
         rewards = [reward - average * complete for reward, average in pairs]
     else:  # the values predict the sum over all sub-steps
-        rewards = [*streams.rewards[:-1], streams.rewards[-1] - averages[0] * complete]
-    return replace(streams, rewards=rewards if std == 1.0 else [reward / std for reward in rewards])
+        rewards = [*trajectories.rewards[:-1], trajectories.rewards[-1] - averages[0] * complete]
+    return replace(trajectories, rewards=rewards if std == 1.0 else [reward / std for reward in rewards])

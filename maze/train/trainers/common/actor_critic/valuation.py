@@ -1,144 +1,65 @@
-"""From a rollout as it was collected to minibatches with advantages and targets.
+"""From a rollout as it was collected to advantages and targets.
 
-Policy and critic are asked about a whole rollout at once. Their answers become streams, sequences of decisions in the
-order of time, which a return function (GAE, V-trace) turns into advantages and targets.
+Policy and critic are evaluated once for the whole rollout. Their outputs become trajectories: time-major arrays of
+decisions, which a return function (GAE, V-trace) turns into advantages and targets. Where all environments take the
+same sub-steps, the rows of the networks are the trajectories as they are; otherwise they are placed by index.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from maze.core.agent.returns import gae
-from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic
+from maze.core.agent.returns import gae, next_values_from
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchStateCritic, TorchStepStateCritic
 from maze.core.annotations import override
+from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.core.rollout.rollout_sequences import SequencedRollout, Sequences
-from maze.core.rollout.rollout_streams import PolicyRows, Streams, rollout_streams
-from maze.core.rollout.rollout_tensors import Index, records_by_policy
+from maze.core.rollout.rollout_columns import RolloutColumns, has_known_reward
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.train.trainers.common.actor_critic.minibatch import PolicyBatch, RolloutBatch, records_by_policy
+from maze.train.trainers.common.actor_critic.sequences import Index, Place, SequencedRollout
 
 if TYPE_CHECKING:
     from maze.core.agent.hidden_states import HiddenStates
-    from maze.core.agent.state_critic_input_output import StateCriticOutput
     from maze.core.agent.torch_actor_critic import TorchActorCritic
-    from maze.core.agent.torch_policy_output import PolicyOutput
-    from maze.core.rollout.rollout_columns import RolloutColumns
-
-
-# -- what is learned from --------------------------------------------------------------------------
 
 
 @dataclass
-class AlignedSubsteps:
-    """Sub-steps of the same environment steps: row i of everything belongs to the same environment step.
+class Trajectories:
+    """Decisions of a rollout, time-major `[n_times, n_trajectories]`, without gradients.
 
-    Where all environments take the same sub-steps, one of these holds the whole rollout; otherwise there is one of a
-    single sub-step for each policy.
+    Lists hold an entry for each output of the critic, or (rewards) for each sub-step of an environment step.
     """
 
-    record: StructuredSpacesRecord
-    """Observations and actions of each sub-step, `[n_rows, ...]`."""
-    advantages: list[Tensor]
-    """For each sub-step `[n_rows]`."""
-    old_log_probs: list[Tensor]
-    """For each sub-step `[n_rows]`: joint log-probability of the action under the policy that sampled it."""
-    targets: list[Tensor]
-    """For each output of the critic `[n_rows]`: the returns it should have predicted."""
-    old_values: list[Tensor]
-    """For each output of the critic `[n_rows]`: what it predicted when the rollout was valued."""
-    outputs: tuple[PolicyOutput, StateCriticOutput] | None = None
-    """What the networks said about all rows, with gradients, where it need not be asked for again."""
-    sequences: Sequences | None = None
-    """What recurrent networks are unrolled over."""
-
-    @property
-    def n_rows(self) -> int:
-        """Number of environment steps (of one policy's actions, where there is a single sub-step)."""
-        return len(self.advantages[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        return self.advantages[0].device
-
-    def rows(self, rows: Tensor | slice) -> AlignedSubsteps:
-        """A selection: views for a slice, copies for a tensor of indices `[n_selected]`."""
-
-        def chosen(tensor: Tensor) -> Tensor:
-            return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)  # faster than tensor[rows]
-
-        def of(tensors: Mapping[str, Any] | None) -> dict[str, Any]:
-            return {key: chosen(tensor) for key, tensor in (tensors or {}).items()}
-
-        record = StructuredSpacesRecord(
-            [SpacesRecord(one.actor_id, of(one.observation), of(one.action)) for one in self.record.substep_records]
-        )
-        advantages, old_log_probs, targets, old_values = (
-            [chosen(tensor) for tensor in tensors]
-            for tensors in (self.advantages, self.old_log_probs, self.targets, self.old_values)
-        )
-        return AlignedSubsteps(record, advantages, old_log_probs, targets, old_values)
-
-    def minibatches(self, n: int, generator: torch.Generator) -> Iterator[AlignedSubsteps | None]:
-        """All rows in random order, divided as evenly as possible; whole sequences where there are some.
-
-        :param n: How many; `None` comes in the place of those that would be empty.
-        :param generator: Source of the order.
-        """
-        if self.sequences is not None:
-            for chosen in self.sequences.minibatches(n, generator):
-                yield None if chosen is None else self._in_sequences(*chosen)
-            return
-        order = torch.randperm(self.n_rows, generator=generator).to(self.device)
-        for index in range(n):
-            start, stop = (self.n_rows * i // n for i in (index, index + 1))
-            yield self.rows(order[start:stop]) if stop > start else None
-
-    def _in_sequences(self, rows: np.ndarray, sequences: Sequences | None) -> AlignedSubsteps:
-        return replace(self.rows(torch.from_numpy(rows).to(self.device)), sequences=sequences)
-
-    def asked(self, model: TorchActorCritic) -> tuple[PolicyOutput, StateCriticOutput]:
-        """What the networks say about all rows.
-
-        :param model: Policy and critic.
-        """
-        runs = None if self.sequences is None else self.sequences.all_at_once(model.device)
-        return self.outputs or model.compute_actor_critic_output(self.record, runs=runs)
-
-
-@dataclass
-class RolloutBatch:
-    """All that was collected in a rollout, with the targets to learn."""
-
-    parts: list[AlignedSubsteps]
-    n_steps: int
-    """Number of environment steps, over all environments."""
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of all parts together."""
-        return sum(part.n_rows for part in self.parts)
-
-    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[RolloutBatch]:
-        """The whole batch in random order, divided evenly into minibatches.
-
-        :param batch_size: Largest number of environment steps in a minibatch.
-        :param generator: Source of the order.
-        """
-        # Where environments wait for different actors, no part may have a row for each of so many minibatches.
-        n_minibatches = min(-(-self.n_steps // batch_size), max(part.n_rows for part in self.parts))
-        parts = [part.minibatches(n_minibatches, generator) for part in self.parts]
-        for together in zip(*parts, strict=True):
-            if selected := [part for part in together if part is not None]:
-                yield RolloutBatch(selected, self.n_steps // n_minibatches)
+    values: list[Tensor]
+    """Value before each decision."""
+    next_values: list[Tensor]
+    """Value after it, of the final observation where an episode was truncated. Undefined where one terminated."""
+    rewards: list[Tensor]
+    has_own_rewards: bool
+    """Whether the values of a sub-step predict its own entry of `rewards`; otherwise they predict their sum."""
+    terminated: Tensor
+    truncated: Tensor
+    step_complete: Tensor | None = None
+    """Where an environment step completes, so that the discount applies; `None`: everywhere."""
+    acts: Tensor | None = None
+    """Where decisions are; `None`: everywhere. See :func:`actor_trajectories`."""
+    pauses: Tensor | None = None
+    """Entries of environments whose autoreset is pending, which are no decisions; `None`: there are none."""
+    log_rhos: list[Tensor] = field(default_factory=list)
+    """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
+    places: list[Index | None] = field(default_factory=list)
+    """For each policy batch, time and trajectory of its rows; `None`: everywhere, in the order of time."""
+    is_known: list[np.ndarray] | None = None
+    """For each policy batch, the rows whose rewards are known, bool `[n_rows]`; `None`: all."""
 
 
 # -- returns ---------------------------------------------------------------------------------------
@@ -146,10 +67,10 @@ class RolloutBatch:
 
 @dataclass
 class Returns:
-    """What there is to learn from streams."""
+    """What a return function computes from trajectories."""
 
     advantages: list[Tensor]
-    """By sub-step, shaped like the stream."""
+    """By sub-step, shaped like the trajectories."""
     targets: list[Tensor]
     """By output of the critic."""
 
@@ -159,11 +80,11 @@ class ReturnFunction(ABC):
 
     gamma: float
     is_off_policy: bool = False
-    """Whether it needs importance weights: then rollouts hold the logits of the policies that acted."""
+    """Whether it needs importance weights: rollouts then hold the logits of the policies that acted."""
 
     @abstractmethod
-    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        """The returns of all decisions."""
+    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+        """Compute the returns of all decisions."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +97,23 @@ class GAE(ReturnFunction):
     """0: one-step targets, 1: discounted returns."""
 
     @override(ReturnFunction)
-    def __call__(self, critic: TorchStateCritic, streams: Streams) -> Returns:
-        values, terminated, truncated = streams.values, streams.terminated, streams.truncated
-        if (complete := streams.step_complete) is not None:
-            (reward,), (value,), (following,) = streams.rewards, values, streams.next_values
+    def __call__(self, critic: TorchStateCritic, trajectories: Trajectories) -> Returns:
+        values, terminated, truncated = trajectories.values, trajectories.terminated, trajectories.truncated
+        if (complete := trajectories.step_complete) is not None:
+            (reward,), (value,), (following,) = trajectories.rewards, values, trajectories.next_values
             advantage = gae(
-                reward, value, following, terminated, truncated, self.gamma, self.gae_lambda, complete, streams.acts
+                reward,
+                value,
+                following,
+                terminated,
+                truncated,
+                self.gamma,
+                self.gae_lambda,
+                complete,
+                trajectories.acts,
             )
             return Returns([advantage], [advantage + value])
-        rewards, next_values = streams.rewards, streams.next_values
+        rewards, next_values = trajectories.rewards, trajectories.next_values
         targets = critic.compute_structured_return(  # it says what its values predict
             self.gamma, self.gae_lambda, rewards, values, terminated, truncated=truncated, next_values=next_values
         )
@@ -202,12 +131,12 @@ def value_rollout(
     memory: HiddenStates | None = None,
     sequence_length: int = 0,
 ) -> RolloutBatch:
-    """Asks policy and critic about a whole rollout at once, and computes what there is to learn.
+    """Evaluate policy and critic for a whole rollout at once, and compute its advantages and targets.
 
     :param model: The model that learns.
     :param columns: The rollout.
-    :param returns: How advantages and targets are estimated.
-    :param memory: What a recurrent critic remembered before the rollout; it is brought to its end.
+    :param returns: Estimates advantages and targets.
+    :param memory: Hidden states of a recurrent critic before the rollout; they are brought to its end.
     :param sequence_length: Most steps of the sequences that recurrent networks are unrolled over; 0: no limit.
     :raises ConfigError: The critic cannot value the sub-steps of such a rollout.
     """
@@ -220,30 +149,31 @@ def value_rollout(
         )
     records = records_by_policy(columns, model.policy.substeps_with_separate_agent_nets, model.device)
     sequenced = SequencedRollout(model, columns, memory, sequence_length) if model.is_recurrent else None
-    asked = [_asked(model, record, index, returns, sequenced) for record, index in records]
+    batches = [_evaluated(model, record, index, returns, sequenced) for record, index in records]
     with torch.no_grad():
-        found = returns(critic, rollout_streams(model, columns, [rows for _, rows in asked], returns.gamma, sequenced))
-        parts = [_with_returns(part, rows, found) for part, rows in asked]
+        trajectories = rollout_trajectories(model, columns, batches, returns.gamma, sequenced)
+        found = returns(critic, trajectories)
+        parts = [_with_returns(batch, number, trajectories, found) for number, batch in enumerate(batches)]
     if sequenced is not None:
         sequenced.remember()
     return RolloutBatch([part for part in parts if part.n_rows], max(1, int(columns.step_complete.sum())))
 
 
-def _asked(
+def _evaluated(
     model: TorchActorCritic,
     record: StructuredSpacesRecord,
     index: Index | None,
     returns: ReturnFunction,
     sequenced: SequencedRollout | None,
-) -> tuple[AlignedSubsteps, PolicyRows]:
-    """All that one policy did, still without advantages and targets, and what goes into the streams."""
+) -> PolicyBatch:
+    """Compute values and log-probabilities of all decisions of one policy network."""
     keeps_outputs = returns.is_off_policy and torch.is_grad_enabled()  # the loss uses them as well
     sequences = None
     with torch.set_grad_enabled(keeps_outputs):
         if sequenced is None:
             outputs = model.compute_actor_critic_output(record)
         else:
-            outputs, sequences = sequenced.ask(record, index)
+            outputs, sequences = sequenced.evaluate(record, index)
     policy_output, critic_output = outputs
     with torch.no_grad():
         log_probs = old_log_probs = policy_output.joint_log_probs_for_actions(record.actions)
@@ -254,14 +184,317 @@ def _asked(
             old_log_probs = [policy.joint_log_prob(action) for policy, action in behaviour]  # type: ignore[arg-type]  # tensors
         if returns.is_off_policy:
             log_rhos = [new - old for new, old in zip(log_probs, old_log_probs, strict=True)]
-    values = critic_output.detached_values
-    part = AlignedSubsteps(record, [], old_log_probs, [], values, outputs if keeps_outputs else None, sequences)
-    return part, PolicyRows(record.substep_records, values, log_rhos, index)
+    return PolicyBatch(
+        record,
+        critic_output.detached_values,
+        old_log_probs,
+        log_rhos=log_rhos,
+        index=index,
+        outputs=outputs if keeps_outputs else None,
+        sequences=sequences,
+    )
 
 
-def _with_returns(part: AlignedSubsteps, rows: PolicyRows, found: Returns) -> AlignedSubsteps:
-    part = replace(part, advantages=rows.of(found.advantages), targets=rows.of(found.targets))
-    if rows.is_known is None or rows.is_known.all():
-        return part
-    sequences = None if part.sequences is None else part.sequences.known(rows.is_known)
-    return part._in_sequences(np.flatnonzero(rows.is_known), sequences)
+def _with_returns(batch: PolicyBatch, number: int, trajectories: Trajectories, found: Returns) -> PolicyBatch:
+    """Pick the advantages and targets of a batch, and leave out rows without a known reward."""
+    place = trajectories.places[number]
+
+    def rows(arrays: Sequence[Tensor]) -> list[Tensor]:
+        if place is None:
+            return [array.flatten() for array in arrays]
+        return [torch.from_numpy(array.cpu().numpy()[place]).to(array.device) for array in arrays]
+
+    batch = replace(batch, advantages=rows(found.advantages), targets=rows(found.targets))
+    is_known = None if trajectories.is_known is None else trajectories.is_known[number]
+    if is_known is None or is_known.all():
+        return batch
+    sequences = None if batch.sequences is None else batch.sequences.known(is_known)
+    return batch.in_sequences(np.flatnonzero(is_known), sequences)
+
+
+# -- trajectories ----------------------------------------------------------------------------------
+
+
+def rollout_trajectories(
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    batches: Sequence[PolicyBatch],
+    gamma: float,
+    sequenced: SequencedRollout | None = None,
+) -> Trajectories:
+    """Return the trajectories of environments, or of actors where a critic predicts the rewards of each actor.
+
+    :param model: Values the observations at open ends.
+    :param columns: The rollout.
+    :param batches: All decisions, by policy network.
+    :param gamma: Discount for each environment step.
+    :param sequenced: Holds the hidden states of a recurrent model.
+    """
+    if columns.is_dense() or columns.actor_rewards is None or not isinstance(model.critic, TorchStepStateCritic):
+        return _trajectories_of_environments(model, columns, batches, sequenced)
+    return _trajectories_of_actors(model, columns, batches, gamma, sequenced)
+
+
+def _trajectories_of_environments(
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    batches: Sequence[PolicyBatch],
+    sequenced: SequencedRollout | None,
+) -> Trajectories:
+    """Environment steps of a dense rollout, or else ticks of all actors together."""
+    substeps = batches[0].record.substep_records
+    n_substeps = len(substeps)
+    shape = (columns.n_ticks // n_substeps, columns.n_envs)
+    values = _time_major(batches, [batch.old_values for batch in batches], shape)
+    ends = _values_at_ends(model, columns, sequenced, substeps if n_substeps > 1 else ())
+    last = torch.tensor([ends.pop((columns.n_ticks, env))[1] for env in range(columns.n_envs)])
+    final = {(tick // n_substeps, env): value for (tick, env), (_, value) in ends.items()}
+    next_values = [next_values_from(value, last.to(value), final) for value in values]
+
+    def by_substep(array: np.ndarray) -> list[Tensor]:
+        return [torch.from_numpy(array[position::n_substeps]).to(model.device) for position in range(n_substeps)]
+
+    rewards = by_substep(columns.rewards)
+    has_own_rewards = isinstance(model.critic, TorchStepStateCritic) and n_substeps > 1
+    if has_own_rewards and columns.actor_rewards is not None:
+        rewards = by_substep(columns.actor_rewards)
+        next_values[1:] = [_next_values_of_later_actor(value, final) for value in values[1:]]
+    elif has_own_rewards:
+        rewards = [torch.stack(rewards).sum(0)] * n_substeps
+    terminated, truncated = (torch.stack(by_substep(a)).any(0) for a in (columns.terminated, columns.truncated))
+    complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
+    log_rhos = _time_major(batches, [batch.log_rhos for batch in batches], shape)
+    places = [batch.index for batch in batches]
+    return Trajectories(
+        values,
+        next_values,
+        rewards,
+        has_own_rewards,
+        terminated,
+        truncated,
+        complete,
+        pauses=None if columns.is_dense() else _pauses(places, shape),
+        log_rhos=log_rhos,
+        places=places,
+    )
+
+
+def _pauses(places: Sequence[Index | None], shape: tuple[int, ...]) -> Tensor | None:
+    pauses = np.ones(shape, np.bool_)
+    for place in places:
+        pauses[place] = False
+    return torch.from_numpy(pauses) if pauses.any() else None
+
+
+def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
+    """For an actor with rewards of its own that has not seen what comes after an end: its latest value stands in."""
+    next_values = torch.cat([values[1:], values[-1:]])
+    for place in final:
+        next_values[place] = values[place]
+    return next_values
+
+
+def _trajectories_of_actors(
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    batches: Sequence[PolicyBatch],
+    gamma: float,
+    sequenced: SequencedRollout | None,
+) -> Trajectories:
+    """Return one trajectory for each actor of each environment: a critic predicts the rewards of each actor.
+
+    The last decisions of a rollout may have no reward yet. They are not learned from; their values are the next values
+    of the decisions before.
+    """
+    assert columns.actor_rewards is not None
+    numbers, actors = numbered_actors(columns)
+    acts = actors[..., np.newaxis] == np.arange(len(numbers))
+    outputs = [[*batch.old_values, *batch.log_rhos] for batch in batches]
+    values, *log_rhos = (array.cpu().numpy() for array in _time_major(batches, outputs, actors.shape))
+    ends = {
+        place: (numbers[actor], value)
+        for place, (actor, value) in _values_at_ends(model, columns, sequenced).items()
+        if actor in numbers
+    }
+    complete, terminated, truncated = columns.step_complete | columns.truncated, columns.terminated, columns.truncated
+    own = actor_trajectories(values, acts, ends, terminated, truncated, complete, gamma, *log_rhos)
+    is_known = has_known_reward(complete)
+    is_last_known = complete & ~np.append(is_known[1:], np.zeros_like(is_known[:1]), axis=0)
+    has_left = False if columns.actor_done is None else acts & columns.actor_done[..., np.newaxis]
+    indices = [batch.index for batch in batches if batch.index is not None]
+
+    def joined(grid: np.ndarray) -> Tensor:
+        """Join environments and actors in one axis; repeat what all actors of an environment have in common."""
+        filled = np.broadcast_to(grid if grid.ndim == 3 else grid[..., np.newaxis], acts.shape)
+        return torch.from_numpy(filled.reshape(len(filled), -1).copy()).to(model.device)
+
+    return Trajectories(
+        values=[joined(own.values)],
+        next_values=[joined(own.next_values)],
+        rewards=[joined(np.where(acts, columns.actor_rewards[..., np.newaxis], np.float32(0.0)))],
+        has_own_rewards=True,
+        terminated=joined(terminated[..., np.newaxis] | has_left),
+        truncated=joined(truncated | is_last_known),
+        step_complete=joined(complete),
+        acts=joined(acts),
+        log_rhos=[joined(own.log_rhos)] if log_rhos else [],
+        places=[(ticks, envs * len(numbers) + actors[ticks, envs]) for ticks, envs in indices],
+        is_known=[is_known[place] for place in indices],
+    )
+
+
+def _values_at_ends(
+    model: TorchActorCritic,
+    columns: RolloutColumns,
+    sequenced: SequencedRollout | None,
+    substeps: Sequence[SpacesRecord] = (),
+) -> dict[Place, tuple[ActorID, float]]:
+    """Return the next actor and its value after the rollout (time `n_ticks`) and where episodes were truncated."""
+    ends: dict[Place, tuple[ActorID, float]] = {}
+    for actor, places, observation, known, position in open_ends(columns, substeps):
+        runs = None if sequenced is None else sequenced.at(actor, places)
+        values = model.bootstrap_values(observation, actor, known, position, runs).cpu().tolist()
+        ends.update((place, (actor, value)) for place, value in zip(places, values, strict=True))
+    return ends
+
+
+def _time_major(batches: Sequence[PolicyBatch], outputs: list[list[Tensor]], shape: tuple[int, ...]) -> list[Tensor]:
+    """Place the rows of all batches in the order of time.
+
+    :param outputs: For each batch one tensor `[n_rows]` for each output of a network.
+    :param shape: `(n_times, n_envs)`.
+    :return: For each output of a network `[n_times, n_envs]`.
+    """
+    if batches[0].index is None:
+        return [output.reshape(shape) for output in outputs[0]]
+    arrays = []
+    for of_batches in zip(*outputs, strict=True):
+        array = np.zeros(shape, np.float32)  # NumPy starts small operations much faster
+        for batch, output in zip(batches, of_batches, strict=True):
+            array[batch.index] = output.cpu().numpy()
+        arrays.append(torch.from_numpy(array).to(of_batches[0].device))
+    return arrays
+
+
+class ActorTrajectories(NamedTuple):
+    """Values and importance weights for each actor of each environment, `[n_ticks, n_envs, n_actors]`."""
+
+    values: np.ndarray
+    """Its value before its decision; where others act, the discounted value of what follows for it."""
+    next_values: np.ndarray
+    """Its value after the tick."""
+    log_rhos: np.ndarray
+    """Logarithm of the importance weight of all decisions from its own to the one before its next."""
+
+
+def actor_trajectories(
+    values: np.ndarray,
+    acts: np.ndarray,
+    ends: Mapping[tuple[int, int], tuple[int, float]],
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    step_complete: np.ndarray,
+    gamma: float,
+    log_rhos: np.ndarray | None = None,
+) -> ActorTrajectories:
+    """Return the decisions of each actor as a trajectory of its own, however irregularly it acts.
+
+    A tick in which another actor acts only passes time: where it completes an environment step, later rewards are
+    discounted, and it changes nothing else. Return functions therefore treat all ticks alike.
+
+    The value of an actor after the end of a rollout or of a truncated episode is known only if the actor acts next;
+    otherwise its latest value stands in.
+
+    :param values: `[n_ticks, n_envs]`, value of the actor that acted, before it did.
+    :param acts: bool `[n_ticks, n_envs, n_actors]`, who acted.
+    :param ends: Who was to act next, and its value: after the rollout by `(n_ticks, environment index)`, at the end
+        of truncated episodes by the tick they ended with.
+    :param terminated: `[n_ticks, n_envs]`, the episode ended by itself.
+    :param truncated: `[n_ticks, n_envs]`, the episode was cut off.
+    :param step_complete: `[n_ticks, n_envs]`, the tick completed an environment step.
+    :param gamma: Discount for each environment step.
+    :param log_rhos: `[n_ticks, n_envs]`, logarithm of each decision's importance weight; `None`: all are 1.
+    """
+    n_ticks = len(acts)
+    own_values = np.where(acts, values[..., np.newaxis], 0).astype(values.dtype)
+    acted_last = np.maximum.accumulate(np.where(acts, np.arange(n_ticks)[:, np.newaxis, np.newaxis], 0), axis=0)
+    at_ends = np.take_along_axis(own_values, acted_last, axis=0)
+    following = at_ends[-1].copy()
+    for (tick, env), (actor, value) in ends.items():
+        (following if tick == n_ticks else at_ends[tick])[env, actor] = value
+    discounts = np.where(step_complete, gamma, 1.0)[..., np.newaxis].astype(values.dtype)
+    weights = np.zeros_like(own_values)
+    weight = np.zeros_like(following)
+    next_values = np.empty_like(own_values)
+    for tick in reversed(range(n_ticks)):
+        following[terminated[tick]] = 0.0
+        is_cut_off = truncated[tick] & ~terminated[tick]
+        following[is_cut_off] = at_ends[tick, is_cut_off]
+        next_values[tick] = following
+        own_values[tick] = following = np.where(acts[tick], own_values[tick], discounts[tick] * following)
+        if log_rhos is not None:
+            weight[terminated[tick] | truncated[tick]] = 0.0
+            weight += log_rhos[tick, :, np.newaxis]
+            weights[tick] = np.where(acts[tick], weight, 0.0)
+            weight[acts[tick]] = 0.0
+    return ActorTrajectories(own_values, next_values, weights)
+
+
+def _select(arrays: Mapping[str, Any], index: Any) -> dict[str, Any]:
+    return {key: array[index] for key, array in arrays.items()}
+
+
+class OpenEnds(NamedTuple):
+    """Observations of one actor without a recorded action: after the rollout, and where episodes were truncated."""
+
+    actor_id: ActorID
+    places: list[Place]
+    """Ticks and environments; after the rollout `(n_ticks, environment)`."""
+    observation: dict[str, np.ndarray]
+    """`[n_places, ...]` by key."""
+    known_substeps: list[dict[str, Tensor]] | None
+    """Observations of all sub-steps in the step before, where steps have several in a fixed order."""
+    position: int
+    """Which of these sub-steps the actor's own is."""
+
+
+def open_ends(columns: RolloutColumns, substeps: Sequence[SpacesRecord] = ()) -> Iterator[OpenEnds]:
+    """Yield the observations that need a bootstrap value, by actor.
+
+    :param columns: The rollout.
+    :param substeps: The sub-steps of a dense rollout, if there are several.
+    """
+    places: dict[ActorID, list[Place]] = {}
+    observations: dict[ActorID, list[dict[str, np.ndarray]]] = {}
+    for actor in dict.fromkeys(columns.last_actor_ids):
+        envs = [env for env, other in enumerate(columns.last_actor_ids) if other == actor]
+        places[actor] = [(columns.n_ticks, env) for env in envs]
+        row = columns.last_observations[actor.step_key]
+        observations[actor] = [row if len(envs) == columns.n_envs else _select(row, envs)]
+    for entry in columns.final_observations:
+        places.setdefault(entry.actor_id, []).append((entry.tick, entry.env_index))
+        expanded = {key: np.asarray(value)[np.newaxis] for key, value in entry.observation.items()}
+        observations.setdefault(entry.actor_id, []).append(expanded)
+    actors = [substep.actor_id for substep in substeps]
+    for actor, rows in observations.items():
+        joined = rows[0] if len(rows) == 1 else {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
+        known = None
+        if substeps:
+            steps = [
+                min(tick, columns.n_ticks - 1) // len(substeps) * columns.n_envs + env for tick, env in places[actor]
+            ]
+            known = [_select(substep.observation or {}, steps) for substep in substeps]
+        yield OpenEnds(actor, places[actor], joined, known, actors.index(actor) if actor in actors else 0)
+
+
+def numbered_actors(columns: RolloutColumns) -> tuple[dict[ActorID, int], np.ndarray]:
+    """Number all actors, and return the acting actor of each environment and tick (-1: none).
+
+    :return: The numbers, and an array `[n_ticks, n_envs]`.
+    """
+    numbers: dict[ActorID, int] = {}
+    actors = np.full(columns.rewards.shape, -1)
+    for substep in columns.substeps.values():
+        for actor, (rows, envs) in substep.entries_by_actor():
+            actors[substep.ticks[rows], envs] = numbers.setdefault(actor, len(numbers))
+    return numbers, actors

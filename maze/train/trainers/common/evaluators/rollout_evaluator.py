@@ -17,6 +17,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.env.faults import LONG_EPISODE, check_episode_ends
 from maze.core.errors import ConfigError
 from maze.core.log_stats.log_stats import LogStatsLevel
+from maze.core.rollout.batched_acting import EpisodesInterrupted, check_interrupt
 from maze.train.parallelization.distributed_actors.env_groups import seed_beside
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv
 from maze.train.trainers.common.evaluators.evaluator import Evaluator
@@ -77,13 +78,13 @@ class RolloutEvaluator(Evaluator):
 
     @override(Evaluator)
     def evaluate(self, policy: Policy) -> None:
-        with _evaluation_mode(policy), self._own_generators(policy):
-            if isinstance(self.eval_env, StructuredVectorEnv):
-                self.eval_env.clear_epoch_stats()
-                quota = self.episodes_per_env(self.eval_env.n_envs)
-                self.eval_env.play_episodes(policy, quota, self.deterministic)
-            else:
-                self._evaluate_single(policy, self.eval_env)
+        before = self.state_dict()
+        try:
+            with _evaluation_mode(policy), self._own_generators(policy):
+                self._play(policy)
+        except EpisodesInterrupted:  # the same episodes are played again when the run is resumed
+            self.load_state_dict(before)
+            raise
         self.eval_env.write_epoch_stats()
         value: Any = self.eval_env.get_stats_value(BaseEnvEvents.reward, LogStatsLevel.EPOCH, name="mean")
         reward = float(value)
@@ -92,6 +93,14 @@ class RolloutEvaluator(Evaluator):
         if self.model_selection is not None:
             self.model_selection.keeps_latest = self._keeps_latest
             tell(self.model_selection, self.criterion, self.eval_env.get_stats(LogStatsLevel.EPOCH).last_stats)
+
+    def _play(self, policy: Policy) -> None:
+        if not isinstance(self.eval_env, StructuredVectorEnv):
+            self._evaluate_single(policy, self.eval_env)
+            return
+        self.eval_env.clear_epoch_stats()
+        quota = self.episodes_per_env(self.eval_env.n_envs)
+        self.eval_env.play_episodes(policy, quota, self.deterministic)
 
     @override(Evaluator)
     def state_dict(self) -> dict[str, Any]:
@@ -146,6 +155,7 @@ class RolloutEvaluator(Evaluator):
             while not done:
                 observation, _, done, _ = env.step(act(observation, env.actor_id()))
                 n_steps += 1
+                check_interrupt()
                 if n_steps % LONG_EPISODE == 0:
                     check_episode_ends(n_steps, "the evaluation environment")
             observation = env.reset()  # publishes the statistics of the episode

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze.console.runs import active_console
 from maze.core.annotations import override
 from maze.core.errors import CheckpointError
-from maze.core.log_stats.run_console import active_console
 from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
 
 if TYPE_CHECKING:

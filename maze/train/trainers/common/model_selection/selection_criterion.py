@@ -15,7 +15,7 @@ from maze.core.env.base_env_events import BaseEnvEvents
 from maze.core.errors import ConfigError
 from maze.core.log_stats.event_decorators import EventDefinition, event_definition
 from maze.core.log_stats.log_stats import LogStats, LogStatsKey
-from maze.core.log_stats.stats_format import event_names, scalar_value
+from maze.core.log_stats.stats_format import name_parts, scalar_value
 
 if TYPE_CHECKING:
     from maze.train.trainers.common.model_selection.model_selection_base import ModelSelectionBase
@@ -178,7 +178,7 @@ def find_statistic(stats: LogStats, name: str) -> float | None:
 
 
 def _spellings(key: LogStatsKey) -> list[tuple[str, ...]]:
-    interface, method = event_names(key.event)
+    interface, method, _ = name_parts(key)
     group = [str(part) for part in key.group or ()]
     bodies = [[method, *([key.output_name] if key.output_name is not None else []), *group]]
     if key.output_name == "mean":
@@ -187,7 +187,7 @@ def _spellings(key: LogStatsKey) -> list[tuple[str, ...]]:
 
 
 def _spellings_without_output(key: LogStatsKey) -> list[tuple[str, ...]]:
-    interface, method = event_names(key.event)
+    interface, method, _ = name_parts(key)
     body = [method, *(str(part) for part in key.group or ())]
     return [_tokens("/".join(parts)) for parts in (body, [interface, *body])]
 

@@ -114,11 +114,14 @@ class NStepReturns:
     rewards: Tensor
     """float32 `[B, n_actors]`: discounted sum of the rewards from each sub-step on."""
     discounts: Tensor
-    """float32 `[B]`: discount of the value of `next_observation`."""
-    next_observation: TensorDict
-    """What the first actor saw after the last of these steps."""
+    """float32 `[B]`: discount of the value of what is observed after them."""
+    next_observations: list[TensorDict]
+    """First actor: its observation after the last of these steps. Others: their observation in it, which counts where
+    the episode was truncated before they acted."""
+    next_actor: Tensor | None
+    """int64 `[B]`: position of the actor that acts next; `None`: the first one, in all rows."""
     terminated: Tensor
-    """bool `[B]`: whether the episode terminated with it."""
+    """bool `[B]`: whether the episode terminated with the last of these steps."""
 
 
 def fixed_actors(agent_counts_dict: Mapping[StepKeyType, int]) -> list[ActorID]:
@@ -281,9 +284,10 @@ class TransitionColumns:
         )
 
     def n_step_returns(self, slots: np.ndarray, n_steps: int, gamma: float, device: str) -> NStepReturns:
-        """Sums up what followed rows, until the episode ends or the steps after are not known.
+        """Sum up the rewards after rows, until the episode ends or the following steps are not known.
 
-        A step that was cut off before its last sub-step is not gone on with: it has no value of the first actor.
+        If the episode was truncated between two sub-steps, the value of the actor that was to act stands for the rest
+        of that environment step.
 
         :param slots: int64 `[B]`, below the number of rows.
         :param n_steps: Most environment steps.
@@ -291,23 +295,27 @@ class TransitionColumns:
         :param device: Where the tensors go.
         """
         rewards = np.cumsum(self.rewards[slots][:, ::-1], axis=1)[:, ::-1].copy()
-        last, discounts = slots.copy(), np.full(len(slots), gamma, np.float32)
-        goes_on = ~self.terminated[slots]
+        last, discounts = slots.copy(), np.ones(len(slots), np.float32)
         for _ in range(n_steps - 1):
             following = self.next_row[last]
-            known = goes_on & (following >= 0)
-            following = np.where(known, following % self.capacity, last)
-            if len(self.actors) > 1:
-                known &= self.terminated[following] | (self.n_substeps[following] == len(self.actors))
+            known = following >= 0
             if not known.any():
                 break
-            rewards[known] += (discounts[known] * self.rewards[following[known]].sum(1))[:, None]
-            last[known] = following[known]
+            last[known] = following[known] % self.capacity
             discounts[known] *= gamma
-            goes_on = known & ~self.terminated[last]
-        tensors = (torch.from_numpy(array).to(device) for array in (rewards, discounts, self.terminated[last]))
-        summed, discount, terminated = tensors
-        return NStepReturns(summed, discount, _take(self.next_observation, last, device), terminated)
+            rewards[known] += (discounts[known] * self.rewards[last[known]].sum(1))[:, None]
+        next_observations, next_actor = [_take(self.next_observation, last, device)], None
+        if not self.all_complete:
+            position = self.n_substeps[last] % len(self.actors)
+            next_actor = torch.from_numpy(position).to(device)
+            next_observations += [_take(arrays, last, device) for arrays in self.observations[1:]]
+            discounts[position == 0] *= gamma
+        else:
+            discounts *= gamma
+        summed, discount, terminated = (
+            torch.from_numpy(array).to(device) for array in (rewards, discounts, self.terminated[last])
+        )
+        return NStepReturns(summed, discount, next_observations, next_actor, terminated)
 
     @property
     def n_bytes(self) -> int:

@@ -13,8 +13,8 @@ from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
-from maze.train.trainers.common.replay_buffer.record_rows import record_of_batch, rows_of_records
 from maze.train.trainers.common.replay_buffer.replay_buffer import BaseReplayBuffer, Transition
+from maze.train.trainers.common.replay_buffer.rows import record_of_batch, rows_of_records
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch, TransitionColumns, TransitionRows
 
 

@@ -8,26 +8,140 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from torch import nn
 
+from maze.core.agent.acting import ActionHeads
 from maze.core.agent.policy import acting_in
-from maze.core.env.faults import LONG_EPISODE, USER_CODE_ERRORS, Place, check_episode_ends, closed, fail
+from maze.core.agent.torch_policy import TorchPolicy
+from maze.core.env.faults import (
+    LONG_EPISODE,
+    USER_CODE_ERRORS,
+    Place,
+    check_episode_ends,
+    closed,
+    fail,
+    failure_of_acting,
+)
 from maze.core.env.space_arrays import array_specs, check_observation, split_rows, zeros
-from maze.core.errors import NonFiniteError
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.batched_acting import Row, act_by_actor
 from maze.core.utils.update_profile import COLLECTING, timed
+from maze.perception.program.network_program import TorchPopulation
+from maze.perception.program.numpy_networks import Rows, population_in_numpy
 from maze.train.parallelization.vector_env.env_batch import is_flat_env
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
-from maze.train.trainers.common.observation_statistics import ObservationStatistics
-from maze.train.trainers.common.observed_rows import ObservedRows
-from maze.train.trainers.es.distributed.population import Population
-from maze.train.trainers.es.distributed.rollout_schedule import Episode, Outcome
-from maze.train.trainers.es.es_utils import n_trained_parameters, set_flat_parameters, set_flat_statistics
+from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
+from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, Outcome
+from maze.train.trainers.es.es_utils import (
+    n_trained_parameters,
+    set_flat_parameters,
+    set_flat_statistics,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
-    from maze.core.agent.torch_policy import TorchPolicy
-    from maze.core.env.structured_env import ActorID, StepKeyType
+    from maze.core.env.structured_env import StepKeyType
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+
+
+MAX_NUMBERS = 1 << 25
+"""The parameters of a population take up at most 128 MiB, unless there is only a single policy in it."""
+
+
+class Population:
+    """The parameters of perturbed policies in the rows of one matrix; a forward pass is a batched matrix product.
+
+    Actions are the most probable ones. Networks run in NumPy where they can be read as programs, and there a policy's
+    result is the same in any company; others are mapped over the rows by `torch.func.vmap`.
+
+    :param policy: The policy; its networks are used for their structure only.
+    :param n_rows: Number of perturbed policies.
+    """
+
+    def __init__(self, policy: TorchPolicy, n_rows: int) -> None:
+        policy.eval()
+        parameters = trained_parameters(policy)
+        offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
+        self.parameters = np.zeros((n_rows, offsets[-1]), np.float32)
+        """float32 `[n_rows, n_parameters]`, in the order of `trained_parameters(policy)`."""
+        stacked = {
+            id(parameter): self.parameters[:, start:end].reshape(n_rows, *parameter.shape)
+            for parameter, start, end in zip(parameters, offsets[:-1], offsets[1:], strict=True)
+        }
+        self._policy = policy
+        rng, generator = np.random.default_rng(0), torch.Generator()  # nothing is drawn: actions are deterministic
+        mapper = policy.distribution_mapper
+        self._heads = {key: ActionHeads(mapper, rng, generator, str(key)) for key in policy.networks}
+        self._networks = {
+            key: _network_function(network, stacked, self._heads[key]) for key, network in policy.networks.items()
+        }
+
+    def act(self, actor_id: ActorID, observations: Mapping[str, np.ndarray], rows: Rows) -> dict[str, np.ndarray]:
+        """Actions of some of the policies, each for an observation of its own.
+
+        :param actor_id: Who acts.
+        :param observations: Arrays `[len(rows), ...]`.
+        :param rows: The policies.
+        """
+        key = self._policy._network_key(actor_id)
+        network = self._networks[key]
+        return self._heads[key].act(lambda x: network(x, rows), observations, deterministic=True)
+
+
+def population_size(policy: TorchPolicy, n_wanted: int) -> int:
+    """How many policies are evaluated together at most.
+
+    :param policy: The policy.
+    :param n_wanted: Number that would be welcome.
+    """
+    return max(1, min(n_wanted, MAX_NUMBERS // max(1, n_trained_parameters(policy))))
+
+
+def obstacle_to_batching(policy: Any, observation_spaces_dict: Mapping[StepKeyType, Any]) -> str | None:
+    """Why perturbed versions of this policy cannot be asked together; `None`: they can.
+
+    :param policy: Any policy.
+    :param observation_spaces_dict: Observation spaces by sub-step key.
+    """
+    if type(policy) is not TorchPolicy:
+        return f"{type(policy).__name__} chooses actions in its own way"
+    if policy.device != "cpu":
+        return f"its networks are on {policy.device}"
+    population = Population(policy, 1)
+    try:
+        for key in policy.networks:
+            actor = ActorID(*key) if isinstance(key, tuple) else ActorID(key, 0)
+            spaces_of_step = observation_spaces_dict[actor.step_key]
+            observation = {name: _usual_row(space) for name, space in spaces_of_step.items()}
+            population.act(actor, observation, slice(0, 1))
+    except RuntimeError as error:  # vmap's way of saying that an operation cannot be mapped
+        return f"torch.func.vmap cannot map one of its networks: {str(error).splitlines()[0]}"
+    return None
+
+
+def _usual_row(space: spaces.Space[Any]) -> np.ndarray:
+    """One row of ones as far as they are in the space: a mask of zeros would permit no action."""
+    row = np.ones((1, *(space.shape or ())), space.dtype)
+    if isinstance(space, spaces.Box):
+        return np.clip(row, space.low, space.high)
+    if isinstance(space, spaces.MultiBinary):
+        return row
+    return row * getattr(space, "start", 0)  # Discrete and MultiDiscrete
+
+
+def _network_function(
+    network: nn.Module, stacked: Mapping[int, np.ndarray], heads: ActionHeads
+) -> Callable[[Mapping[str, np.ndarray], Rows], Mapping[str, Any]]:
+    """From observations and the rows of their policies to logits."""
+    in_numpy = population_in_numpy(network, stacked)
+    if in_numpy is not None:
+        return in_numpy
+    in_torch = TorchPopulation(network, stacked)
+    return lambda observations, rows: heads.as_arrays(in_torch(observations, rows))
+
 
 MAX_ENVS = 64
 """How many environments one process steps together where nothing else is said."""
@@ -284,8 +398,7 @@ class EpisodeBatch(EpisodePlayer):
         except NonFiniteError:
             raise
         except USER_CODE_ERRORS as error:
-            slot = self._slots[self.current_env]
-            fail(error, Place.of(slot.env, str(slot.episode)), "step")
+            fail(error, self._place(self.current_env), "step")
 
     def _stepped(self, actions: list[dict[str, Any]]) -> list[tuple[Episode, Outcome]]:
         max_steps = self._max_steps
@@ -344,8 +457,16 @@ class EpisodeBatch(EpisodePlayer):
         self._check_finite(observation, actor, rows)
         which = slice(0, self._n_active) if env_indices is None else np.array(env_indices)
         self._observed.add(actor, observation, which)
-        for key, column in self._population.act(actor, observation, which).items():
+        try:
+            actions = self._population.act(actor, observation, which)
+        except EnvironmentContractError as error:
+            raise failure_of_acting(error, observation, lambda row: self._place(rows[row])) from error
+        for key, column in actions.items():
             out[key][...] = column
+
+    def _place(self, row: int) -> Place:
+        slot = self._slots[row]
+        return Place.of(slot.env, str(slot.episode))
 
     def _check_finite(self, observations: dict[str, np.ndarray], actor: ActorID, rows: Sequence[int]) -> None:
         for key in self._float_keys[actor.step_key]:

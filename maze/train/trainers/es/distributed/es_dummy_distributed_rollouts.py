@@ -14,10 +14,15 @@ from maze.train.trainers.es.distributed.episode_batch import (
     EpisodeBatch,
     EpisodePlayer,
     SingleEpisodePlayer,
+    obstacle_to_batching,
+    population_size,
 )
-from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
-from maze.train.trainers.es.distributed.population import obstacle_to_batching, population_size
-from maze.train.trainers.es.distributed.rollout_schedule import EpisodeSeeds, ScheduledRollouts
+from maze.train.trainers.es.distributed.es_distributed_rollouts import (
+    EpisodeSeeds,
+    ESDistributedRollouts,
+    ESRolloutResult,
+    ScheduledRollouts,
+)
 from maze.train.trainers.es.es_utils import get_flat_weights
 
 if TYPE_CHECKING:

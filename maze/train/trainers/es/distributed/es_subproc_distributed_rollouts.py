@@ -1,32 +1,165 @@
-"""Rollouts in worker processes."""
+"""Rollouts in worker processes, and in actors of Ray."""
 
 from __future__ import annotations
 
+import contextlib
+import select
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+import numpy as np
+import torch
 
 from maze.core.annotations import override
+from maze.core.env.faults import closed
 from maze.core.errors import ConfigError, NonFiniteError
 from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
+from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
 from maze.train.parallelization.vector_env import channel as messages
-from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
+from maze.train.parallelization.vector_env.channel import Channel, failure_of
+from maze.train.parallelization.vector_env.stats_codec import StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import with_stats
+from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
 from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
-from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS
-from maze.train.trainers.es.distributed.es_distributed_rollouts import ESDistributedRollouts, ESRolloutResult
-from maze.train.trainers.es.distributed.es_worker import N_PARAMETER_SLOTS, run_es_worker
-from maze.train.trainers.es.distributed.rollout_schedule import (
+from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS, EpisodePlayer
+from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
     EpisodeSeeds,
+    ESDistributedRollouts,
+    ESRolloutResult,
     Outcome,
     RolloutSchedule,
     ScheduledRollouts,
 )
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players
+from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_weights
 
 if TYPE_CHECKING:
-    from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
+    from maze.core.log_stats.log_stats import LogStatsAggregator
+
+
+N_PARAMETER_SLOTS = 2
+"""Versions of the parameters that are kept: workers may still be reading those of the update before."""
+
+
+def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list[Any]) -> None:
+    """Plays episodes until told to close or until the other side is gone.
+
+    :param connection: End of the pipe to the trainer.
+    :param factories: The pickled list of one environment factory.
+    :param index: Index of the worker.
+    :param inherited: Connections that came along when the process was forked, and must not be held open.
+    """
+    channel = open_channel(connection, inherited)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        worker = _ESWorker(channel)
+        try:
+            if worker.build(factories):
+                worker.serve()
+            worker.close()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise
+        except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
+            channel.send(messages.FAILED, failure_of(error, None))
+            if isinstance(error, SystemExit):
+                raise
+        finally:
+            close_quietly(worker.close)
+
+
+class _ESWorker:
+    """State of a worker process.
+
+    :param channel: Channel to the trainer.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._encoder = StatsEncoder()
+        self._env: Any = None
+        self._players: Players | None = None
+        self._player: EpisodePlayer | None = None
+        self._waiting: list[Episode] = []
+        self._n_playing = 0
+        self._update = 0
+
+    def build(self, factories: bytes) -> bool:
+        """Makes the first environment and takes the noise table.
+
+        :return: Whether there is something to serve.
+        """
+        torch.set_num_threads(1)  # several processes with several threads each get in one another's way
+        (env_factory,) = cloudpickle.loads(factories)
+        self._env = with_stats(env_factory())
+        self._channel.send(messages.DONE)
+        code, _ = self._channel.receive()
+        if code == messages.CLOSE:  # another worker failed
+            return False
+        self._players = Players(self._env, env_factory, SharedNoiseTable.receive(self._channel.connection))
+        self._channel.send(messages.DONE)
+        return True
+
+    def close(self) -> None:
+        """Closes all environments; nothing happens the second time."""
+        env, self._env = self._env, None
+        if self._players is not None:
+            self._players.close()
+        elif env is not None:
+            closed(env.close, "environment")
+
+    def serve(self) -> None:
+        """Does what the trainer asks for, and plays on in between, until it asks to close."""
+        poll = select.poll()
+        poll.register(self._channel.fd, select.POLLIN)
+        while True:
+            while self._n_playing == 0 or poll.poll(0):
+                code, payload = self._channel.receive()
+                if code == messages.CLOSE:
+                    return
+                name, argument = payload
+                getattr(self, f"_call_{name}")(*argument)
+            self._advance()
+
+    def _advance(self) -> None:
+        assert self._player is not None
+        finished = self._player.play_on(self._waiting)
+        if finished:
+            self._n_playing -= len(finished)
+            encoded = [(episode, *outcome.encoded(self._encoder)) for episode, outcome in finished]
+            self._channel.send(messages.RESULT, (self._update, encoded))
+
+    def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
+        """Takes another policy, and the memory with its parameters."""
+        policy = cloudpickle.loads(pickled)
+        self._parameters = get_flat_weights(policy)
+        self._shared = SharedPolicyWeights.receive(
+            self._channel.connection, {"parameters": self._parameters}, N_PARAMETER_SLOTS
+        )
+        assert self._players is not None
+        self._player = self._players.make(policy, normalization_stats, n_slots)
+
+    def _call_update(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
+        """Forget the update before, and begin with the next one."""
+        assert self._player is not None
+        self._update = update
+        self._waiting.clear()
+        self._n_playing = 0
+        self._shared.read(update, {"parameters": self._parameters})
+        self._player.configure(self._parameters.numpy(), noise_stddev, max_steps)
+
+    def _call_play(self, episodes: list[tuple[Any, ...]]) -> None:
+        """Plays more episodes of the current update."""
+        self._waiting += [Episode(*episode) for episode in episodes]
+        self._n_playing += len(episodes)
+
+    def _call_stop(self) -> None:
+        """Nobody waits for the episodes that are being played."""
+        self._waiting.clear()
+        self._n_playing = 0
 
 
 class ESSubprocDistributedRollouts(ScheduledRollouts):
@@ -198,3 +331,99 @@ class ESWorkerPool(WorkerPool):
                 decoded = self._decoders[worker.index].decode(stats)
                 if its_update == update:
                     yield worker, Episode(*episode), Outcome(decoded, *rest)
+
+
+SMALLEST_SLICE = 16
+"""Episodes of a slice, at least: below, what a call costs shows."""
+_NAME = "episodes"
+
+
+class RemotePlayer:
+    """Plays slices of a population in an actor.
+
+    :param env_factory: Makes one environment.
+    :param shared_noise: The noise table; numbers are drawn where they are needed, and none of them travel.
+    :param concurrency: Number of episodes side by side.
+    """
+
+    def __init__(self, env_factory: Callable[[], Any], shared_noise: SharedNoiseTable, concurrency: int) -> None:
+        self._players = Players(with_stats(env_factory()), env_factory, shared_noise)
+        self._concurrency = concurrency
+        self._token = -1
+
+    def play(
+        self, episodes: list[Episode], token: int, policy: np.ndarray, parameters: np.ndarray, *limits: Any
+    ) -> list[tuple[Any, ...]]:
+        """Plays episodes.
+
+        :param episodes: Which episodes.
+        :param token: Tells policies apart.
+        :param policy: The pickled policy and the statistics for observation normalization, uint8 `[n_bytes]`.
+        :param parameters: As :func:`~maze.train.trainers.es.es_utils.get_flat_weights` gives them.
+        :param limits: The further arguments of :meth:`EpisodePlayer.configure`.
+        :return: Of each what came of it, its statistics encoded.
+        """
+        player = self._players.current
+        if player is None or token != self._token:
+            sent, normalization_stats = cloudpickle.loads(policy.tobytes())
+            player = self._players.make(sent, normalization_stats, self._concurrency)
+            self._token = token
+        player.configure(parameters.copy(), *limits)
+        waiting, outcomes = list(episodes), dict[int, Outcome]()
+        while len(outcomes) < len(episodes):
+            outcomes.update((episode.number, outcome) for episode, outcome in player.play_on(waiting))
+        encoder = StatsEncoder()
+        return [outcomes[episode.number].encoded(encoder) for episode in episodes]
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self._players.close()
+
+
+class ESRayDistributedRollouts(ScheduledRollouts):
+    """Plays slices of the population in actors of Ray.
+
+    The parameters travel once to each machine and update; of an episode a few integers do. Which actor plays it, and
+    how often it has to be asked, has no influence on the results or their order: they are those of
+    :class:`~maze.train.trainers.es.distributed.es_dummy_distributed_rollouts.ESDummyDistributedRollouts` with the same
+    seeds.
+
+    :param crew: The actors.
+    :param env_factory: Makes an environment.
+    :param seeds: Where perturbations and environment seeds come from.
+    :param n_eval_rollouts: Number of episodes of the policy itself for each update.
+    :param concurrency: Number of episodes side by side in each actor; 0: as many as it gets, up to 64.
+    """
+
+    def __init__(
+        self, crew: Crew, env_factory: Callable[[], Any], seeds: EpisodeSeeds, n_eval_rollouts: int, concurrency: int
+    ) -> None:
+        super().__init__(seeds, n_eval_rollouts)
+        self._crew, self._concurrency = crew, concurrency or MAX_ENVS
+        self._policy: MadeOnce[Any] = MadeOnce()
+        crew.place(_NAME, lambda *_: partial(RemotePlayer, env_factory, seeds.shared_noise, self._concurrency))
+
+    @override(ESDistributedRollouts)
+    def generate_rollouts(
+        self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
+    ) -> Generator[ESRolloutResult, None, None]:
+        schedule = self._next_schedule()
+        sent = self._policy.of(policy, lambda: self._crew.publish((policy, normalization_stats)))
+        parameters = self._crew.put(get_flat_weights(policy).numpy())
+        common = (self._policy.n_made, sent, parameters, noise_stddev, max_steps)
+        share = -(-(self._n_rollouts + self.n_eval_rollouts) // (N_AHEAD * self._crew.n_actors))
+        size = min(self._concurrency, max(SMALLEST_SLICE, share))
+
+        def next_slice() -> tuple[Any, ...] | None:
+            episodes = list(islice(iter(schedule.next_episode, None), size))
+            return (episodes, *common) if episodes else None
+
+        for (episodes, *_), outcomes in self._crew.hand_out(_NAME, "play", next_slice):
+            decoder = StatsDecoder()
+            for episode, (stats, *rest) in zip(episodes, outcomes, strict=True):
+                schedule.record(episode, Outcome(decoder.decode(stats), *rest))
+            yield from schedule.results()
+
+    @override(ESDistributedRollouts)
+    def report_work(self, statistics: LogStatsAggregator) -> None:
+        self._crew.take_work().report(statistics)

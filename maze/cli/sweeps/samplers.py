@@ -1,0 +1,235 @@
+"""The samplers of searches: Optuna's own, and the optimizers of Nevergrad behind Optuna's interface."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from maze.cli.errors import UsageError
+from maze.cli.sweeps.results import reported_value
+from maze.cli.sweeps.space import ChoiceParameter, Parameter
+from maze.core.annotations import override
+from maze.core.errors import did_you_mean, install_command
+
+SAMPLERS: dict[str, Callable[..., BaseSampler]] = {"tpe": TPESampler, "cmaes": CmaEsSampler, "random": RandomSampler}
+"""The samplers by their names in the configuration."""
+PRUNERS: dict[str, Callable[[], BasePruner]] = {
+    "median": MedianPruner,
+    "halving": SuccessiveHalvingPruner,
+    "hyperband": HyperbandPruner,
+}
+"""`median` ends trials that are worse than half of the others at the same epoch. `halving` continues ever fewer trials
+for ever more epochs, `hyperband` does so with several initial numbers of epochs."""
+COMMON_OPTIMIZERS = ("OnePlusOne", "TwoPointsDE", "CMA", "NGOpt", "TBPSA", "PSO", "RandomSearch", "ScrHammersleySearch")
+NO_RESULT_YET = 1e6
+"""Loss of a failed trial for Nevergrad as long as no other trial has finished."""
+
+
+class MissingPackageError(UsageError, ImportError):
+    """A package of the extra `hpo` is not installed."""
+
+
+def required(package: str, purpose: str) -> Any:
+    """Imports a package of the extra `hpo`.
+
+    :param purpose: What needs it.
+    :raises MissingPackageError: It is not installed.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise MissingPackageError(
+            f"{purpose} needs the package {package}, which is not installed: {install_command('hpo')}"
+        ) from error
+
+
+class StatefulOptimizer(ABC):
+    """An optimizer with a state of its own, which depends on all that it was asked and told."""
+
+    @abstractmethod
+    def ask(self) -> tuple[Any, dict[str, Any]]:
+        """Proposes values.
+
+        :return: The proposal in the optimizer's form, and its values.
+        """
+
+    @abstractmethod
+    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
+        """Reports a result.
+
+        :param proposal: None: the optimizer did not propose these values.
+        :param value: None: the trial failed.
+        """
+
+
+class ReplayedSampler(BaseSampler):
+    """A sampler of Optuna whose optimizer repeats all proposals and reports of earlier trials in a resumed sweep.
+
+    With the same random seed, the optimizer is then in the state in which the sweep was interrupted. If it proposes
+    other values than before (another version of its package), it is told the recorded ones. Its state is not stored, as
+    the states of these optimizers are pickles.
+
+    :param optimizer: In its initial state.
+    :param distributions: All parameters of the search.
+    """
+
+    def __init__(self, optimizer: StatefulOptimizer, distributions: Mapping[str, BaseDistribution]) -> None:
+        self._optimizer = optimizer
+        self._distributions = dict(distributions)
+        self._proposals: dict[int, Any] = {}
+        self._told: set[int] = set()
+
+    @override(BaseSampler)
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._distributions
+
+    @override(BaseSampler)
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        trials = study.get_trials(deepcopy=False)
+        complete = [other for other in trials if len(other.params) == len(self._distributions)]
+        values: dict[str, Any] = {}
+        for asked in [*(other for other in complete if other.number not in self._proposals), trial]:
+            for other in complete:
+                if _was_finished(other, asked) and other.number not in self._told:
+                    self._told.add(other.number)
+                    value = reported_value(
+                        other.value, other.constraints.get("violation"), study.direction is StudyDirection.MAXIMIZE
+                    )
+                    self._optimizer.tell(self._proposals[other.number], other.params, value)
+            proposal, values = self._optimizer.ask()
+            is_repeated = asked is trial or values == asked.params
+            self._proposals[asked.number] = proposal if is_repeated else None
+        return values
+
+    @override(BaseSampler)
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise ValueError(f"{param_name}: the optimizer proposed a value outside of {param_distribution}")
+
+
+def _was_finished(trial: FrozenTrial, asked: FrozenTrial) -> bool:
+    """Whether the result of a trial was there when another trial was asked for."""
+    ended, started = trial.datetime_complete, asked.datetime_start
+    return trial.number < asked.number and ended is not None and started is not None and ended <= started
+
+
+class CmaEs(StatefulOptimizer):
+    """CMA-ES in a study in memory: Optuna's sampler would read pickles from a stored study."""
+
+    def __init__(self, seed: int, distributions: Mapping[str, BaseDistribution], maximize: bool) -> None:
+        required("cmaes", "hydra.sweeper.optim.sampler=cmaes")
+        self._distributions = dict(distributions)
+        self._study = optuna.create_study(
+            sampler=CmaEsSampler(seed=seed, warn_independent_sampling=False),
+            direction="maximize" if maximize else "minimize",
+        )
+
+    @override(StatefulOptimizer)
+    def ask(self) -> tuple[Any, dict[str, Any]]:
+        trial = self._study.ask(self._distributions)
+        return trial, trial.params
+
+    @override(StatefulOptimizer)
+    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        if proposal is not None:
+            self._study.tell(proposal, value, state)
+            return
+        self._study.add_trial(
+            create_trial(state=state, value=value, params=dict(params), distributions=self._distributions)
+        )
+
+
+class Nevergrad(StatefulOptimizer):
+    """An optimizer of Nevergrad. A failed trial counts as the worst result so far.
+
+    :param parameters: What is searched.
+    :param optimizer: Name in Nevergrad's registry.
+    :param noisy: Whether results of the same values differ; some optimizers then evaluate them again.
+    :raises UsageError: Nevergrad has no such optimizer.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        parameters: Sequence[Parameter],
+        maximize: bool,
+        optimizer: str,
+        noisy: bool,
+        budget: int,
+        num_workers: int,
+    ) -> None:
+        ng = required("nevergrad", "hydra/sweeper=nevergrad")
+        registry = ng.optimizers.registry
+        if optimizer not in registry:
+            raise UsageError(
+                f"hydra.sweeper.optim.optimizer={optimizer}: Nevergrad has no such optimizer."
+                f"{did_you_mean(optimizer, registry)} Often used: {', '.join(COMMON_OPTIMIZERS)}; it has "
+                f"{len(registry)} in all (nevergrad.optimizers.registry)."
+            )
+        self._not_supported = ng.errors.TellNotAskedNotSupportedError
+        self._parameters = parameters
+        self._sign = -1 if maximize else 1
+        self._worst = -math.inf
+        parametrization = ng.p.Dict(**{parameter.key: _parameter(ng, parameter) for parameter in parameters})
+        parametrization.function.deterministic = not noisy
+        parametrization.random_state.seed(seed)
+        self._optimizer = registry[optimizer](parametrization=parametrization, budget=budget, num_workers=num_workers)
+
+    @override(StatefulOptimizer)
+    def ask(self) -> tuple[Any, dict[str, Any]]:
+        candidate = self._optimizer.ask()
+        values = {}
+        for p in self._parameters:
+            value = candidate.value[p.key]
+            text = p.options[int(value)] if isinstance(p, ChoiceParameter) else p.text(float(value))
+            values[p.key] = p.value(text)
+        return candidate, values
+
+    @override(StatefulOptimizer)
+    def tell(self, proposal: Any, params: Mapping[str, Any], value: float | None) -> None:
+        loss = self._worst if value is None else self._sign * value
+        self._worst = max(self._worst, loss)
+        if proposal is None:
+            values = {
+                p.key: p.options.index(params[p.key]) if isinstance(p, ChoiceParameter) else params[p.key]
+                for p in self._parameters
+            }
+            proposal = self._optimizer.parametrization.spawn_child(new_value=values)
+        # Designs that are drawn beforehand (Hammersley and similar) take no results of other values.
+        with suppress(self._not_supported):
+            self._optimizer.tell(proposal, NO_RESULT_YET if loss == -math.inf else loss)
+
+
+def _parameter(ng: Any, parameter: Parameter) -> Any:
+    if isinstance(parameter, ChoiceParameter):
+        kind = ng.p.TransitionChoice if parameter.ordered else ng.p.Choice
+        return kind(range(len(parameter.options)))
+    bounds = {"lower": parameter.lower, "upper": parameter.upper, "init": parameter.init}
+    if parameter.log:
+        if parameter.init is None and (parameter.lower is None or parameter.upper is None):
+            raise UsageError(f"{parameter.key}: a logarithmic scale needs lower and upper, or init.")
+        scalar = ng.p.Log(**bounds, exponent=parameter.step)
+    else:
+        scalar = ng.p.Scalar(**bounds)
+        if parameter.step is not None:
+            scalar.set_mutation(sigma=parameter.step)
+    if parameter.integer:
+        scalar.set_integer_casting()
+    return scalar

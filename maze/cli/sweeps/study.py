@@ -1,0 +1,385 @@
+"""The trials of a sweep: a study of Optuna on disk, from which an interrupted sweep resumes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import NopPruner
+from optuna.samplers import BaseSampler
+from optuna.storages.journal import BaseJournalBackend
+from optuna.trial import TrialState, create_trial
+
+from maze.cli.errors import UsageError, suggestion
+from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE, SweepRun, SweepTrial, TrialResult
+from maze.cli.sweeps.samplers import PRUNERS, SAMPLERS, CmaEs, Nevergrad, ReplayedSampler
+from maze.cli.sweeps.space import SearchSpace
+from maze.core.annotations import override
+from maze.core.errors import CheckpointError, ConfigError, MazeError
+from maze.core.utils.files import open_json, seal_json
+
+STUDY_NAME = "sweep"
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class SealedJournal(BaseJournalBackend):
+    """Optuna's journal file, with a checksum in each line, locked as long as it is open.
+
+    Optuna's own backend reads the file: it ignores the checksums. A torn last line, which a killed process may leave,
+    is overwritten. Nothing is written before the first :meth:`one_write`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line = 0
+        """Number of the line that was read last."""
+        self._is_held = True
+        self._unwritten: list[bytes] = []
+        if not path.exists():
+            path.touch()
+        self._locked: IO[bytes] = open(path, "rb")  # noqa: SIM115 (closed with the study)
+        try:
+            self._lock()
+            whole, newline, _ = self._locked.read().rpartition(b"\n")
+            self._lines = whole.split(b"\n") if newline else []
+            self._size = len(whole + newline)
+        except BaseException:
+            self.close()
+            raise
+
+    @override(BaseJournalBackend)
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        for number, line in enumerate(self._lines[log_number_from:], start=log_number_from + 1):
+            self.line = number
+            yield json.loads(open_json(line, f"{self.path}, line {number},"))
+
+    @override(BaseJournalBackend)
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = [seal_json(json.dumps(log).encode()) for log in logs]
+        self._lines += lines
+        self._unwritten += lines
+        if not self._is_held:
+            self._write()
+
+    @contextmanager
+    def one_write(self) -> Iterator[None]:
+        """Writes and synchronises all that is appended in this context at its end; nothing after an error."""
+        self._is_held = True
+        try:
+            yield
+            self._write()
+        finally:
+            self._is_held = False
+            self._unwritten.clear()
+
+    def close(self) -> None:
+        self._locked.close()
+
+    def _write(self) -> None:
+        content = b"".join(line + b"\n" for line in self._unwritten)
+        with open(self.path, "r+b", buffering=0) as file:
+            file.truncate(self._size)
+            file.seek(self._size)
+            if file.write(content) != len(content):
+                raise OSError(f"{self.path}: the disk is full. The sweep can be resumed when there is room.")
+            os.fsync(file.fileno())
+        self._size += len(content)
+        self._unwritten.clear()
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system
+            return
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"hydra.sweep.dir: another process runs the sweep in {self.path.parent}. Wait for it to end, or name "
+                "another directory."
+            ) from error
+
+
+@dataclass
+class Plan:
+    """What a sweep tries, and in what order.
+
+    :param name: `grid`, `optuna` or `nevergrad`.
+    :param space: What varies.
+    :param maximize: Whether a larger objective is better.
+    :param options: Further options of a search, see :class:`maze.cli.sweeps.sweepers.SearchSweep`.
+    """
+
+    name: str
+    space: SearchSpace
+    maximize: bool
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.is_grid:
+            return
+        for option, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
+            name = self.options.get(option)
+            if name is not None and name not in known:
+                raise UsageError(
+                    f"hydra.sweeper.optim.{option}={name}: there is no such {option}.{suggestion(name, known)}"
+                )
+        with self.quietly():
+            self.pruner = PRUNERS[self.options["pruner"]]() if self.prunes else NopPruner()
+            self.sampler(0)
+
+    @property
+    def is_grid(self) -> bool:
+        return self.name == "grid"
+
+    @property
+    def prunes(self) -> bool:
+        """Whether trials end early."""
+        return self.options.get("pruner") is not None
+
+    @property
+    def n_parallel(self) -> int | None:
+        """Number of trials at the same time; None: any number."""
+        return self.options.get("num_workers")
+
+    @property
+    def may_change(self) -> tuple[str, ...]:
+        """Settings that may differ when the sweep is resumed."""
+        return ("seeds",) if self.is_grid else ("budget", "num_workers")
+
+    def settings(self) -> dict[str, Any]:
+        """What the sweep is, for the comparison when it is resumed; JSON."""
+        if self.is_grid:
+            return {}
+        space = [[type(parameter).__name__, vars(parameter)] for parameter in self.space.parameters]
+        return {**self.options, "space": space, "maximize": self.maximize}
+
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        unbounded = self.name == "nevergrad"
+        return {parameter.key: parameter.distribution(unbounded) for parameter in self.space.parameters}
+
+    @property
+    def combinations(self) -> Iterator[dict[str, str]]:
+        """The trials of a grid, in the order of Hydra's basic sweeper."""
+        listed = {parameter.key: parameter.examples() for parameter in self.space.parameters}
+        return (dict(zip(listed, texts, strict=True)) for texts in itertools.product(*listed.values()))
+
+    @property
+    def n_trials(self) -> int:
+        if not self.is_grid:
+            return int(self.options["budget"])
+        return math.prod(len(parameter.examples()) for parameter in self.space.parameters)
+
+    def sampler(self, number: int) -> BaseSampler:
+        """The sampler of a search for its next trial.
+
+        Samplers without a state of their own get another seed for each trial, so that a resumed search goes on alike.
+
+        :param number: Number of the trial.
+        """
+        seed = self.options["seed"] % 2**32
+        if self.name == "nevergrad":
+            names = ("optimizer", "noisy", "budget", "num_workers")
+            options = {name: self.options[name] for name in names}
+            optimizer = Nevergrad(seed, self.space.parameters, self.maximize, **options)
+            return ReplayedSampler(optimizer, self.distributions)
+        if self.options["sampler"] == "cmaes":
+            return ReplayedSampler(CmaEs(seed, self.distributions, self.maximize), self.distributions)
+        seed = (seed + number * 0x9E3779B1) % 2**32
+        return SAMPLERS[self.options["sampler"]](seed=seed)
+
+    @contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Ignores warnings of Optuna and Nevergrad, and names the option in their errors."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                yield
+            except MazeError:
+                raise
+            except (ImportError, ValueError, RuntimeError, TypeError) as error:
+                option = "optimizer" if self.name == "nevergrad" else "sampler"
+                raise ConfigError(
+                    f"hydra.sweeper.optim.{option}={self.options.get(option)} does not work with this search "
+                    f"({type(error).__name__}: {error}). Try another one."
+                ) from error
+
+
+class SweepStudy:
+    """The trials of a running sweep; no other process can open them meanwhile.
+
+    A trial of the sweep is a trial of the study, with its runs as a user attribute. A finished trial of a study cannot
+    change: where a grid runs a trial again, a further trial with the same number (`trial`) replaces it.
+
+    :param directory: Directory of the sweep.
+    :param maximize: Direction of a new study.
+    :raises UsageError: The directory holds a sweep of a previous format.
+    :raises CheckpointError: The file is damaged.
+    """
+
+    def __init__(self, directory: Path, maximize: bool = True) -> None:
+        if (directory / PREVIOUS_FORMAT).is_file():
+            raise UsageError(
+                f"hydra.sweep.dir: {directory} holds a sweep of an earlier version of Maze ({PREVIOUS_FORMAT}), which "
+                "this version cannot resume. Name another directory to start the sweep anew."
+            )
+        self.trials: dict[int, SweepTrial] = {}
+        """By their number."""
+        self._open: dict[int, optuna.Trial] = {}
+        self._sampler: BaseSampler | None = None
+        self._journal = SealedJournal(directory / STUDY_FILE)
+        try:
+            self._storage = optuna.storages.JournalStorage(self._journal)
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME,
+                storage=self._storage,
+                direction="maximize" if maximize else "minimize",
+                load_if_exists=True,
+            )
+            self.settings: dict[str, Any] = dict(self._study.user_attrs.get("settings", {}))
+            self._read_trials()
+        except BaseException as error:
+            self._journal.close()
+            if isinstance(error, MazeError | OSError) or not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"{self._journal.path}, line {self._journal.line}: this is not a line of a sweep's study. Remove the "
+                "lines from there on to resume from the lines before, or start a new sweep in another directory."
+            ) from error
+
+    def __enter__(self) -> SweepStudy:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._journal.close()
+
+    @property
+    def runs(self) -> list[SweepRun]:
+        return [run for trial in self.trials.values() for run in trial.runs]
+
+    def begin(self, plan: Plan, settings: Mapping[str, Any]) -> None:
+        """Stores the settings of a new sweep; checks that a resumed sweep has those it was started with.
+
+        :param settings: Settings besides those of the plan.
+        :raises UsageError: The resumed sweep was started with other settings.
+        """
+        plain: dict[str, Any] = json.loads(json.dumps({**plan.settings(), "sweeper": plan.name, **settings}))
+        for name in plain if self.settings else ():
+            if name not in plan.may_change and self.settings.get(name) != plain[name]:
+                raise UsageError(
+                    f"hydra.sweep.dir: the sweep in {self._journal.path.parent} was started with another {name}: "
+                    f"{_short(self.settings.get(name))}, now {_short(plain[name])}. Resume it with the command it was "
+                    "started with (its multirun.yaml has all overrides), or name another directory."
+                )
+        with self._journal.one_write():
+            self._study.set_user_attr("settings", plain)
+        self.settings, self.plan = plain, plan
+        if plan.is_grid:
+            known = {tuple(trial.params.items()) for trial in self.trials.values()}
+            self._combinations = (params for params in plan.combinations if tuple(params.items()) not in known)
+        else:
+            self._study.pruner = plan.pruner
+
+    def propose(self) -> SweepTrial | None:
+        """The next trial; None: there are no more."""
+        number = len(self.trials)
+        if self.plan.is_grid:
+            params = next(self._combinations, None)
+            return None if params is None else self._add(SweepTrial(number, params), params, self.plan.distributions)
+        if number >= self.plan.n_trials:
+            return None
+        with self.plan.quietly(), self._journal.one_write():
+            if not isinstance(self._sampler, ReplayedSampler):
+                self._sampler = self._study.sampler = self.plan.sampler(number)
+            asked = self._study.ask(self.plan.distributions)
+            parameters = self.plan.space.parameters
+            trial = SweepTrial(number, {p.key: p.text(asked.params[p.key]) for p in parameters})
+            for name, value in _attributes(trial).items():
+                asked.set_user_attr(name, value)
+        self.trials[number], self._open[number] = trial, asked
+        return trial
+
+    def reopen(self, trial: SweepTrial) -> None:
+        """Prepares a finished trial of a grid for further runs."""
+        stored = self._study.get_trials(deepcopy=False)
+        previous = next(s for s in reversed(stored) if s.user_attrs.get("trial") == trial.number)
+        self._add(trial, previous.params, previous.distributions)
+
+    def save(self, trial: SweepTrial) -> None:
+        """Stores the runs of an unfinished trial."""
+        self._open[trial.number].set_user_attr("runs", _attributes(trial)["runs"])
+
+    def finish(self, trial: SweepTrial, result: TrialResult) -> None:
+        """Stores the result of a trial, which the search takes into account from then on."""
+        stored = self._open.pop(trial.number)
+        value = result.signed(self.plan.maximize)
+        with self.plan.quietly(), self._journal.one_write():
+            if result.violation is not None:
+                stored.set_constraint("violation", result.violation)
+            self._study.tell(stored, value, TrialState.FAIL if value is None else TrialState.COMPLETE)
+        trial.is_told = True
+
+    def should_stop(self, trial: SweepTrial, epoch: int, objective: float) -> bool:
+        """Whether a running trial is to be ended.
+
+        :param epoch: Number of epochs so far.
+        :param objective: The best objective so far, see :func:`reported_value`.
+        """
+        with self.plan.quietly():
+            self._open[trial.number].report(objective, epoch)
+            return self._open[trial.number].should_prune()
+
+    def _read_trials(self) -> None:
+        for stored in self._study.get_trials(deepcopy=False):
+            attributes = stored.user_attrs
+            if "runs" not in attributes:  # interrupted while the trial was written
+                if not stored.state.is_finished():
+                    self._study.tell(stored.number, state=TrialState.FAIL)
+                continue
+            runs = [SweepRun(**run) for run in attributes["runs"]]
+            trial = SweepTrial(attributes["trial"], dict(attributes["overrides"]), runs, stored.state.is_finished())
+            self.trials[trial.number] = trial
+            if not trial.is_told:
+                self._open[trial.number] = self._trial_of_study(stored.number)
+
+    def _add(
+        self, trial: SweepTrial, values: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]
+    ) -> SweepTrial:
+        self._study.add_trial(
+            create_trial(
+                state=TrialState.RUNNING,
+                params=dict(values),
+                distributions=dict(distributions),
+                user_attrs=_attributes(trial),
+            )
+        )
+        self._open[trial.number] = self._trial_of_study(len(self._study.get_trials(deepcopy=False)) - 1)
+        self.trials[trial.number] = trial
+        trial.is_told = False
+        return trial
+
+    def _trial_of_study(self, number: int) -> optuna.Trial:
+        study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+        return optuna.Trial(self._study, self._storage.get_trial_id_from_study_id_trial_number(study_id, number))
+
+
+def _attributes(trial: SweepTrial) -> dict[str, Any]:
+    return {"trial": trial.number, "overrides": trial.params, "runs": [asdict(run) for run in trial.runs]}
+
+
+def _short(value: Any, length: int = 120) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= length else f"{text[:length]}..."

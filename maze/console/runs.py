@@ -1,0 +1,544 @@
+"""Progress of runs on the console: live lines, and a short table (or a line) for each epoch."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import IO, NamedTuple, cast
+
+from maze.console.streams import LastingStream, print_text
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.errors import ConfigError, did_you_mean
+from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsWriter, StatsContext
+from maze.core.log_stats.stats_format import name_parts, scalar_value, significant, statistic_name
+
+QUIET, SHORT, EVERYTHING = 0, 1, 2
+"""Values of `verbose`: only warnings and errors; a short table; the configuration and every statistic."""
+INTERVAL = 5.0
+"""Seconds between two tables, or two lines."""
+TRAINING = "train"
+RETURN, LENGTH = "return", "episode length"
+_REWARD, KPI = "BaseEnvEvents/reward/", "BaseEnvEvents/kpi/"
+_NAMED_ROWS = {
+    RETURN: (f"{_REWARD}mean", f"{_REWARD}std"),
+    LENGTH: (f"{_REWARD}mean_step_count", None),
+}
+_MOST_KPIS, _MOST_OF_LEARNING, _MOST_OF_BOTH = 3, 3, 5
+_LEARNING = ("loss", "accuracy", "deviation", "entropy", "epsilon", "approx_kl", "_norm", "ratio")
+"""Endings of the names of events about learning, the most informative first."""
+_MOST_GROUPS = 3
+_WIDEST = 120
+_REFRESHED = 0.2
+"""Seconds between two updates of a live line."""
+
+
+class Progressed(NamedTuple):
+    """State of a training after an epoch.
+
+    :param epoch: Number of completed epochs; 0: the policy that the training starts from was evaluated.
+    :param n_epochs: Number of epochs of the training; 0: unknown.
+    :param n_env_steps: Environment steps so far; 0: not counted.
+    :param seconds: Duration of the epoch.
+    :param rate: Environment steps per second, or another rate, with its unit; empty: unknown.
+    :param left: Remaining time with its unit; empty: unknown.
+    :param best: The best score so far; empty: there is none.
+    :param unit: Name of an epoch.
+    """
+
+    epoch: int
+    n_epochs: int = 0
+    n_env_steps: int = 0
+    seconds: float = math.nan
+    rate: str = ""
+    left: str = ""
+    best: str = ""
+    unit: str = "epoch"
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    :param label: Its label.
+    :param columns: The statistics it shows; several where an event has groups.
+    :param spread: The statistic with their standard deviation.
+    """
+
+    label: str
+    columns: tuple[str, ...]
+    spread: str | None = None
+
+
+class RunConsole(LogStatsWriter):
+    """Keeps the latest statistics of a run and shows six to ten of them for each epoch.
+
+    An epoch is shown once its evaluation is complete: the figures of an evaluation are those of the policy that the
+    epoch has led to.
+
+    :param verbose: 0: show nothing; 1: show them.
+    :param rows: The rows in their order: `return`, `episode length`, `learning_rate`, the name of a KPI or of another
+        event, or a column of `progress.csv`; empty: chosen from the statistics that there are.
+    :param interval: Seconds between two tables.
+    :param clock: Seconds, from any origin.
+    """
+
+    def __init__(
+        self,
+        verbose: int = SHORT,
+        rows: Sequence[str] = (),
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.verbose = verbose
+        self.interval = interval
+        self._wanted = [str(row) for row in rows]
+        self._clock = clock
+        self._paths: dict[str, tuple[int, dict[str, float]]] = {}
+        self._interfaces: dict[str, bool] = {}
+        """Interfaces of events, and whether they are the environment's own."""
+        self._next = -math.inf
+        self._waiting: Progressed | None = None
+        self._is_checked = False
+
+    @override(LogStatsWriter)
+    def write(self, path: str | None, step: int, stats: LogStats) -> None:
+        known_step, values = self._paths.get(path or "", (step, {}))
+        if known_step != step:
+            values = {}
+        for key, value in stats.items():
+            number = scalar_value(value)
+            if number is not None:
+                values[statistic_name(key)] = number
+                self._interfaces[name_parts(key)[0]] = not key.event.__module__.startswith("maze.")
+        self._paths[path or ""] = (step, values)
+
+    def epoch_done(self, progressed: Progressed) -> None:
+        """Show the statistics of an epoch, unless others were shown less than an interval ago.
+
+        :param progressed: State of the training; the epoch was evaluated, if it is evaluated at all.
+        """
+        self._waiting = progressed
+        now = self._clock()
+        if now >= self._next:
+            if progressed.epoch:
+                self._next = now + self.interval
+            self._show()
+
+    def finish(self) -> None:
+        """Show the last epoch if it has not been shown yet; the training has ended."""
+        self._show()
+
+    def cells(self) -> dict[str, dict[str, str]]:
+        """Return the figures of each row by prefix, such as `train`; `-` where the prefix has no such statistic."""
+        columns = self._columns()
+        return {row.label: {path: _cell(row, values) for path, values in columns.items()} for row in self._rows()}
+
+    def line(self, progressed: Progressed) -> str:
+        """Return a training's state in one line: the configured rows, or return and what has a standard deviation.
+
+        :param progressed: State of the training.
+        """
+        rows, cells = self._rows(), self.cells()
+        shown = rows if self._wanted else [row for row in rows if row.label == RETURN or row.spread][:2]
+        parts = []
+        for row in shown or rows[:2]:
+            figures = {path: cell for path, cell in cells[row.label].items() if cell != "-"}
+            own = figures.pop(TRAINING, "")
+            others = ", ".join(f"{path} {cell}".strip() for path, cell in figures.items())
+            if own or others:
+                parts.append(f"{row.label} {own}{f' ({others})' if own and others else others}")
+        head, *more = _heading(progressed)
+        return f"{head}: {', '.join([*parts, *filter(None, (progressed.rate,)), *more])}"
+
+    def _columns(self) -> dict[str, dict[str, float]]:
+        """The latest statistics by prefix, those of the training first."""
+        in_order = sorted(self._paths.items(), key=lambda item: item[0] != TRAINING)
+        return {path: values for path, (_, values) in in_order if values}
+
+    def _known_rows(self) -> dict[str, Row]:
+        """Every row that there is, by the names that it may be configured by."""
+        names = list(dict.fromkeys(name for _, values in self._paths.values() for name in values))
+        rows = {
+            label: Row(label, (column,), spread) for label, (column, spread) in _NAMED_ROWS.items() if column in names
+        }
+        by_event: dict[str, list[str]] = {}
+        for name in names:
+            if name.startswith(f"{KPI}mean/"):
+                kpi = name.removeprefix(f"{KPI}mean/")
+                rows.setdefault(kpi, Row(kpi, (name,), f"{KPI}std/{kpi}"))
+            rows.setdefault(name, Row(name, (name,)))
+            by_event.setdefault(_event(name), []).append(name)
+        return {event: Row(event, tuple(of_event)) for event, of_event in by_event.items()} | rows
+
+    def _rows(self) -> list[Row]:
+        """The rows that were configured, or else a choice of those that there are."""
+        rows = self._known_rows()
+        if self._wanted:
+            return [rows.get(wanted, Row(wanted, ())) for wanted in self._wanted]
+        kpis = [row for row in rows.values() if row.spread and row.label not in _NAMED_ROWS][:_MOST_KPIS]
+        names = [row.label for row in rows.values() if row.columns == (row.label,)]
+        is_own = {name: self._interfaces.get(name.partition("/")[0], False) for name in names}
+        own = [] if kpis else [Row(name.partition("/")[2], (name,)) for name in names if is_own[name]][:2]
+        events = dict.fromkeys(_event(name) for name in names if not (is_own[name] or name.startswith("BaseEnvEvents")))
+        learning = [event for part in _LEARNING for event in events if event.endswith(part)]
+        learning = learning[: min(_MOST_OF_LEARNING, _MOST_OF_BOTH - len(kpis))]
+        learning += ["learning_rate"] if "learning_rate" in events else []
+        named = [rows[label] for label in _NAMED_ROWS if label in rows]
+        return [*named, *kpis, *own, *(rows[event] for event in learning)]
+
+    def _show(self) -> None:
+        progressed, self._waiting = self._waiting, None
+        if progressed is None or self.verbose == QUIET:
+            return
+        self._report_unknown_rows()
+        if sys.stdout is not None and sys.stdout.isatty():
+            self._print_table(progressed)
+        else:
+            print_text(self.line(progressed))
+
+    def _print_table(self, progressed: Progressed) -> None:
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        console = Console(file=cast("IO[str]", LastingStream(sys.stdout)), highlight=False, markup=False, emoji=False)
+        console.width = min(console.width, _WIDEST)
+        cells = self.cells()
+        paths = list(next(iter(cells.values()), {}))
+        columns = [Column(name, no_wrap=True, overflow="ellipsis") for name in ("", *paths)]
+        table = Table(
+            *columns, box=None, show_header=paths != [TRAINING], header_style="", pad_edge=False, padding=(0, 3, 0, 0)
+        )
+        for label, figures in cells.items():
+            table.add_row(label, *figures.values())
+        if progressed.rate:
+            rate, _, unit = progressed.rate.partition(" ")
+            table.add_row(unit, rate)
+        if not math.isnan(progressed.seconds):
+            table.add_row("time", f"{significant(progressed.seconds, 3)} s")
+        console.print(Text(", ".join(_heading(progressed)), style="cyan"), no_wrap=True, overflow="ellipsis")
+        console.print(Padding(table, (0, 0, 0, 2)))
+
+    def _report_unknown_rows(self) -> None:
+        if not self._is_checked:
+            self._is_checked, rows = True, self._known_rows()
+            for wanted in self._wanted:
+                if wanted not in rows:
+                    hint = did_you_mean(wanted, rows)
+                    print(f"console.rows: no statistic is called `{wanted}` so far.{hint}", file=sys.stderr, flush=True)
+
+
+def active_console() -> RunConsole | None:
+    """The console of the active statistics context; `None`: every statistic is printed."""
+    consoles = (writer for writer in StatsContext.active().writers if isinstance(writer, RunConsole))
+    return next(consoles, None)
+
+
+def print_header(text: str) -> None:
+    """Print a line that introduces what follows, if every statistic is shown."""
+    if active_console() is None:
+        print(f"\n********** {text} **********", flush=True)
+
+
+def checked_verbosity(value: object) -> int:
+    """The value of `verbose`: 0, 1 or 2.
+
+    :raises ConfigError: It is none of these.
+    """
+    if value in (QUIET, SHORT, EVERYTHING) and not isinstance(value, bool):
+        return int(str(value))
+    raise ConfigError(
+        f"verbose: expected 0 (warnings and errors), 1 (a short table) or 2 (the configuration and every statistic), "
+        f"got {value!r}."
+    )
+
+
+def _event(name: str) -> str:
+    """The event of a statistic; of RLlib's, whose events are groups, what stands last."""
+    interface, _, rest = name.partition("/")
+    return rest.rpartition("/")[2] if interface == "RLlibEvents" else rest.partition("/")[0]
+
+
+def _cell(row: Row, values: dict[str, float]) -> str:
+    found = [values[column] for column in row.columns if column in values]
+    if not found:
+        return "-"
+    if len(found) > _MOST_GROUPS:
+        return f"{significant(min(found))} … {significant(max(found))}"
+    text = " / ".join(map(significant, found))
+    spread = values.get(row.spread or "")
+    return text if spread is None else f"{text} ± {significant(spread, 3)}"
+
+
+def _heading(progressed: Progressed) -> Iterator[str]:
+    of_all = f"/{progressed.n_epochs}" if progressed.n_epochs else ""
+    yield f"{progressed.unit} {progressed.epoch}{of_all}"
+    if progressed.n_env_steps:
+        yield f"{progressed.n_env_steps:,} environment steps"
+    if progressed.best:
+        yield f"best {progressed.best}"
+    if progressed.left:
+        yield f"about {progressed.left} left"
+
+
+class LiveLine:
+    """A progress bar with a text, in one line of the terminal that stderr is.
+
+    The calling thread draws it: a thread of its own would outlive a fork.
+
+    :param total: Number of units of work.
+    """
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.table import Column
+
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            TaskProgressColumn(),
+            BarColumn(bar_width=10),
+            TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=total, text="")
+
+    def draw(self, description: str, n_done: float, text: str) -> None:
+        """Draw the line.
+
+        :param description: Name of the work.
+        :param n_done: Number of units that are done.
+        :param text: Text after the bar.
+        """
+        self._progress.update(self._task, description=description, completed=n_done, text=text)
+        if self._progress.live.is_started:
+            self._progress.refresh()
+        else:
+            self._progress.start()
+
+    def clear(self) -> None:
+        """Remove the line until it is drawn again."""
+        self._progress.stop()
+
+
+def live_line(total: int) -> LiveLine | None:
+    """A live line; `None` where stderr is no terminal or nothing may be printed.
+
+    :param total: Number of units of work.
+    """
+    console = active_console()
+    is_quiet = console is not None and console.verbose == QUIET
+    return None if is_quiet or sys.stderr is None or not sys.stderr.isatty() else LiveLine(total)
+
+
+class Progress:
+    """Shows the progress of work that consists of equal units, such as episodes.
+
+    :param total: Number of units.
+    :param description: Name of the work.
+    :param unit: Name of the units.
+    :param n_lines: Number of lines that are printed where there is no terminal.
+    """
+
+    def __init__(self, total: int, description: str, unit: str = "episodes", n_lines: int = 5) -> None:
+        self.total = total
+        self.description = description
+        self.unit = unit
+        self.n_done = 0
+        self._line_after = max(1, -(-total // n_lines))
+        self._start = self._refreshed = time.monotonic()
+        self._line = live_line(total)
+
+    def update(self) -> None:
+        """Count one more unit as done."""
+        self.n_done += 1
+        now = time.monotonic()
+        rate = self.n_done / max(now - self._start, 1e-9)
+        state = f"{self.n_done}/{self.total} {self.unit}, {rate:.3g}/s, {(self.total - self.n_done) / rate:.0f} s left"
+        if self._line is None:
+            if self.n_done % self._line_after == 0 or self.n_done == self.total:
+                print(f"{self.description}: {state}", flush=True)
+        elif now - self._refreshed >= _REFRESHED:
+            self._refreshed = now
+            self._line.draw(self.description, self.n_done, state)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._line is not None:
+            self._line.clear()
+
+
+class TrainingProgress:
+    """Shows how far the epoch is, the rate of environment steps, the remaining time and the mean return.
+
+    :param n_epochs: Number of epochs of the training; 0 if unknown.
+    :param epoch_length: Number of updates per epoch.
+    :param steps_per_update: Number of environment steps per update; 0: updates take none.
+    :param describe: Describes the episodes of the epoch so far.
+    """
+
+    def __init__(
+        self, n_epochs: int, epoch_length: int, steps_per_update: int, describe: Callable[[], str] = str
+    ) -> None:
+        self.n_epochs = n_epochs
+        self.epoch_length = epoch_length
+        self.steps_per_update = steps_per_update
+        self._describe = describe
+        self._console = active_console()
+        self._start = self._epoch_start = time.perf_counter()
+        self._n_steps = self._n_updates = 0
+        """Taken in the epoch by this process."""
+        self._epoch, self._update = 0, 0
+        self._begun_at: float | None = None
+        """Number of epochs that were done when this process began."""
+        self._refreshed = 0.0
+        self._waiting: Progressed | None = None
+        """The epoch that has ended and has not been evaluated yet."""
+        # An epoch, or the training where epochs are single updates.
+        self._line = live_line(epoch_length if epoch_length > 1 else n_epochs)
+
+    def start_epoch(self, epoch: int, update: int = 0) -> None:
+        """Announce an epoch.
+
+        :param epoch: Its number, counted from 0 in this training.
+        :param update: Number of its updates that are done already.
+        """
+        self._epoch_start = time.perf_counter()
+        self._n_steps = self._n_updates = 0
+        self._epoch, self._update = epoch, update
+        if self._begun_at is None:
+            self._begun_at = self._n_epochs_done()
+        self._refresh()
+
+    def announce(self, work: str) -> None:
+        """Print what is done next; on a terminal only before the first epoch has ended, in the live line."""
+        if self._line is None:
+            print(f"-> {work} ...", flush=True)
+        else:
+            self._draw(f"{work} ...")
+
+    def first_evaluation(self, epoch: int) -> None:
+        """Announce the evaluation of the policy that the training starts from.
+
+        :param epoch: Number of epochs completed before.
+        """
+        self.announce("evaluating the policy that the training starts from")
+        self._waiting = Progressed(epoch, epoch + self.n_epochs if self.n_epochs else 0)
+
+    def update_done(self) -> None:
+        """Count one update."""
+        self._n_updates += 1
+        self._update += 1
+        self._n_steps += self.steps_per_update
+        if self._line is not None and time.perf_counter() - self._refreshed >= _REFRESHED:
+            self._refreshed = time.perf_counter()
+            self._refresh()
+
+    def before_output(self) -> None:
+        """Make room for lines printed by others."""
+        if self._line is not None:
+            self._line.clear()
+
+    def epoch_done(self, epoch: int, n_done: int, n_env_steps: int = 0) -> float:
+        """Complete an epoch.
+
+        :param epoch: Number of the epoch, counted from 1.
+        :param n_done: Number of epochs completed in this training.
+        :param n_env_steps: Environment steps of the training so far.
+        :return: Seconds that this epoch took.
+        """
+        seconds = time.perf_counter() - self._epoch_start
+        rate, left = self._rate(), self._left(n_done)
+        self.before_output()
+        if self._console is None:
+            details = ", ".join(filter(None, (rate, f"about {left} left" if left else "")))
+            print(f"Time required for epoch: {seconds:.2f}s" + (f" ({details})" if details else ""))
+            print(f"Update epoch - {epoch}", flush=True)
+        n_epochs = epoch - n_done + self.n_epochs if self.n_epochs else 0
+        self._waiting = Progressed(epoch, n_epochs, n_env_steps, seconds, rate, left)
+        return seconds
+
+    def evaluated(self, best: str) -> None:
+        """Show the epoch that has ended; its evaluation is complete, if it has one.
+
+        :param best: The best score so far; empty: there is none.
+        """
+        progressed, self._waiting = self._waiting, None
+        if self._console is not None and progressed is not None:
+            self.before_output()
+            self._console.epoch_done(progressed._replace(best=best))
+
+    def training_done(self) -> None:
+        """Show the last epoch if it has not been shown yet; the training has ended."""
+        if self._console is not None:
+            self._console.finish()
+
+    def close(self) -> None:
+        """Remove the live line."""
+        self.before_output()
+
+    def _n_epochs_done(self) -> float:
+        return self._epoch + self._update / self.epoch_length
+
+    def _refresh(self) -> None:
+        if self._line is None:
+            return
+        left = self._left(self._n_epochs_done())
+        parts = [self._rate(), self._describe(), f"{left} left" if left else ""]
+        self._draw(", ".join(filter(None, parts)))
+
+    def _draw(self, text: str) -> None:
+        assert self._line is not None
+        n_done = self._update if self.epoch_length > 1 else self._epoch + self._update
+        self._line.draw(f"epoch {self._epoch + 1}{f'/{self.n_epochs}' if self.n_epochs else ''}", n_done, text)
+
+    def _rate(self) -> str:
+        seconds = max(time.perf_counter() - self._epoch_start, 1e-9)
+        if self._n_steps:
+            return f"{self._n_steps / seconds:,.0f} environment steps/s"
+        is_learning_only = self._n_updates > 1 and not self.steps_per_update
+        return f"{self._n_updates / seconds:,.3g} updates/s" if is_learning_only else ""
+
+    def _left(self, n_done: float) -> str:
+        """The remaining time at the pace of this process; empty: unknown."""
+        n_own, n_left = n_done - (self._begun_at or 0.0), self.n_epochs - n_done
+        if n_left <= 0 or n_own <= 0:
+            return ""
+        return _duration(n_left * (time.perf_counter() - self._start) / n_own)
+
+
+def unfinished_epoch(statistics: LogStatsAggregator) -> str:
+    """Mean return and first KPI of the episodes that have ended in an epoch; before, those of the epoch before.
+
+    :param statistics: Statistics of its episodes.
+    """
+    shown = {RETURN: statistics.pending(BaseEnvEvents.reward, "sum").get(None)}
+    kpis = statistics.pending(BaseEnvEvents.kpi)
+    if kpis:
+        group, values = next(iter(kpis.items()))
+        shown["/".join(map(str, group or ()))] = values
+    if any(shown.values()):
+        return ", ".join(f"{name} {significant(sum(values) / len(values))}" for name, values in shown.items() if values)
+    last = {statistic_name(key): value for key, value in statistics.last_stats.items()}
+    names = {RETURN: "BaseEnvEvents/reward/mean"} | {name: f"{KPI}mean/{name}" for name in list(shown)[1:]}
+    return ", ".join(f"{label} {significant(last[name])}" for label, name in names.items() if name in last)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,385 @@
+"""The reduction of values to statistics, for single environments and for batches of them.
+
+The decorators of an event are compiled once per level into a plan: where values go, and how they are reduced. A
+:class:`StatsSlot` collects the values of one event and group until they are reduced. Batches of environments keep their
+values in arrays and reduce many episodes at once (:meth:`CompiledStat.reduce_each`).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from maze.core.errors import ConfigError
+from maze.core.log_stats.event_decorators import EventDefinition, StatsDefinition, event_definition
+
+Reducer = Callable[[Any], Any]
+
+_LEVELS = ("step", "episode", "epoch")
+_COUNTS_OCCURRENCES: tuple[Reducer | None, ...] = (len, sum, np.sum)
+"""Reducers for which "did not occur" is the number 0."""
+
+_ASKS_FOR_OCCURRENCES: tuple[Reducer | None, ...] = (None, len)
+"""Reducers that ask which values there were, or how many: zeros for absent occurrences would be wrong."""
+
+_ZERO_OF_ZEROS: tuple[Reducer | None, ...] = (
+    *(len, sum, min, max, statistics.mean, statistics.median),
+    *(np.sum, np.mean, np.median, np.min, np.max, np.std, np.var),
+)
+"""Reducers whose result for an absent event is the number 0, however long the period."""
+
+
+_ADDED, _COMPARED = (sum, np.sum, len), (max, np.max, min, np.min)
+"""Cumulative statistics that can be continued without keeping every value since the beginning."""
+
+_MAKE_ARRAYS = (np.mean, np.std, np.var, np.median)
+"""They make an array of a list first, which takes longer than all the rest where it is long."""
+_LONG = 32
+_ADDS_IN_ORDER = sys.version_info < (3, 12)
+"""Whether Python's `sum` of floats adds one to the other, as arrays are added; later it compensates for rounding."""
+
+
+class PassedThrough(list[Any]):
+    """Several values of one statistic that no function reduced; the level above takes them one by one."""
+
+
+@dataclass(frozen=True)
+class CompiledStat:
+    """One statistic of an event on one level.
+
+    :param position: Index among the event's statistics of this level; rows are ordered by it.
+    :param counts_absence: A period of the level below without the event counts as well.
+    :param of_absence: What makes its value from the zeros of its own periods; `None`: the value is 0.
+    """
+
+    position: int
+    reduce_function: Reducer | None
+    input_name: str | None
+    output_name: str | None
+    cumulative: bool
+    counts_absence: bool
+    of_absence: Reducer | None
+
+    def reduce(self, values: Any) -> Any:
+        """Apply the reduce function; without one, a single value passes as it is."""
+        if self.reduce_function is None:
+            return values[0] if len(values) == 1 else PassedThrough(values)
+        result = self.reduce_function(values)
+        # The list is used again: a function that returns its argument must not hand it out.
+        return list(values) if result is values else result
+
+    def reduces_arrays(self, dtype: np.dtype[Any]) -> bool:
+        """Whether :meth:`reduce_each` returns an array for values of this type."""
+        return self.reduce_function is len or (self.reduce_function is sum and (dtype.kind in "biu" or _ADDS_IN_ORDER))
+
+    def reduce_each(self, values: np.ndarray, sizes: np.ndarray, n_absent: np.ndarray | None) -> np.ndarray | list[Any]:
+        """Reduce the values of many episodes, which stand one behind the other, as :meth:`reduce` would each of them.
+
+        :param values: The values of all episodes.
+        :param sizes: Number of values of each episode, at least 1, `[n_episodes]`.
+        :param n_absent: Number of steps without the event in each episode, `[n_episodes]`; `None`: there are none.
+        :return: The result of each episode; numbers as an array, see :meth:`reduces_arrays`.
+        """
+        if self.reduce_function is len:
+            return sizes
+        ends = sizes.cumsum()
+        if self.reduces_arrays(values.dtype):
+            if values.dtype.kind in "biu":
+                return np.add.reduceat(values, ends - sizes, dtype=np.int64)
+            return np.bincount(np.repeat(np.arange(len(sizes)), sizes), values, len(sizes))
+        listed = values.tolist()
+        parts = [listed[begin:end] for begin, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+        if self.counts_absence and n_absent is not None:
+            parts = [part + [0] * n_zeros for part, n_zeros in zip(parts, n_absent.tolist(), strict=True)]
+        return [self.reduce(part) for part in parts]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The statistics of an event on one level that share their grouping."""
+
+    group_by: str | None
+    stats: tuple[CompiledStat, ...]
+
+
+@dataclass(frozen=True)
+class LevelPlan:
+    """What one level does with an event.
+
+    :param variants: One per grouping in use; nearly always a single one.
+    :param grouping: Attributes that the event is grouped by.
+    :param routes: For the output name of the level below: the variants that take it, each with the component of the
+        incoming group to keep (`None`: the whole group).
+    """
+
+    variants: tuple[Variant, ...]
+    grouping: tuple[str, ...]
+    routes: dict[str | None, tuple[tuple[int, int | None], ...]]
+
+
+@cache
+def level_plan(event: Callable[..., Any], level: str) -> LevelPlan:
+    """The plan of an event on one level.
+
+    :param event: The event's interface method.
+    :param level: "step", "episode" or "epoch".
+    """
+    definition = event_definition(event)
+    own: list[StatsDefinition] = getattr(definition, level)
+    lower = _level_below(definition, level)
+    lowest = definition.step if level == "epoch" else []
+    by_grouping: dict[str | None, list[CompiledStat]] = {}
+    for position, stat in enumerate(own):
+        by_grouping.setdefault(stat.group_by, []).append(_compile(position, stat, lower, lowest))
+    variants = tuple(Variant(group_by, tuple(stats)) for group_by, stats in by_grouping.items())
+    routes = {
+        name: tuple(
+            (index, _component(event, definition, level, variant.group_by, name))
+            for index, variant in enumerate(variants)
+            if any(stat.input_name == name for stat in variant.stats)
+        )
+        for name in dict.fromkeys(stat.input_name for stat in own)
+    }
+    return LevelPlan(variants, definition.grouping, routes)
+
+
+def stat_value(event: Callable[..., Any], plan: LevelPlan, attributes: dict[str, Any], input_name: str | None) -> Any:
+    """What a fired event contributes to a statistic: one attribute, or all that it is not grouped by.
+
+    :param input_name: The attribute's name; `None`: the only one that the event is not grouped by.
+    :raises ConfigError: The event has no such attribute.
+    """
+    if input_name is not None:
+        try:
+            return attributes[input_name]
+        except KeyError:
+            raise ConfigError(
+                f"Event {event.__qualname__}: a statistic reduces `input_name={input_name!r}`, but the event has only "
+                f"the attributes {', '.join(attributes) or '(none)'}."
+            ) from None
+    if plan.grouping:
+        attributes = {name: value for name, value in attributes.items() if name not in plan.grouping}
+    return next(iter(attributes.values())) if len(attributes) == 1 else attributes
+
+
+def group_of(
+    event: Callable[..., Any], plan: LevelPlan, variant: Variant, attributes: dict[str, Any]
+) -> tuple[Any, ...] | None:
+    """The group that a fired event belongs to; `None` without grouping.
+
+    :raises ConfigError: The event has not all of the attributes that it is grouped by.
+    """
+    names = plan.grouping if variant.group_by is None else (variant.group_by,)
+    if not names:
+        return None
+    try:
+        return tuple(attributes[name] for name in names)
+    except KeyError as missing:
+        raise ConfigError(
+            f"Event {event.__qualname__} is grouped by {missing}, which is not one of its attributes: "
+            f"{', '.join(attributes) or '(none)'}."
+        ) from None
+
+
+def _level_below(definition: EventDefinition, level: str) -> list[StatsDefinition]:
+    position = _LEVELS.index(level)
+    return [] if position == 0 else getattr(definition, _LEVELS[position - 1])
+
+
+def _compile(
+    position: int, stat: StatsDefinition, lower: list[StatsDefinition], lowest: list[StatsDefinition]
+) -> CompiledStat:
+    below = _input_of(stat, lower)
+    counts = below is not None and below.reduce_function in _COUNTS_OCCURRENCES
+    of_absence = None
+    if below is not None and not counts and below.reduce_function is not None:
+        # Its own periods without the event were zeros to it, so it has a value even if there was no other period.
+        source = _input_of(below, lowest)
+        counts = source is not None and source.reduce_function in _COUNTS_OCCURRENCES
+        of_absence = None if below.reduce_function in _ZERO_OF_ZEROS else below.reduce_function
+    zeros_are_neutral = of_absence is None and stat.reduce_function in (sum, np.sum)
+    return CompiledStat(
+        position=position,
+        reduce_function=stat.reduce_function,
+        input_name=stat.input_name,
+        output_name=stat.output_name,
+        cumulative=stat.cumulative,
+        counts_absence=counts and stat.reduce_function not in _ASKS_FOR_OCCURRENCES and not zeros_are_neutral,
+        of_absence=of_absence,
+    )
+
+
+def _input_of(stat: StatsDefinition, lower: list[StatsDefinition]) -> StatsDefinition | None:
+    return next((below for below in lower if below.output_name == stat.input_name), None)
+
+
+def _component(
+    event: Callable[..., Any], definition: EventDefinition, level: str, group_by: str | None, input_name: str | None
+) -> int | None:
+    """Which component of an incoming group a variant keeps."""
+    if group_by is None or level == "step":
+        return None
+    below = next((stat for stat in _level_below(definition, level) if stat.output_name == input_name), None)
+    if below is None:
+        return None  # values arrive from fired events, which bring their attributes
+    incoming = definition.grouping if below.group_by is None else (below.group_by,)
+    if group_by not in incoming:
+        raise ConfigError(
+            f"Event {event.__qualname__}: its {level} statistics are grouped by {group_by!r}, but the values that "
+            f"arrive there are grouped by {', '.join(incoming) or 'nothing'}. Add {group_by!r} to "
+            f"`define_stats_grouping`."
+        )
+    return incoming.index(group_by)
+
+
+class StatsSlot:
+    """Inputs by name and the statistics to calculate from them.
+
+    The input lists live as long as the slot, so that a hot loop may hold on to their `append`.
+
+    :param keys: The key of each of the variant's statistics.
+    """
+
+    __slots__ = ("_arrays", "_cumulative", "inputs", "is_touched", "keys", "periods", "variant")
+
+    def __init__(self, variant: Variant, keys: tuple[Any, ...]) -> None:
+        self.variant = variant
+        self.keys = keys
+        self.inputs: dict[str | None, list[Any]] = {stat.input_name: [] for stat in variant.stats}
+        self._arrays: dict[str | None, list[np.ndarray]] = {}
+        """Numbers that came as arrays, after those in `inputs`."""
+        self.periods: list[int] = []
+        """Which periods of the level below delivered values."""
+        self.is_touched = False
+        self._cumulative: dict[int, Any] = {}
+
+    def values(self, name: str | None) -> list[Any]:
+        """All values of an input, in the list that collects them."""
+        values = self.inputs[name]
+        for array in self._arrays.pop(name, ()):
+            values += array.tolist()
+        return values
+
+    def add(self, name: str | None, value: Any) -> None:
+        values = self.inputs.get(name)
+        if values is None:
+            return
+        if self._arrays:
+            values = self.values(name)
+        if type(value) is PassedThrough:
+            values.extend(value)
+        else:
+            values.append(value)
+
+    def add_all(self, name: str | None, values: np.ndarray | list[Any], periods: Sequence[int]) -> None:
+        """Add one value of each of several periods.
+
+        :param name: Name of the input.
+        :param values: The values; an array of numbers is kept as such until a list is needed.
+        :param periods: The numbers of the periods, in ascending order.
+        """
+        if isinstance(values, np.ndarray):
+            if name in self.inputs:
+                self._arrays.setdefault(name, []).append(values)
+        elif PassedThrough in map(type, values):
+            for value in values:
+                self.add(name, value)
+        elif name in self.inputs:
+            self.values(name).extend(values)
+        if not self.periods or self.periods[-1] < periods[0]:
+            self.periods.extend(periods)
+        elif self.periods[-len(periods) :] != [*periods]:  # another group, which did not occur in the same periods
+            self.periods = sorted({*self.periods, *periods})
+
+    def count_period(self, period: int) -> None:
+        """Notes that a period of the level below delivered a value; several values of one count once."""
+        if not self.periods or self.periods[-1] != period:
+            self.periods.append(period)
+
+    def clear(self) -> None:
+        """Drops the inputs; what cumulative statistics have already counted stays."""
+        for values in self.inputs.values():
+            values.clear()
+        if self._arrays:
+            self._arrays.clear()
+        if self.periods:
+            self.periods.clear()
+        self.is_touched = False
+
+    def reduce_into(self, stats: dict[Any, Any], n_periods: int, lengths: Sequence[int] = ()) -> None:
+        """Calculates the statistics for which there are values and drops the inputs.
+
+        :param n_periods: How many periods of the level below there were.
+        :param lengths: How many periods each of those had itself, by its number; 1 for those that are not listed.
+        """
+        arrays: dict[str | None, np.ndarray] = {}
+        if self._arrays:
+            arrays = {name: np.concatenate(parts) for name, parts in self._arrays.items() if not self.inputs[name]}
+        for stat, key in zip(self.variant.stats, self.keys, strict=True):
+            values: Any = self.values(stat.input_name) if self._arrays else self.inputs[stat.input_name]
+            if stat.counts_absence:
+                n_absent = n_periods - (len(self.periods) or len(values))
+                if n_absent > 0:
+                    values = values + self._of_absence(stat, n_absent, lengths)
+            if not values:
+                continue
+            if (
+                len(values) > _LONG
+                and stat.reduce_function in _MAKE_ARRAYS
+                and not (stat.cumulative or stat.counts_absence)
+            ):
+                if stat.input_name not in arrays:
+                    arrays[stat.input_name] = np.asanyarray(values)
+                values = arrays[stat.input_name]
+            stats[key] = self._accumulate(stat, values) if stat.cumulative else stat.reduce(values)
+        self.clear()
+
+    def copy_from(self, other: StatsSlot) -> None:
+        self.clear()
+        for name in other.inputs:
+            self.inputs[name].extend(other.values(name))
+        self.periods.extend(other.periods)
+        self.is_touched = other.is_touched
+        self._cumulative = dict(other._cumulative)
+
+    def state(self) -> dict[str, Any]:
+        """What waits to be reduced, and what cumulative statistics have counted so far."""
+        inputs = {name: list(self.values(name)) for name in self.inputs}
+        return {"inputs": inputs, "periods": list(self.periods), "cumulative": dict(self._cumulative)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state that :meth:`state` returned."""
+        self.clear()
+        for name, values in state["inputs"].items():
+            if name in self.inputs:
+                self.inputs[name].extend(values)
+        self.periods.extend(state["periods"])
+        self._cumulative = dict(state["cumulative"])
+
+    def _of_absence(self, stat: CompiledStat, n_absent: int, lengths: Sequence[int]) -> list[Any]:
+        """The values of the periods without the event."""
+        if stat.of_absence is None:
+            return [0] * n_absent
+        present = set(self.periods)
+        absent = [length for period, length in enumerate(lengths) if period not in present]
+        absent += [1] * (n_absent - len(absent))
+        return [stat.of_absence([0] * length) for length in absent]
+
+    def _accumulate(self, stat: CompiledStat, values: Any) -> Any:
+        function, known = stat.reduce_function, self._cumulative.get(stat.position)
+        if function in _ADDED:
+            value = stat.reduce(values) + (0 if known is None else known)
+        elif function in _COMPARED:
+            value = stat.reduce([*([] if known is None else [known]), stat.reduce(values)])
+        else:
+            history = self._cumulative.setdefault(stat.position, [])
+            history.extend(values)
+            return stat.reduce(history)
+        self._cumulative[stat.position] = value
+        return value

@@ -1,0 +1,389 @@
+"""Wrappers that record episodes: actions, frames, tables, and records in terms of spaces."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.env.base_env_events import BaseEnvEvents
+from maze.core.env.maze_env import MazeEnv
+from maze.core.errors import ConfigError
+from maze.core.rendering.offscreen import RecordedFramesRenderer
+from maze.core.rendering.renderer import Renderer
+from maze.core.trajectory_recording.records.action_record import ActionRecord, plain_seed
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
+from maze.core.trajectory_recording.writers.parquet import ParquetColumns, SubstepRow
+from maze.core.trajectory_recording.writers.trajectory_writer_file import TrajectoryWriterFile
+from maze.core.wrappers.maze_gym_env_wrapper import GymRenderer
+from maze.core.wrappers.wrapper import Wrapper
+
+
+class ActionRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Writes the seed and the actions of each episode into a file, from which the episode can be run again.
+
+    `ReplayRecordedActionsPolicy` takes the actions once more. That gives the same episode in an environment whose
+    randomness comes from its seed alone. An episode is written when the next one begins, unless it was cloned from
+    another environment.
+
+    :param env: The environment, with all wrappers that the agent acts through.
+    :param output_dir: Directory of the files.
+    """
+
+    keeps_observations_and_actions = True
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "action_records") -> None:
+        self.output_dir = Path(output_dir)
+        self.episode_record: ActionRecord | None = None
+        """The episode in progress."""
+        self._next_seed: int | None = None
+        super().__init__(env)
+
+    def seed(self, seed: Any) -> None:
+        """Seeds the environment, and remembers the seed for the coming episode."""
+        self._next_seed = plain_seed(seed)
+        self.env.seed(seed)
+
+    @override(Wrapper)
+    def step(self, action: Any) -> Any:
+        if self.episode_record is not None:
+            self.episode_record.append(self.env.actor_id(), copy.deepcopy(action))
+        return self._env_step(action)
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        if self.episode_record is not None and len(self.episode_record) and not self.env.context.is_copied:
+            self.episode_record.save(self.output_dir)
+        self.episode_record = None
+        observation = self._env_reset()
+        self.episode_record = ActionRecord(self.env.get_episode_id(), self._next_seed)
+        self._next_seed = None
+        return observation
+
+    @override(Wrapper)
+    def clone_from(self, env: ActionRecordingWrapper) -> None:
+        """Takes over the state, and the recording up to here."""
+        super().clone_from(env)
+        self._next_seed = env._next_seed
+        self.episode_record = None if env.episode_record is None else env.episode_record.copy()
+
+
+_LOGGER = logging.getLogger(__name__)
+
+_PICTURE_MODES = ("rgb_array", "rgb_array_list")
+
+
+def draws_frames_only(env: Any) -> bool:
+    """Whether an environment draws its current state alone, as pictures, and no frames are recorded of it yet.
+
+    :param env: A Maze environment.
+    """
+    if not isinstance(env.get_renderer(), GymRenderer):
+        return False
+    gym_env = env.core_env.env
+    if getattr(gym_env, "render_mode", None) in _PICTURE_MODES:
+        return True
+    return env.core_env.can_be_made_again and "rgb_array" in gym_env.metadata.get("render_modes", [])
+
+
+def with_frames(env: Any, every_k_steps: int = 1) -> Any:
+    """Wrap an environment that draws its current state alone in a :class:`FrameRecordingWrapper`.
+
+    Other environments are returned as they are. Where a library that the environment draws with is not installed, its
+    episodes are recorded without pictures.
+
+    :param env: A Maze environment.
+    :param every_k_steps: Record a frame only every so many environment steps.
+    """
+    if not draws_frames_only(env):
+        return env
+    return FrameRecordingWrapper.wrap(env, every_k_steps=every_k_steps, is_optional=True)
+
+
+def missing_for_drawing(env: Any) -> str | None:
+    """Return what gymnasium says is not installed for drawing an environment; `None`: nothing is missing.
+
+    :param env: A Maze environment.
+    """
+    if not draws_frames_only(env):
+        return None
+    gym_env = env.core_env.env
+    spec = getattr(gym_env, "spec", None)
+    drawn: Any = gym_env if spec is None else gymnasium.make(spec, render_mode="rgb_array")
+    try:
+        drawn.unwrapped.render()
+    except gymnasium.error.DependencyNotInstalled as error:
+        return str(error)
+    except Exception:  # there is no state to draw before the first reset
+        return None
+    finally:
+        if drawn is not gym_env:
+            drawn.close()
+    return None
+
+
+class FrameRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Records a frame for each state of an episode, so that recorded trajectories can be viewed afterwards.
+
+    gymnasium environments draw their current state only. With this wrapper their renderer shows the frames of the
+    episode, and is stored with its trajectory. Environments with a Maze renderer need none of this: they draw any
+    recorded state.
+
+    :param env: A Maze environment made of a gymnasium one that renders "rgb_array"; one that was made from an id
+        without such a render mode is made again with it.
+    :param every_k_steps: Record a frame only every so many environment steps.
+    :param is_optional: Record episodes without frames where a library for drawing is not installed.
+    :raises ConfigError: The environment draws no pictures, or `every_k_steps` is below 1.
+    """
+
+    keeps_observations_and_actions = True
+
+    def __init__(self, env: MazeEnv[Any], every_k_steps: int = 1, is_optional: bool = False) -> None:
+        if every_k_steps < 1:
+            raise ConfigError(f"FrameRecordingWrapper: `every_k_steps` must be at least 1, got {every_k_steps}.")
+        if not isinstance(env.get_renderer(), GymRenderer):
+            raise ConfigError(
+                f"FrameRecordingWrapper: {env!r} is no gymnasium environment. Its recorded states can be drawn by its "
+                f"renderer at any time; frames are not needed."
+            )
+        self.every_k_steps = every_k_steps
+        self.is_optional = is_optional
+        self._can_draw = True
+        self._renderer = RecordedFramesRenderer()
+        super().__init__(env)
+        if self._gym_env().render_mode not in _PICTURE_MODES:
+            modes = self._gym_env().metadata.get("render_modes", [])
+            if "rgb_array" not in modes:
+                raise ConfigError(f"FrameRecordingWrapper: {env!r} does not render `rgb_array`, only {modes}.")
+            self.env.set_render_mode("rgb_array")
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        result: tuple[Any, Any, bool, dict[Any, Any]] = self._env_step(action)
+        env_time = self.env.get_env_time()
+        # the sub-steps of a step share its first frame
+        if result[2] or (self.env.context.is_step_complete and env_time % self.every_k_steps == 0):
+            self._take_frame(env_time)
+        return result
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        observation = self._env_reset()
+        # A new one: the last episode's frames belong to its trajectory, which may be read later.
+        self._renderer = RecordedFramesRenderer()
+        self._take_frame(self.env.get_env_time())
+        return observation
+
+    def get_renderer(self) -> Renderer:
+        """Shows the frames of the current episode."""
+        return self._renderer
+
+    def _take_frame(self, env_time: int) -> None:
+        if not self._can_draw:
+            return
+        try:
+            picture: Any = self._gym_env().render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            if self.is_optional:
+                self._can_draw = False
+                print(f"Episodes are recorded as numbers, without pictures: {error}", flush=True)
+                return
+            raise ConfigError(f"FrameRecordingWrapper: {self.env!r} cannot be drawn: {error}") from error
+        if isinstance(picture, list):
+            picture = picture[-1] if picture else None
+        if not isinstance(picture, np.ndarray):
+            raise ConfigError(
+                f"FrameRecordingWrapper: {self.env!r} rendered {type(picture).__name__} instead of an array of pixels."
+            )
+        self._renderer.add(env_time, picture)
+
+    def _gym_env(self) -> Any:
+        return self.env.core_env.env
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._release_surfaces()
+        return super().__getstate__()
+
+    def _release_surfaces(self) -> None:
+        """Drops what pygame drew on, which can be neither pickled nor copied; it is made anew for the next frame."""
+        env = self._gym_env().unwrapped
+        for name, value in vars(env).items():
+            if type(value).__module__.partition(".")[0] == "pygame":
+                setattr(env, name, None)
+
+    @override(Wrapper)
+    def clone_from(self, env: FrameRecordingWrapper) -> None:
+        env._release_surfaces()
+        super().clone_from(env)
+        self._renderer = RecordedFramesRenderer()
+        self._renderer.frames = dict(env._renderer.frames)
+
+
+class ParquetRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Writes each episode as a table in a Parquet file, `<episode id>.parquet`, with a row for each sub-step.
+
+    :class:`~maze.core.trajectory_recording.writers.parquet.ParquetColumns` says which columns it has. Key performance
+    indicators are among them where a `LogStatsWrapper` is inside of this one. An episode is written when it is over,
+    or when it is left by a reset or by closing the environment; not where it was cloned from another environment. A
+    full disk costs tables and gives one warning.
+
+    :param env: Environment to record.
+    :param output_dir: Directory of the files.
+    :raises ConfigImportError: pyarrow is missing.
+    """
+
+    keeps_observations_and_actions = True
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | Path = "trajectory_parquet") -> None:
+        super().__init__(env)
+        self._directory: Path | None = Path(output_dir).absolute()
+        self._interfaces: tuple[type[Any], ...] = ()
+        self._columns = self._described_columns()
+        self._rows: list[SubstepRow] = []
+        self._observation: Any = None
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        env = self.env
+        env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
+        events = env.context.event_service.records
+        n_earlier, time = len(events), env.get_env_time()
+        substep = self._rows[-1].substep + 1 if self._rows and self._rows[-1].step == time else 0
+        record = SpacesRecord(env.actor_id(), self._observation, copy.deepcopy(action))
+        observation, reward, done, info = self._env_step(action)
+        record.reward, record.done, record.info = reward, done, dict(info)
+        self._observation = copy.deepcopy(observation)
+        self._rows.append(SubstepRow(time, substep, record, events[n_earlier:]))
+        if done:
+            self.publish_trajectory()
+        return observation, reward, done, info
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        self.publish_trajectory()
+        observation = self._env_reset()
+        self._observation = copy.deepcopy(observation)
+        if self._interfaces != tuple(self.env.context.event_service.topics):  # some are announced by the first reset
+            self._columns = self._described_columns()
+        return observation
+
+    def publish_trajectory(self) -> None:
+        """Writes the current episode, if it is the environment's own and has any steps that are not written."""
+        rows, self._rows = self._rows, []
+        if not rows or self._directory is None or self.env.context.is_copied:
+            return
+        episode_id = str(self.env.get_episode_id())
+        name = re.sub(r"[^\w.@=+-]", "_", episode_id)
+        kpis = self._kpis() if rows[-1].record.done else {}
+        try:
+            self._columns.write(self._directory / f"{name}.parquet", episode_id, rows, kpis)
+        except OSError as error:
+            _LOGGER.warning("Episode %s cannot be written (%s); no more tables are.", episode_id, error)
+            self._directory = None
+
+    def close(self) -> None:
+        """Writes an episode that was not finished, and closes the environment."""
+        self.publish_trajectory()
+        self.env.close()
+
+    @override(Wrapper)
+    def clone_from(self, env: ParquetRecordingWrapper) -> None:
+        """Takes over the state, and the recording up to here."""
+        super().clone_from(env)
+        self._rows, self._observation = list(env._rows), copy.deepcopy(env._observation)
+
+    def _described_columns(self) -> ParquetColumns:
+        env = self.env
+        self._interfaces = tuple(env.context.event_service.topics)
+        return ParquetColumns(env.observation_spaces_dict, env.action_spaces_dict, self._interfaces)
+
+    def _kpis(self) -> dict[str, float]:
+        episode_event_log = getattr(self.env, "get_episode_event_log", None)
+        if episode_event_log is None:
+            return {}
+        return {event.name: event.value for event in episode_event_log().query_events(BaseEnvEvents.kpi)}
+
+
+class SpacesRecordingWrapper(Wrapper[MazeEnv[Any]]):
+    """Records what the agent observes, does and gets, as it passes this wrapper, and writes one file per episode.
+
+    One :class:`StructuredSpacesRecord` per environment step, with a record for each sub-step. An episode is written
+    when it is over, or when it is left by a reset or by closing the environment; not where it was cloned from another
+    environment.
+
+    :param env: Environment to record.
+    :param output_dir: Directory of the files; None: episodes are only kept in `episode_record`.
+    """
+
+    keeps_observations_and_actions = True
+
+    def __init__(self, env: MazeEnv[Any], output_dir: str | None = "space_records") -> None:
+        super().__init__(env)
+        self.episode_record: SpacesTrajectoryRecord | None = None
+        """The current episode, until the next one begins."""
+        self._writer = None if output_dir is None else TrajectoryWriterFile(Path(output_dir).absolute())
+        self._is_written = False
+        self._observation: Any = None
+        self._step = StructuredSpacesRecord()
+
+    @override(Wrapper)
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[Any, Any]]:
+        env = self.env
+        env.context.pre_step()  # also for sub-steps that a wrapper answers without stepping the environment
+        actor_id = env.actor_id()
+        taken = copy.deepcopy(action)
+        observation, reward, done, info = self._env_step(action)
+        record = SpacesRecord(actor_id, self._observation, taken, reward, done, copy.deepcopy(info))
+        record.next_observation = self._observation = copy.deepcopy(observation)
+        self._step.append(record)
+        if self.episode_record is not None and (done or env.context.is_step_complete):
+            self.episode_record.append(self._step)
+            self._step = StructuredSpacesRecord()
+            if done:
+                self.publish_trajectory()
+        return observation, reward, done, info
+
+    @override(Wrapper)
+    def reset(self) -> Any:
+        self.publish_trajectory()
+        observation = self._env_reset()
+        self._observation = copy.deepcopy(observation)
+        self._step = StructuredSpacesRecord()
+        self.episode_record = SpacesTrajectoryRecord(self.env.get_episode_id())
+        self._is_written = False
+        return observation
+
+    def publish_trajectory(self) -> None:
+        """Writes the current episode, once, if it is the environment's own and has any steps."""
+        record = self.episode_record
+        if self._writer is None or self._is_written or record is None or not record.step_records:
+            return
+        if self.env.context.is_copied:
+            return
+        self._writer.write(record)  # type: ignore[arg-type]  # it stores any record with an id
+        self._is_written = True
+
+    def close(self) -> None:
+        """Writes an episode that was not finished, and closes the environment."""
+        self.publish_trajectory()
+        self.env.close()
+
+    @override(Wrapper)
+    def clone_from(self, env: SpacesRecordingWrapper) -> None:
+        """Takes over the state, and the recording up to here."""
+        super().clone_from(env)
+        self._observation = copy.deepcopy(env._observation)
+        self._step = copy.deepcopy(env._step)
+        self._is_written = env._is_written
+        self.episode_record = None
+        if env.episode_record is not None:
+            self.episode_record = SpacesTrajectoryRecord(env.episode_record.id)
+            self.episode_record.extend(env.episode_record)

@@ -1,0 +1,495 @@
+"""Whether a candidate may take the place of a baseline: what is tolerated, and what the same episodes tell of it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, GateNotPassedError, did_you_mean, unknown_key_error
+from maze.evaluation.comparison import LENGTH, RETURN, Comparison, PlayedEpisodes, aligned
+from maze.evaluation.comparison_page import comparison_page
+from maze.evaluation.comparison_runner import PAGE_FILE, ComparisonRunner
+from maze.report.estimates import (
+    Bounds,
+    Estimate,
+    Interval,
+    Values,
+    episodes_to_see,
+    mean_interval,
+    unseen_share,
+)
+from maze.report.page import fact_list, number_text, page_section, table
+from maze.runner import Runner
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+MORE, LESS, NONE = "more", "less", "none"
+"""What is better of a measure."""
+PASSED, WORSE, UNDECIDED, NOT_JUDGED = "passed", "worse", "undecided", "not judged"
+MARGIN = 0.02
+MIN_EPISODES = 200
+"""The gate decides from so many on about measures without a known range: `benchmarks/intervals.py`."""
+_MOST_EPISODES = 1_000_000
+_ROUNDING = 1e-9
+"""Of means, relative to them."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What is tolerated of a measure.
+
+    :param goal: What is better, `more` or `less`.
+    :param margin: By which share of the baseline's mean the candidate may be worse; below 0, it has to be better.
+    :param absolute_margin: By how much it may be worse, in units of the measure, instead of a share.
+    :param limit: What the candidate's mean has to keep to, whatever the baseline does: a largest value where less is
+        better, else a smallest one.
+    :param range: The smallest and the largest value that an episode can have, where that is known.
+    """
+
+    goal: str = MORE
+    margin: float = MARGIN
+    absolute_margin: float | None = None
+    limit: float | None = None
+    range: Bounds | None = None
+
+    def tolerated(self, baseline: float) -> float:
+        """By how much a candidate may be worse.
+
+        :param baseline: Mean of the baseline.
+        """
+        return self.margin * abs(baseline) if self.absolute_margin is None else self.absolute_margin
+
+
+def read_thresholds(
+    config: Mapping[str, Any], minimize: Sequence[str] = (), maximize: Sequence[str] = (), margin: float = MARGIN
+) -> dict[str, Threshold]:
+    """Thresholds by measure; of the return, more is better unless something else is said.
+
+    :param config: `goal`, `margin`, `absolute_margin`, `limit` and `range` by measure; `goal: none` leaves one out.
+    :param minimize: Measures of which less is better.
+    :param maximize: Measures of which more is better.
+    :param margin: That of measures without a margin of their own.
+    :raises ConfigError: A value is of another kind, or nobody says what is better of a measure.
+    """
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"thresholds: expected a YAML file or a mapping such as {{waste: {{goal: less}}}}, got {config!r}."
+        )
+    default = _number("runner.margin", margin)
+    if both := sorted({*minimize} & {*maximize}):
+        raise ConfigError(f"runner.minimize and runner.maximize both name {', '.join(both)}.")
+    goals = {RETURN: MORE, **dict.fromkeys(map(str, maximize), MORE), **dict.fromkeys(map(str, minimize), LESS)}
+    thresholds = {measure: Threshold(goal, default) for measure, goal in goals.items()}
+    for name, entry in config.items():
+        measure, where = str(name), f"thresholds.{name}"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: expected a mapping such as {{goal: less, margin: 0.01}}, got {entry!r}.")
+        given = {str(key): entry[key] for key in entry if key != "goal" and entry[key] is not None}
+        numbers = {key: value for key, value in given.items() if key != "range"}
+        for key in numbers.keys() - {"margin", "absolute_margin", "limit"}:
+            raise unknown_key_error(f"{where}:", key, ("goal", "margin", "absolute_margin", "limit", "range"))
+        if {"margin", "absolute_margin"} <= numbers.keys():
+            raise ConfigError(f"{where}: `margin` and `absolute_margin` exclude each other; leave one out.")
+        goal = entry.get("goal") or goals.get(measure)
+        if goal not in (MORE, LESS, NONE):
+            raise ConfigError(
+                f"{where}.goal: say what is better, `goal: {MORE}` or `goal: {LESS}`; `goal: {NONE}` does not judge it."
+                f"{'' if goal is None else f' Found {goal!r}.'}"
+            )
+        if goal == NONE:
+            thresholds.pop(measure, None)
+        else:
+            checked = {key: _number(f"{where}.{key}", value) for key, value in numbers.items()}
+            bounds = _bounds(f"{where}.range", given["range"]) if "range" in given else None
+            thresholds[measure] = Threshold(goal, **{"margin": default, **checked}, range=bounds)
+    return thresholds
+
+
+def require_episodes(n_episodes: int, thresholds: Mapping[str, Threshold]) -> None:
+    """Refuse to decide about measures without a known range after too few episodes.
+
+    :raises ConfigError: There are fewer than :data:`MIN_EPISODES`.
+    """
+    unbounded = [name for name, threshold in thresholds.items() if threshold.range is None]
+    if n_episodes < MIN_EPISODES and unbounded:
+        example = f"thresholds={{{unbounded[0]}: {{range: [<smallest>, <largest>]}}}}"
+        raise ConfigError(
+            f"runner.n_episodes: the gate decides about {', '.join(unbounded)} from {MIN_EPISODES} episodes on, found "
+            f"{n_episodes}. Fewer do not show rare losses. Play more, or state the range of an episode's values "
+            f"('{example}'), with which any number of episodes has a valid interval."
+        )
+
+
+class Judged(NamedTuple):
+    """One measure.
+
+    :param measure: Its name.
+    :param threshold: What is tolerated; `None`: it is not judged.
+    :param baseline: Mean of the baseline.
+    :param candidate: Mean of the candidate.
+    :param difference: How much larger the candidate's mean is, in the same episodes.
+    :param tolerated: By how much it may be worse.
+    :param reserve: How much better it is than tolerated; a share of the baseline's mean is as uncertain as that mean.
+    :param result: `passed`, `worse`, `undecided` or `not judged`.
+    :param keeps_limit: The same of the limit; `passed` where there is none.
+    :param n_needed: Estimated number of episodes that would decide; 0: unknown.
+    """
+
+    measure: str
+    threshold: Threshold | None
+    baseline: Estimate
+    candidate: Estimate
+    difference: Estimate
+    tolerated: float
+    reserve: Estimate | None
+    result: str
+    keeps_limit: str
+    n_needed: int = 0
+
+    @property
+    def passes(self) -> bool:
+        """Whether it speaks for the candidate, or says nothing."""
+        return self.result in (PASSED, NOT_JUDGED) and self.keeps_limit == PASSED
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.result in (PASSED, NOT_JUDGED) and self.keeps_limit != PASSED:
+            return "beyond the limit" if self.keeps_limit == WORSE else "limit undecided"
+        return self.result
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A candidate beside a baseline in the same episodes.
+
+    A measure passes where the whole 95 % interval of its reserve, the difference plus what is tolerated, is not
+    negative (a test of non-inferiority, Piaggio et al. 2012). In simulations, a candidate exactly at the margin passes
+    in at most 3 % of cases with normal noise and 5 % with heavy tails. All measures have to pass, so that their number
+    makes the gate no more lenient. Assumptions: :mod:`maze.report.estimates`.
+
+    :param baseline: What the baseline reached.
+    :param candidate: What the candidate reached, in the same episodes.
+    :param thresholds: What is tolerated, by measure.
+    :raises ConfigError: The episodes lack a measure that is to be judged, are too few, or leave the stated range.
+    """
+
+    baseline: PlayedEpisodes
+    candidate: PlayedEpisodes
+    thresholds: Mapping[str, Threshold] = field(default_factory=lambda: {RETURN: Threshold()})
+
+    def __post_init__(self) -> None:
+        known = self.comparison.measures
+        for name in self.thresholds:
+            if name not in known:
+                raise ConfigError(
+                    f"The episodes have no {name}, which is to be judged.{did_you_mean(name, known)} There are "
+                    f"{', '.join(known)}."
+                )
+        if not self.thresholds:
+            raise ConfigError(f"There is nothing to judge. State the goal of one of {', '.join(known)}.")
+        require_episodes(self.comparison.n_episodes, self.thresholds)
+        for name, threshold in self.thresholds.items():
+            values = np.concatenate([each.measures[name].ravel() for each in (self.baseline, self.candidate)])
+            if threshold.range is not None and not _lies_in(values, threshold.range):
+                raise ConfigError(
+                    f"thresholds.{name}.range: the episodes have values from {values.min():g} to {values.max():g}, "
+                    f"outside of the stated range {list(threshold.range)}."
+                )
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """Both side by side."""
+        played = [self.baseline, self.candidate]
+        goals = {name: threshold.goal for name, threshold in self.thresholds.items()}
+        minimized, maximized = ([name for name in goals if goals[name] == goal] for goal in (LESS, MORE))
+        return Comparison(played, minimized, maximized)
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        """All measures."""
+        return [self._judged(measure) for measure in self.comparison.measures]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the candidate may take the baseline's place."""
+        return all(each.passes for each in self.judged)
+
+    @property
+    def verdict(self) -> str:
+        """In a sentence."""
+        failed = [f"{each.measure} ({each.verdict})" for each in self.judged if not each.passes]
+        if not failed:
+            return "The candidate passes."
+        return f"The candidate does not pass: {', '.join(failed)}."
+
+    def _judged(self, measure: str) -> Judged:
+        baseline, candidate = self.comparison.rows_of(measure)
+        difference = candidate.difference
+        assert difference is not None, "it is no baseline"
+        threshold = self.thresholds.get(measure)
+        facts = (measure, threshold, baseline.mean, candidate.mean, difference)
+        if threshold is None:
+            return Judged(*facts, 0.0, None, NOT_JUDGED, PASSED)
+        reserve = self._reserve(measure, threshold)
+        rounding = _ROUNDING * max(abs(baseline.mean.value), abs(candidate.mean.value))
+        result, n_needed = _result(reserve, -rounding), 0
+        if result == UNDECIDED and reserve.value > 0:
+            # Intervals shrink with the square root of the number of episodes.
+            wanted = self.comparison.n_episodes * ((reserve.value - reserve.low) / reserve.value) ** 2
+            n_needed = _rounded_up(wanted) if wanted < _MOST_EPISODES else 0
+        keeps_limit = PASSED
+        if threshold.limit is not None:
+            sign = 1.0 if threshold.goal == MORE else -1.0
+            bounds = None if threshold.range is None else _range_of([sign * end for end in threshold.range])
+            mean = Estimate.of(mean_interval(sign * self.candidate.measures[measure], bounds=bounds))
+            keeps_limit = _result(mean, sign * threshold.limit - rounding)
+        return Judged(*facts, threshold.tolerated(baseline.mean.value), reserve, result, keeps_limit, n_needed)
+
+    def _reserve(self, measure: str, threshold: Threshold) -> Estimate:
+        """How much better the candidate is than tolerated."""
+        ours, theirs = self.candidate.measures[measure], self.baseline.measures[measure]
+        sign = 1.0 if threshold.goal == MORE else -1.0
+        share = 0.0 if threshold.absolute_margin is not None else threshold.margin * math.copysign(1.0, theirs.mean())
+        found = Estimate.of(_oriented(ours, theirs, sign, sign - share, threshold.range))
+        if share and threshold.margin > 0:
+            # A share of a mean is not negative, however uncertain the mean is: what is no worse is within it.
+            no_worse = Estimate.of(_oriented(ours, theirs, sign, sign, threshold.range))
+            found = found._replace(low=max(found.low, no_worse.low))
+        return Estimate(*(end + (threshold.absolute_margin or 0.0) for end in found))
+
+    # -- words ------------------------------------------------------------------------------------------------------
+
+    HEADER = ("measure", "better", "baseline", "candidate", "difference", "tolerated", "reserve, 95 %", "verdict")
+    """Headings of :meth:`rows`."""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table, a row for each measure."""
+        return [
+            (
+                each.measure,
+                each.threshold.goal if each.threshold else "",
+                number_text(each.baseline.value),
+                number_text(each.candidate.value),
+                _difference(each),
+                _tolerated(each),
+                f"{number_text(each.reserve.low)} to {number_text(each.reserve.high)}" if each.reserve else "",
+                each.verdict,
+            )
+            for each in self.judged
+        ]
+
+    def remarks(self) -> Iterator[str]:
+        """What has to be known besides, a sentence each."""
+        n_episodes = self.comparison.n_episodes
+        for each in self.judged:
+            if each.n_needed:
+                yield (
+                    f"{each.measure} is undecided: {n_episodes} episodes are too few for its margin. About "
+                    f"{each.n_needed:,} would decide it, if the difference stays what it is (runner.n_episodes)."
+                )
+            threshold = each.threshold
+            is_share = threshold is not None and threshold.absolute_margin is None and threshold.margin != 0
+            if is_share and each.baseline.low <= 0 <= each.baseline.high:
+                yield (
+                    f"The baseline's {each.measure} may as well be 0, and a share of that means little: give its "
+                    "threshold an absolute_margin."
+                )
+        if missing := [each.measure for each in self.judged if each.threshold is None and each.measure != LENGTH]:
+            yield (
+                f"Not judged, since no goal is stated: {', '.join(missing)} (runner.minimize, runner.maximize or "
+                "thresholds)."
+            )
+        if any(threshold.range is None for threshold in self.thresholds.values()):
+            yield (
+                f"Losses in fewer than {unseen_share(n_episodes):.2g} of the episodes may be missing among these "
+                f"{n_episodes:,}; one in a thousand takes {episodes_to_see(0.001):,} to be seen (97.5 %)."
+            )
+
+    def text(self) -> str:
+        """The table for the console."""
+        rows = [self.HEADER, *self.rows()]
+        return "\n".join((*aligned(rows), "", *self.remarks(), self.verdict))
+
+    def markdown(self, facts: Sequence[str] = ()) -> str:
+        """The report for a pull request.
+
+        :param facts: Sentences on what was played.
+        """
+        lines = [f"# Gate: {'passed' if self.passes else 'not passed'}", "", _escaped(self.verdict), ""]
+        lines += [f"* {_escaped(fact)}" for fact in facts]
+        lines += ["", _line(self.HEADER), _line(["---", "---", *["---:"] * 5, "---"])]
+        lines += [_line([_escaped(cell) for cell in row]) for row in self.rows()]
+        lines += ["", HOW_IT_IS_JUDGED, ""]
+        lines += [f"* {_escaped(remark)}" for remark in self.remarks()]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+HOW_IT_IS_JUDGED = (
+    "The reserve is the difference, turned so that more is better, plus what is tolerated. A measure passes where its "
+    "whole interval is not negative; it is worse where the whole interval is negative, and undecided in between. All "
+    "measures have to pass."
+)
+
+
+def _oriented(ours: Values, theirs: Values, factor: float, their_factor: float, bounds: Bounds | None) -> Interval:
+    """The difference of two multiples."""
+    known = None
+    if bounds is not None:
+        known = _range_of([factor * our_end - their_factor * end for our_end in bounds for end in bounds])
+    return mean_interval(factor * ours, their_factor * theirs, known)
+
+
+def _range_of(ends: Sequence[float]) -> Bounds:
+    return min(ends), max(ends)
+
+
+def _lies_in(values: Values, bounds: Bounds) -> bool:
+    return bool(((values >= bounds[0]) & (values <= bounds[1])).all())
+
+
+def _result(estimate: Estimate, bound: float) -> str:
+    """NaN is undecided."""
+    if estimate.low >= bound:
+        return PASSED
+    return WORSE if estimate.high < bound else UNDECIDED
+
+
+def _rounded_up(n_episodes: float) -> int:
+    """Two digits: the number is a guess."""
+    digits: int = 10 ** max(0, math.floor(math.log10(n_episodes)) - 1)
+    return math.ceil(n_episodes / digits) * digits
+
+
+def _difference(each: Judged) -> str:
+    share = f" ({each.difference.value / abs(each.baseline.value):+.1%})" if each.baseline.value else ""
+    sign = "+" if each.difference.value > 0 else ""
+    return f"{sign}{number_text(each.difference.value)}{share}"
+
+
+def _tolerated(each: Judged) -> str:
+    threshold = each.threshold
+    if threshold is None:
+        return ""
+    bound = -each.tolerated if threshold.goal == MORE else each.tolerated
+    limit = "" if threshold.limit is None else f", limit {number_text(threshold.limit)}"
+    return f"{'+' if bound > 0 else ''}{number_text(bound)}{limit}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escaped(text: str) -> str:
+    """Text as Markdown that shows nothing else, in a cell as well."""
+    plain = " ".join(html.escape(text, quote=False).split())
+    return "".join(f"\\{letter}" if letter in "\\`*_[]|" else letter for letter in plain)
+
+
+def _number(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"{where}: expected a number, such as 0.02 for two per cent, got {value!r}.")
+    return float(value)
+
+
+def _bounds(where: str, value: Any) -> Bounds:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise ConfigError(f"{where}: expected the smallest and the largest value, such as [0, 500], got {value!r}.")
+    low, high = (_number(where, end) for end in value)
+    if not low < high:
+        raise ConfigError(f"{where}: expected the smallest value first, got {value!r}.")
+    return low, high
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+MARKDOWN_FILE = "gate.md"
+
+
+@dataclass
+class GateRunner(ComparisonRunner):
+    """Plays the same episodes with a candidate and a baseline, and fails unless the candidate is good enough.
+
+    Writes what a comparison writes, with the verdict in front, and `gate.md`.
+
+    :param policies: The baseline and the candidate, in this order, as those of a comparison.
+    :param n_episodes: Number of episodes.
+    :param margin: By which share of the baseline's mean the candidate may be worse.
+    :param thresholds: What is tolerated of single measures, see :func:`read_thresholds`.
+    """
+
+    n_episodes: int = MIN_EPISODES
+    margin: float = MARGIN
+    thresholds: Mapping[str, Any] | None = None
+    gate: Gate | None = field(default=None, init=False)
+    """The result, once the episodes have been played."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.policies) != 2:
+            raise ConfigError(f"policies: a gate takes a baseline and a candidate, found {len(self.policies)}.")
+        self._thresholds = read_thresholds(self.thresholds or {}, self.minimize, self.maximize, self.margin)
+        require_episodes(self.n_episodes, self._thresholds)
+
+    @override(Runner)
+    def setup(self, cfg: DictConfig) -> None:
+        super().setup(cfg)
+        names = {name: cfg.get(str(name)) for name in self.policies}
+        self._facts = [f"{name}: {what}" for name, what in names.items() if what is not None]
+        seeds = cfg.get("seeding") or {}
+        self._facts.append(
+            f"{self.n_episodes} episodes, the same for both (seeding.env_base_seed={seeds.get('env_base_seed')} "
+            f"seeding.agent_base_seed={seeds.get('agent_base_seed')})"
+        )
+
+    @override(Runner)
+    def run(self, **kwargs: Any) -> None:
+        super().run(**kwargs)
+        assert self.gate is not None, "it was compared"
+        if not self.gate.passes:
+            raise GateNotPassedError(self.gate.verdict)
+
+    @override(ComparisonRunner)
+    def _compared(self, played: Sequence[PlayedEpisodes]) -> Comparison:
+        baseline, candidate = played
+        ours, theirs = (self._rewards[each.name] for each in (baseline, candidate))
+        if RETURN in self._thresholds and ours != theirs:
+            raise ConfigError(
+                f"The returns cannot be compared: wrappers change the rewards of the baseline by {ours or 'nothing'}, "
+                f"those of the candidate by {theirs or 'nothing'}. Name the wrappers of both (wrappers=<option>), or "
+                f"judge KPIs alone: 'thresholds={{{RETURN}: {{goal: none}}}}' and runner.minimize or runner.maximize."
+            )
+        self.gate = Gate(baseline, candidate, self._thresholds)
+        return self.gate.comparison
+
+    @override(ComparisonRunner)
+    def _said(self, comparison: Comparison) -> str:
+        assert self.gate is not None
+        return self.gate.text()
+
+    @override(ComparisonRunner)
+    def _files(self, comparison: Comparison) -> dict[str, str]:
+        gate = self.gate
+        assert gate is not None
+        compared = comparison_page(comparison, datetime.now())
+        verdict = page_section(
+            "Verdict",
+            table(gate.HEADER, gate.rows(), gate.verdict),
+            facts=f"<p>{HOW_IT_IS_JUDGED}</p>" + fact_list(("to know", each) for each in gate.remarks()),
+        )
+        page = replace(
+            compared,
+            subtitle="; ".join(self._facts),
+            sections=[verdict, *compared.sections],
+            state="passed" if gate.passes else "failed",
+        )
+        return {MARKDOWN_FILE: gate.markdown(self._facts), **super()._files(comparison), PAGE_FILE: page.text()}

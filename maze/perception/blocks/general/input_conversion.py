@@ -1,0 +1,261 @@
+"""Blocks that prepare observations: encoding of categories, running normalisation, scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigAssertionError
+from maze.core.utils.stats_utils import CumulativeMovingMeanStd
+from maze.perception.blocks.base import Keys, PerceptionBlock, Shapes, TensorDict
+from maze.perception.program.network_program import Array, Places, ProgramReader
+
+
+class CategoryEncodingBlock(PerceptionBlock):
+    """Encodes each category of an observation as a unit vector, or by a learned embedding.
+
+    Input `(..., *entries)` with whole numbers, output `(..., width)`: the encodings of all entries side by side,
+    each as wide as there are categories, or `embedding_dim` wide. A number outside its range is encoded as zeros.
+    Where there are fewer `num_categories` than entries they describe the last dimensions, and the others, such as
+    time steps, stay.
+
+    :param in_keys: Key of the categories.
+    :param num_categories: Number of categories, one for all entries of the input or one for each of them.
+    :param embedding_dim: Width of learned embeddings; `None`: unit vectors.
+    :param start: Number of the first category, one for all entries or one for each of them.
+    :raises ConfigError: The number of categories is not positive.
+    """
+
+    first: torch.Tensor
+    offsets: torch.Tensor
+    limits: torch.Tensor
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        num_categories: int | Sequence[int],
+        embedding_dim: int | None = None,
+        start: int | Sequence[int] = 0,
+    ) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        shape = tuple(self.in_shapes[0])
+        self._n_dims = len(shape)
+        if not isinstance(num_categories, int):
+            fitting = [n for n in range(len(shape) + 1) if math.prod(shape[len(shape) - n :]) == len(num_categories)]
+            self._n_dims = max(fitting, default=self._n_dims)
+        n_entries = math.prod(shape[len(shape) - self._n_dims :])
+        self.num_categories = self._one_for_each("num_categories", num_categories, n_entries)
+        if min(self.num_categories, default=1) < 1:
+            raise ConfigAssertionError(f"{self.block_name}: `num_categories` must be positive, found {num_categories}.")
+        self.embedding_dim = embedding_dim
+        sizes = torch.tensor(self.num_categories)
+        self.register_buffer("first", torch.tensor(self._one_for_each("start", start, n_entries)), persistent=False)
+        self.register_buffer("limits", sizes, persistent=False)
+        self.register_buffer("offsets", sizes.cumsum(0) - sizes, persistent=False)
+        # one row more than there are categories: that of numbers outside their range
+        self.embedding = None if embedding_dim is None else nn.Embedding(int(sizes.sum()) + 1, embedding_dim)
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (tensor,) = self.gather_inputs(block_input)
+        return {self.out_keys[0]: self._encoded(tensor)}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if self.embedding is not None or self.first.device.type != "cpu":
+            raise reader.unreadable()
+        return {self.out_keys[0]: reader.apply(_UnitVectors(self), inputs[self.in_keys[0]])}
+
+    def _encoded(self, tensor: torch.Tensor) -> torch.Tensor:
+        batch_shape = tensor.shape[: tensor.dim() - self._n_dims]
+        categories = tensor.reshape(*batch_shape, -1).long() - self.first
+        is_known = (categories >= 0) & (categories < self.limits)
+        total = int(sum(self.num_categories))
+        indices = torch.where(is_known, categories + self.offsets, total)
+        if self.embedding is not None:
+            encoded: torch.Tensor = self.embedding(indices) * is_known.unsqueeze(-1)
+            return encoded.reshape(*batch_shape, -1)
+        encoded = torch.zeros(*batch_shape, total + 1, device=tensor.device)
+        return encoded.scatter(-1, indices, 1.0)[..., :total]
+
+    def _one_for_each(self, name: str, value: int | Sequence[int], n_entries: int) -> list[int]:
+        if isinstance(value, int):
+            return [value] * n_entries
+        if len(value) != n_entries:
+            raise ConfigAssertionError(
+                f"{self.block_name}: `{name}` has {len(value)} numbers, but the input {self.in_keys[0]!r} of the shape "
+                f"{tuple(self.in_shapes[0])} has {n_entries} entries."
+            )
+        return [int(number) for number in value]
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        kind = "one-hot" if self.embedding_dim is None else f"embedded in {self.embedding_dim}"
+        return f"{sum(self.num_categories)} categories, {kind}"
+
+
+@dataclass(frozen=True, eq=False)
+class _UnitVectors:
+    """What a block without embeddings computes, see :class:`maze.perception.program.network_program.Function`."""
+
+    block: CategoryEncodingBlock
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return self.block._encoded(tensors[0])
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        block, array = self.block, arrays[0]
+        first, limits, offsets = block.first.numpy(), block.limits.numpy(), block.offsets.numpy()
+        kept_shape = array.shape[: array.ndim - block._n_dims]
+        categories = array.reshape(*kept_shape, len(limits)).astype(np.int64) - first
+        is_known = (categories >= 0) & (categories < limits)
+        total = int(sum(block.num_categories))
+        encoded: Array = np.zeros((*kept_shape, total + 1), np.float32)
+        np.put_along_axis(encoded, np.where(is_known, categories + offsets, total), 1.0, axis=-1)
+        return encoded[..., :total]
+
+
+_RESOLUTION = 1e-7
+"""A deviation below this share of the mean is the noise of float32: the entry is constant."""
+
+
+class RunningNormalizationBlock(PerceptionBlock):
+    """Subtracts the mean of all observations so far, divides by their standard deviation, and clips what comes of it.
+
+    The input is an observation as the environment shows it, of any shape; each entry has statistics of its own. They
+    are buffers of the network: wherever its weights go (checkpoints, worker processes, other machines, exported
+    policies), they go as well. The block itself never changes them: a trainer does between a rollout and the next one
+    (:class:`~maze.train.trainers.common.observation_statistics.ObservationStatistics`). Before the first of them, it
+    only clips. Entries that do not vary are only shifted.
+
+    :param clip: Largest absolute value of the result.
+    :raises ConfigError: It is not positive.
+    """
+
+    count: torch.Tensor
+    """float64 `[]`: number of observations."""
+    mean: torch.Tensor
+    """float64 `[*shape]`"""
+    variance: torch.Tensor
+    """float64 `[*shape]`"""
+    offset: torch.Tensor
+    """float32 `[*shape]`: what is subtracted."""
+    scale: torch.Tensor
+    """float32 `[*shape]`: what is divided by."""
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, clip: float = 10.0) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        if not clip > 0.0:
+            raise ConfigAssertionError(f"{self.block_name}: `clip` must be positive, found {clip}.")
+        self.clip = float(clip)
+        shape = tuple(self.in_shapes[0])
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("offset", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (tensor,) = self.gather_inputs(block_input)
+        return {self.out_keys[0]: ((tensor - self.offset) / self.scale).clamp(-self.clip, self.clip)}
+
+    def learn(self, observed: CumulativeMovingMeanStd) -> None:
+        """Takes further observations into account.
+
+        :param observed: Their statistics, without those of any before; of the shape of the input, or of its last
+            dimensions where the first ones count agents.
+        """
+        known = CumulativeMovingMeanStd()
+        known.count, known.mean, known.var = self.count.item(), self.mean.cpu().numpy(), self.variance.cpu().numpy()
+        known.merge(observed.count, observed.mean, observed.var)
+        mean, variance = np.asarray(known.mean), np.asarray(known.var)
+        deviation = np.sqrt(variance)
+        scale = np.where(deviation <= _RESOLUTION * np.abs(mean), 1.0, deviation)
+        self.count.fill_(known.count)
+        for buffer, value in ((self.mean, mean), (self.variance, variance), (self.offset, mean), (self.scale, scale)):
+            buffer.copy_(torch.from_numpy(value))
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if self.offset.device.type != "cpu":
+            raise reader.unreadable()
+        return {self.out_keys[0]: reader.apply(_Normalized(self), inputs[self.in_keys[0]])}
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"from {int(self.count):,} observations, clipped to {self.clip:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Normalized:
+    """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+
+    block: RunningNormalizationBlock
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        block = self.block
+        return ((tensors[0] - block.offset) / block.scale).clamp(-block.clip, block.clip)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        buffers = self.block._buffers  # found faster than attributes of a module
+        normalized: Array = np.subtract(arrays[0], buffers["offset"].numpy())  # type: ignore[union-attr]
+        np.divide(normalized, buffers["scale"].numpy(), out=normalized)  # type: ignore[union-attr]
+        np.maximum(normalized, -self.block.clip, out=normalized)
+        np.minimum(normalized, self.block.clip, out=normalized)
+        return normalized
+
+
+class ScalingBlock(PerceptionBlock):
+    """Multiplies its input, of any shape and type, by constants: what is in the hundreds drowns what is not.
+
+    :param scale: A factor for all numbers, or one for each entry of the last dimension.
+    :raises ConfigError: The number of factors is none of the two.
+    """
+
+    factors: torch.Tensor
+
+    def __init__(self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, scale: float | Sequence[float]) -> None:
+        super().__init__(in_keys, out_keys, in_shapes)
+        factors = torch.tensor(scale, dtype=torch.float32)
+        shape = tuple(self.in_shapes[0])
+        if factors.dim() and (factors.dim() > 1 or shape[-1:] != tuple(factors.shape)):
+            raise ConfigAssertionError(
+                f"{self.block_name}: `scale` has the shape {tuple(factors.shape)}, but must be one number or one for "
+                f"each entry of the last dimension of {self.in_keys[0]!r}, whose shape is {shape}."
+            )
+        self.register_buffer("factors", factors, persistent=False)
+
+    @override(PerceptionBlock)
+    def forward(self, block_input: TensorDict) -> TensorDict:
+        (tensor,) = self.gather_inputs(block_input)
+        return {self.out_keys[0]: tensor * self.factors}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        if self.factors.device.type != "cpu":
+            raise reader.unreadable()
+        return {self.out_keys[0]: reader.apply(_Scaled(self), inputs[self.in_keys[0]])}
+
+    @override(PerceptionBlock)
+    def extra_repr(self) -> str:
+        return f"times {self.factors.item():.3g}" if not self.factors.dim() else f"times {len(self.factors)} factors"
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """What the block computes, see :class:`maze.perception.program.network_program.Function`."""
+
+    block: ScalingBlock
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] * self.block.factors
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        scaled: Array = np.multiply(arrays[0], self.block.factors.numpy(), dtype=np.float32)
+        return scaled

@@ -1,0 +1,310 @@
+"""Blocks for sets of items: attention over a varying number of items, and one score for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigAssertionError
+from maze.perception.activations import activation_type
+from maze.perception.blocks.base import Keys, NonLinearity, Shapes, TensorDict, shape_list
+from maze.perception.blocks.feed_forward.dense import DenseBlock
+from maze.perception.blocks.shape_normalization import ShapeNormalizationBlock
+from maze.perception.program.network_program import Array, Places, ProgramReader
+
+_T = TypeVar("_T")
+_EXCLUDED = -1e30
+"""Score of an item that is not to be looked at; finite, so that nothing becomes NaN where there is no other."""
+
+
+class SetAttentionBlock(ShapeNormalizationBlock):
+    """Describes a set of items by one vector, whatever their number.
+
+    Each item goes through dense layers, attends to the others (added to what it was), and mean and maximum over all
+    items are returned side by side. Inputs: items `(batch, n, features)` and optionally a mask `(batch, n)`,
+    positive where there is an item. Output `(batch, 2 * hidden_units[-1])`; with `keep_places` the items follow side by
+    side, for actions that name the place of an item. Items that are masked count as zeros. Further masks `(batch, n)`
+    choose some of the items, such as those that may be chosen: mean and maximum over them follow.
+
+    :param in_keys: Keys of the items and, optionally, of the masks.
+    :param hidden_units: Width of each dense layer.
+    :param num_heads: Number of attention heads; divides the last width. 0: no attention.
+    :param keep_places: Whether the output tells of the items in their order as well.
+    :param non_lin: Activation after each layer.
+    :param keep_items: Whether there is a second output `<out_key>_items`, `(batch, n, hidden_units[-1])`: what each
+        item became, for scores of all of them.
+    :raises ConfigError: A mask does not fit, or the heads do not divide the width.
+    """
+
+    def __init__(
+        self,
+        in_keys: Keys,
+        out_keys: Keys,
+        in_shapes: Shapes,
+        hidden_units: Sequence[int],
+        num_heads: int,
+        keep_places: bool,
+        non_lin: NonLinearity,
+        keep_items: bool = False,
+    ) -> None:
+        n_masks = 0 if isinstance(in_keys, str) else len(in_keys) - 1
+        pooled, *_ = [out_keys] if isinstance(out_keys, str) else out_keys
+        super().__init__(
+            in_keys,
+            [pooled, *([f"{pooled}_items"] if keep_items else [])],
+            in_shapes,
+            in_num_dims=[3, *[2] * n_masks],
+            out_num_dims=[2, 3][: 1 + keep_items],
+        )
+        n_items = self.in_shapes[0][-2]
+        for key, shape in zip(self.in_keys[1:], self.in_shapes[1:], strict=True):
+            if shape[-1] != n_items:
+                raise ConfigAssertionError(
+                    f"{self.block_name}: the mask {key!r} must have an entry for each of the {n_items} items of "
+                    f"{self.in_keys[0]!r}, found the shape {tuple(shape)}."
+                )
+        item = f"{self.out_keys[0]}_item"
+        self.dense_block = DenseBlock("items", item, [self.in_shapes[0][-2:]], hidden_units, non_lin)
+        width = self.dense_block.out_shapes()[0][-1]
+        if num_heads and width % num_heads:
+            raise ConfigAssertionError(
+                f"{self.block_name}: `num_heads` ({num_heads}) must divide the last width ({width})."
+            )
+        self.num_heads = num_heads
+        self.keep_places = keep_places
+        self.output_units = 2 * width * max(1, n_masks) + (n_items * self.in_shapes[0][-1] if keep_places else 0)
+        self.attention = _Attention(num_heads) if num_heads else None
+        # layers of their own, which a program can read
+        self.query_key_value = nn.Linear(width, 3 * width) if num_heads else None
+        self.attended = nn.Linear(width, width) if num_heads else None
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        items = block_input[self.in_keys[0]].float()
+        masks = [block_input[key] for key in self.in_keys[1:]]
+        if masks:
+            items = _PRESENT.in_torch(items, masks[0])
+        (features,) = self.dense_block({"items": items}).values()
+        if self.attention is not None:
+            assert self.query_key_value is not None, "there are heads"
+            assert self.attended is not None, "there are heads"
+            found = self.attention.in_torch(self.query_key_value(features), *masks[:1])
+            features = features + self.attended(found)
+        parts = [_MEAN_AND_MAX.in_torch(features, *mask) for mask in _one_by_one(masks)]
+        if self.keep_places:
+            parts.append(items.flatten(-2))
+        pooled = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        return dict(zip(self.out_keys, (pooled, features), strict=False))
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        items, *masks = (inputs[key] for key in self.in_keys)
+        if masks:
+            items = reader.apply(_PRESENT, items, masks[0])
+        features = reader.layer(self.dense_block.net, items)
+        if self.attention is not None:
+            assert self.query_key_value is not None, "there are heads"
+            assert self.attended is not None, "there are heads"
+            found = reader.apply(self.attention, reader.layer(self.query_key_value, features), *masks[:1])
+            features = reader.apply(_SUM, features, reader.layer(self.attended, found))
+        parts = [reader.apply(_MEAN_AND_MAX, features, *mask) for mask in _one_by_one(masks)]
+        if self.keep_places:
+            parts.append(reader.flatten(items, 2))
+        return dict(zip(self.out_keys, (reader.concatenate(parts, axis=-1), features), strict=False))
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        places = ", places kept" if self.keep_places else ""
+        return f"{self.dense_block.extra_repr()}\nheads: {self.num_heads}{places}"
+
+
+def _one_by_one(masks: Sequence[_T]) -> list[list[_T]]:
+    """What is pooled over: the items of each mask, or all where there is none."""
+    return [[mask] for mask in masks] or [[]]
+
+
+@dataclass(frozen=True)
+class _Present:
+    """Items `[..., n, features]`, zeros where the mask `[..., n]` is not positive."""
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] * (tensors[1] > 0).unsqueeze(-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        present: Array = arrays[0] * (arrays[1] > 0)[..., np.newaxis]
+        return present
+
+
+@dataclass(frozen=True)
+class _Sum:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + tensors[1]
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        total: Array = arrays[0] + arrays[1]
+        return total
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What each item finds at the others (Vaswani et al. 2017, eq. 1): `[..., n, 3 * width]` to `[..., n, width]`.
+
+    Items that a mask `[..., n]` excludes are not looked at; where it excludes all, the result says nothing.
+    """
+
+    n_heads: int
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        split = tensors[0].reshape(*tensors[0].shape[:-1], 3, self.n_heads, -1)
+        query, key, value = split.transpose(-4, -2).unbind(-3)
+        added = None
+        if len(tensors) == 2:
+            absent = (tensors[1] <= 0)[..., None, None, :]
+            added = torch.zeros_like(absent, dtype=query.dtype).masked_fill(absent, _EXCLUDED)
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=added)
+        return found.transpose(-3, -2).flatten(-2)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        split = arrays[0].reshape(*arrays[0].shape[:-1], 3, self.n_heads, -1).swapaxes(-4, -2)
+        query, key, value = (split[..., part, :, :] for part in range(3))
+        scores = query @ key.swapaxes(-1, -2) / np.float32(math.sqrt(query.shape[-1]))
+        if len(arrays) == 2:
+            scores = np.where((arrays[1] <= 0)[..., None, None, :], np.float32(_EXCLUDED), scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        found = (weights / weights.sum(axis=-1, keepdims=True)) @ value
+        joined: Array = found.swapaxes(-3, -2).reshape(*arrays[0].shape[:-1], -1)
+        return joined
+
+
+@dataclass(frozen=True)
+class _MeanAndMax:
+    """Both over all items, or those that the mask allows; zeros where there is none."""
+
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        features = tensors[0]
+        if len(tensors) == 1:
+            return torch.cat([features.mean(-2), features.max(-2).values], dim=-1)
+        valid = tensors[1] > 0
+        n_valid = valid.sum(-1, keepdim=True)
+        mean = torch.matmul((valid / n_valid.clamp(min=1)).unsqueeze(-2), features).squeeze(-2)
+        with torch.no_grad():  # gradients flow to the highest only, so that nothing of the size of all is kept for them
+            absent = features.detach().masked_fill(~valid.unsqueeze(-1), torch.finfo(features.dtype).min)
+            places = absent.max(-2, keepdim=True).indices
+        highest = features.gather(-2, places).squeeze(-2).masked_fill(n_valid == 0, 0.0)
+        return torch.cat([mean, highest], dim=-1)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        features = arrays[0]
+        if len(arrays) == 1:
+            return np.concatenate([features.mean(axis=-2), features.max(axis=-2)], axis=-1)
+        valid = (arrays[1] > 0)[..., np.newaxis]
+        mean = (features * valid).sum(axis=-2) / np.maximum(valid.sum(axis=-2), 1).astype(np.float32)
+        highest = np.where(valid, features, -np.inf).max(axis=-2)
+        return np.concatenate([mean, np.where(np.isneginf(highest), np.float32(0.0), highest)], axis=-1)
+
+
+_PRESENT, _MEAN_AND_MAX, _SUM = _Present(), _MeanAndMax(), _Sum()
+
+
+class ItemScoresBlock(ShapeNormalizationBlock):
+    """A score for each item, by the same layers for all of them, added to its logit where there are logits.
+
+    What is learned about one item holds for every other that looks alike, wherever it stands (compare the pointer
+    networks of Vinyals et al. 2015). Inputs: optionally logits `(batch, n)`; items `(batch, n, features)`, and any
+    number of vectors `(batch, size)` that the score depends on besides. Output `(batch, n)`. Without logits the items
+    may be more or fewer than in `in_shapes`.
+
+    :param in_keys: Keys of the logits, if any, of the items and of the vectors.
+    :param hidden_units: Width of each dense layer.
+    :param non_lin: Activation after each of them.
+    :raises ConfigError: There are no vectors, no layers, or not as many logits as items.
+    """
+
+    def __init__(
+        self, in_keys: Keys, out_keys: Keys, in_shapes: Shapes, hidden_units: Sequence[int], non_lin: NonLinearity
+    ) -> None:
+        shapes = shape_list(in_shapes, n_keys=1 if isinstance(in_keys, str) else len(in_keys))
+        n_logits = int(len(shapes) > 1 and len(shapes[0]) < len(shapes[1]))
+        n_vectors = len(shapes) - 1 - n_logits
+        if n_vectors < 1 or not hidden_units:
+            raise ConfigAssertionError(
+                f"ItemScoresBlock ({out_keys}): expected the keys of logits, items and at least one vector, and one "
+                f"width per layer; found {in_keys} and {list(hidden_units)}."
+            )
+        in_num_dims = [*[2] * n_logits, 3, *[2] * n_vectors]
+        super().__init__(in_keys, out_keys, in_shapes, in_num_dims=in_num_dims, out_num_dims=2)
+        self._n_logits = n_logits
+        n_items, n_features = self.in_shapes[n_logits][-2:]
+        if n_logits and self.in_shapes[0][-1] != n_items:
+            raise ConfigAssertionError(
+                f"{self.block_name}: {self.in_keys[0]!r} has {self.in_shapes[0][-1]} logits, {self.in_keys[1]!r} "
+                f"{n_items} items."
+            )
+        activation = activation_type(non_lin, f"{self.block_name}.non_lin")
+        # one layer of items and vectors side by side, without repeating the vectors for each item; in parts, so that
+        # two numbers are heard at first beside a vector of a hundred
+        self.item_layer = nn.Linear(n_features, hidden_units[0])
+        self.vector_layers = nn.ModuleList(
+            nn.Linear(shape[-1], hidden_units[0], bias=False) for shape in self.in_shapes[n_logits + 1 :]
+        )
+        layers: list[nn.Module] = [activation()]
+        for n_in, n_out in pairwise(hidden_units):
+            layers += [nn.Linear(n_in, n_out), activation()]
+        self.hidden = nn.Sequential(*layers)
+        self.score_layer = nn.Linear(hidden_units[-1], 1)
+
+    @override(ShapeNormalizationBlock)
+    def normalized_forward(self, block_input: TensorDict) -> TensorDict:
+        tensors = [block_input[key].float() for key in self.in_keys]
+        logits, (items, *vectors) = tensors[: self._n_logits], tensors[self._n_logits :]
+        of_vectors = [layer(vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        hidden = self.hidden(_ADDED_TO_ITEMS.in_torch(self.item_layer(items), *of_vectors))
+        return {self.out_keys[0]: _ADDED_SCORES.in_torch(self.score_layer(hidden), *logits)}
+
+    def describe_forward(self, reader: ProgramReader, inputs: Places) -> Places:
+        places = [inputs[key] for key in self.in_keys]
+        logits, (items, *vectors) = places[: self._n_logits], places[self._n_logits :]
+        of_vectors = [reader.layer(layer, vector) for layer, vector in zip(self.vector_layers, vectors, strict=True)]
+        added = reader.apply(_ADDED_TO_ITEMS, reader.layer(self.item_layer, items), *of_vectors)
+        scores = reader.layer(self.score_layer, reader.layer(self.hidden, added))
+        return {self.out_keys[0]: reader.apply(_ADDED_SCORES, scores, *logits)}
+
+    @override(ShapeNormalizationBlock)
+    def extra_repr(self) -> str:
+        widths = [layer.out_features for layer in (self.item_layer, *self.hidden) if isinstance(layer, nn.Linear)]
+        items, *vectors = self.in_keys[self._n_logits :]
+        return f"{items} with {', '.join(vectors)}\n({'->'.join(map(str, [*widths, 1]))})"
+
+
+@dataclass(frozen=True)
+class _AddedToItems:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        items, *vectors = tensors
+        return items + sum(vectors[1:], start=vectors[0]).unsqueeze(-2)
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        items, *vectors = arrays
+        added: Array = items + sum(vectors[1:], start=vectors[0])[..., None, :]
+        return added
+
+
+@dataclass(frozen=True)
+class _AddedScores:
+    def in_torch(self, *tensors: torch.Tensor) -> torch.Tensor:
+        scores = tensors[0].squeeze(-1)
+        return scores + tensors[1] if len(tensors) == 2 else scores
+
+    def in_numpy(self, *arrays: Array) -> Array:
+        scores: Array = arrays[0][..., 0]
+        return scores + arrays[1] if len(arrays) == 2 else scores
+
+
+_ADDED_TO_ITEMS, _ADDED_SCORES = _AddedToItems(), _AddedScores()

@@ -1,0 +1,302 @@
+"""A rollout as sequences that recurrent networks are unrolled over: what an actor saw in an episode, step after step.
+
+Hidden states are zero where an episode begins, and those of before where a rollout begins in the middle of one
+(Hausknecht and Stone 2015, bootstrapped sequential updates; Kapturowski et al. 2019 on stored states).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maze.core.agent.hidden_states import HiddenStates
+from maze.core.agent.torch_actor_critic import ModelRuns
+from maze.core.agent.torch_state_critic import TorchDeltaStateCritic, TorchSharedStateCritic, TorchStateCritic
+from maze.core.env.structured_env import ActorID
+from maze.core.errors import ConfigError
+from maze.core.rollout.rollout_columns import RolloutColumns
+from maze.perception.blocks.recurrent.recurrent_cell import PackedRows, SequenceRun, StepRun
+
+if TYPE_CHECKING:
+    from maze.core.agent.state_critic_input_output import StateCriticOutput
+    from maze.core.agent.torch_actor_critic import TorchActorCritic
+    from maze.core.agent.torch_policy_output import PolicyOutput
+    from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+
+Place = tuple[int, int]
+"""(tick, environment)"""
+
+Index = tuple[np.ndarray, np.ndarray]
+"""Ticks and environments of rows."""
+
+States = dict[str, Tensor]
+"""Hidden states `[n, size]` by state key."""
+
+
+@dataclass
+class Sequences:
+    """Rows divided into sequences, with the hidden states before each of them."""
+
+    order: np.ndarray
+    """All rows, sequence after sequence, `[n_rows]`."""
+    lengths: np.ndarray
+    """Numbers of steps, `[n_sequences]`."""
+    policy_states: list[States] = field(default_factory=list)
+    """By sub-step."""
+    critic_states: list[States] = field(default_factory=list)
+    """By sub-step; of a shared critic there is one entry."""
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each sequence begins in the order, `[n_sequences]`."""
+        starts: np.ndarray = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    def runs(self, groups: Sequence[PackedRows]) -> ModelRuns:
+        """What a model runs over the sequences with."""
+        return ModelRuns(
+            [SequenceRun(groups, states) for states in self.policy_states],
+            [SequenceRun(groups, states) for states in self.critic_states],
+        )
+
+    def all_at_once(self, device: str) -> ModelRuns:
+        """The same, where the states before all sequences are known.
+
+        :param device: Where the networks are.
+        """
+        return self.runs([PackedRows(self.order, self.starts, self.lengths, device)])
+
+    def minibatches(self, n: int, generator: torch.Generator) -> Iterator[tuple[np.ndarray, Sequences] | None]:
+        """All sequences in random order, divided into as many rows each as whole sequences allow.
+
+        :param n: How many; `None` comes in the place of those that would be empty.
+        :param generator: Source of the order.
+        :return: As :meth:`chosen`.
+        """
+        order = torch.randperm(len(self.lengths), generator=generator).numpy()
+        place = (np.cumsum(self.lengths[order]) - 1) * n // self.lengths.sum()
+        for index in range(n):
+            chosen = order[place == index]
+            yield self.chosen(chosen) if len(chosen) else None
+
+    def chosen(self, indices: np.ndarray) -> tuple[np.ndarray, Sequences]:
+        """Some of the sequences.
+
+        :param indices: Which, `[n_chosen]`.
+        :return: Their rows, sequence after sequence, and the sequences of these rows in that order.
+        """
+        lengths = self.lengths[indices]
+        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rows = self.order[np.repeat(self.starts[indices], lengths) + offsets]
+        return rows, self._with_states_of(Sequences(np.arange(len(rows)), lengths), indices)
+
+    def known(self, is_known: np.ndarray) -> Sequences:
+        """The sequences without rows at their ends.
+
+        :param is_known: Which rows stay, bool `[n_rows]`; those that do not are the last ones of their sequences.
+        """
+        kept = is_known[self.order]
+        lengths = np.add.reduceat(kept, self.starts).astype(np.int64)
+        left = np.flatnonzero(lengths)
+        rows = np.cumsum(is_known) - 1  # where they are when the others are gone
+        return self._with_states_of(Sequences(rows[self.order[kept]], lengths[left]), left)
+
+    def _with_states_of(self, sequences: Sequences, indices: np.ndarray) -> Sequences:
+        """Gives others the states of some of these."""
+        index = torch.from_numpy(indices)
+        sequences.policy_states, sequences.critic_states = (
+            [{key: tensor[index.to(tensor.device)] for key, tensor in states.items()} for states in of_substeps]
+            for of_substeps in (self.policy_states, self.critic_states)
+        )
+        return sequences
+
+
+class SequencedRollout:
+    """The hidden states of a recurrent model in a rollout: those that are known, and those that follow.
+
+    :param model: The model.
+    :param columns: The rollout; it knows what the policy remembered before it.
+    :param memory: What the critic remembered before it; `None`: nothing.
+    :param length: Most steps of a sequence; 0: no limit.
+    :raises ConfigError: The critic cannot be recurrent in such a rollout.
+    """
+
+    def __init__(
+        self, model: TorchActorCritic, columns: RolloutColumns, memory: HiddenStates | None, length: int = 0
+    ) -> None:
+        assert isinstance(model.critic, TorchStateCritic)
+        self._model, self._critic, self._columns = model, model.critic, columns
+        self._memory, self._length = memory or HiddenStates(columns.n_envs, model.critic.state_sizes), length
+        self._has_shared_critic = isinstance(model.critic, TorchSharedStateCritic)
+        _check(model.critic, columns)
+        assert columns.memory is not None, "checked"
+        self._known = columns.memory.states
+        ended = np.concatenate([columns.memory.begins[np.newaxis], columns.terminated | columns.truncated])
+        self._episodes = np.cumsum(ended, axis=0)
+        """Number of episodes that have begun in each environment before each tick, and after the last one."""
+        self._final: dict[tuple[str, ActorID | None, int, int], tuple[States, int]] = {}
+        """By network (`policy`, `critic`), actor, environment and episode: states after its last step, and the row."""
+
+    def evaluate(
+        self, record: StructuredSpacesRecord, index: Index | None
+    ) -> tuple[tuple[PolicyOutput, StateCriticOutput], Sequences]:
+        """Compute the outputs of the model for a record, unrolled over the sequences of its rows.
+
+        :param record: All that a policy did.
+        :param index: Ticks and environments of its rows; `None`: a dense rollout.
+        """
+        sequences, runs, origin = self.sequences(record, index)
+        outputs = self._model.compute_actor_critic_output(record, runs=runs)
+        self.note(runs, origin)
+        return outputs, sequences
+
+    def sequences(self, record: StructuredSpacesRecord, index: Index | None) -> tuple[Sequences, ModelRuns, Any]:
+        """The sequences of a record, and what policy and critic run over them with.
+
+        :param record: All that a policy did.
+        :param index: Ticks and environments of its rows; `None`: a dense rollout.
+        :return: Besides, what :meth:`note` has to know.
+        """
+        columns, substeps = self._columns, record.substep_records
+        actors = [substep.actor_id for substep in substeps]
+        if index is None:
+            n_substeps, n_envs = len(substeps), columns.n_envs
+            ticks = np.repeat(np.arange(0, columns.n_ticks, n_substeps), n_envs)
+            envs = np.tile(np.arange(n_envs), columns.n_ticks // n_substeps)
+            agents = np.zeros_like(envs)
+        else:
+            ticks, envs = index
+            of_key = columns.substeps[actors[0].step_key]
+            agents = of_key.agent_ids[np.searchsorted(of_key.ticks, ticks), envs]
+        streams = agents * columns.n_envs + envs
+        order = np.argsort(streams, kind="stable")  # each stream in the order of time
+        stream, episode = streams[order], self._episodes[ticks, envs][order]
+        is_new_stream = np.append(True, stream[1:] != stream[:-1])
+        is_start = is_new_stream | np.append(True, episode[1:] != episode[:-1])
+        positions = np.arange(len(order))
+        since_start = positions - np.maximum.accumulate(np.where(is_start, positions, 0))
+        starts = np.flatnonzero(since_start % self._length == 0 if self._length else is_start)
+        found = Sequences(order, np.diff(np.append(starts, len(order))))
+        env_of, agent_of, episode_of = envs[order][starts], agents[order][starts], episode[starts]
+        goes_on = is_new_stream[starts] & (episode_of == 0)
+
+        def before(actor: ActorID | None, states: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> States:
+            initial = {key: np.zeros((len(starts), size), np.float32) for key, size in sizes.items()}
+            mine = goes_on if actor is None or index is None else goes_on & (agent_of == actor.agent_id)
+            for key, array in initial.items():
+                if key in states:
+                    array[mine] = states[key][env_of[mine]]
+            return {key: torch.from_numpy(array).to(self._model.device) for key, array in initial.items()}
+
+        def of_agents(actor: ActorID) -> list[ActorID]:
+            return [actor] if index is None else [ActorID(actor.step_key, int(one)) for one in np.unique(agents)]
+
+        def summed(parts: Iterable[States]) -> States:
+            first, *others = parts  # each sequence is that of one agent, for all others it is zero
+            for other in others:
+                first = {key: tensor + other[key] for key, tensor in first.items()}
+            return first
+
+        policy, critic = self._model.policy, self._critic
+        found.policy_states = [
+            summed(before(one, self._known.get(one, {}), policy.state_sizes(one)) for one in of_agents(actor))
+            for actor in actors
+        ]
+        if self._has_shared_critic:
+            found.critic_states = [before(None, self._memory.of(None), critic.state_sizes(None))]
+        else:
+            found.critic_states = [
+                summed(before(one, self._memory.of(one), critic.state_sizes(one)) for one in of_agents(actor))
+                for actor in actors
+            ]
+        level = since_start[starts] // self._length if self._length else np.zeros_like(starts)
+        groups = []
+        for depth in range(int(level.max(initial=0)) + 1):
+            chosen = np.flatnonzero(level == depth)
+            follows = chosen - 1 if depth else None
+            groups.append(PackedRows(order, found.starts, found.lengths, self._model.device, chosen, follows))
+        return found, found.runs(groups), (actors, index is None, agent_of, env_of, episode_of)
+
+    def note(self, runs: ModelRuns, origin: Any) -> None:
+        """Keeps the states that the sequences have ended with, when the model has run over them.
+
+        :param runs: As of :meth:`sequences`, like `origin`.
+        """
+        actors, is_dense, agent_of, env_of, episode_of = origin
+        places = list(zip(agent_of.tolist(), env_of.tolist(), episode_of.tolist(), strict=True))
+        for name, of_network in (("policy", runs.policy), ("critic", runs.critic)):
+            for actor, run in zip(actors, of_network, strict=False):
+                is_shared = name == "critic" and self._has_shared_critic
+                for row, (agent, env, episode) in enumerate(places):
+                    key = None if is_shared else actor if is_dense else ActorID(actor.step_key, agent)
+                    self._final[name, key, env, episode] = run.final, row
+
+    def at(self, actor: ActorID, places: Sequence[Place]) -> ModelRuns:
+        """What policy and critic are asked about single observations with, that follow what was recorded.
+
+        :param actor: Who sees them.
+        :param places: Tick with which the episode was cut off, or the number of ticks, and environment.
+        """
+        sought = None if self._has_shared_critic else actor
+        sizes = self._model.policy.state_sizes(actor)
+        policy = self._states_at("policy", actor, places, self._known.get(actor, {}), sizes)
+        critic = self._states_at("critic", sought, places, self._memory.of(sought), self._critic.state_sizes(sought))
+        return ModelRuns([StepRun(policy)], [StepRun(critic)])
+
+    def _states_at(
+        self,
+        name: str,
+        actor: ActorID | None,
+        places: Sequence[Place],
+        known: Mapping[str, np.ndarray],
+        sizes: Mapping[str, int],
+    ) -> States:
+        states = {key: torch.zeros(len(places), size, device=self._model.device) for key, size in sizes.items()}
+        for row, (tick, env) in enumerate(places):
+            episode = int(self._episodes[tick, env])
+            final, source = self._final.get((name, actor, env, episode), (None, 0))
+            for key, tensor in states.items():
+                if final is not None:
+                    tensor[row] = final[key][source]
+                elif episode == 0 and key in known:
+                    tensor[row] = torch.from_numpy(known[key][env])
+        return states
+
+    def remember(self) -> None:
+        """Brings what the critic remembers to the end of the rollout."""
+        now = self._episodes[-1]
+        self._memory.reset(now > 0)
+        for (name, actor, env, episode), (final, row) in self._final.items():
+            if name == "critic" and episode == now[env]:
+                for key, array in self._memory.of(actor).items():
+                    array[env] = final[key][row].cpu().numpy()
+
+
+def _is_of_one(columns: RolloutColumns) -> bool:
+    """Whether the same actor makes all decisions."""
+    (first, *others) = columns.substeps.values()
+    return not others and len(np.unique(first.agent_ids[first.entries()])) == 1
+
+
+def _check(critic: TorchStateCritic, columns: RolloutColumns) -> None:
+    sequence = columns.actor_sequence
+    problem = ""
+    if columns.memory is None:
+        problem = "the critic has some and the policy has none, so that nobody knows where episodes begin"
+    elif isinstance(critic, TorchDeltaStateCritic) and critic.is_recurrent:
+        problem = "a delta critic has no hidden states"
+    elif isinstance(critic, TorchSharedStateCritic) and critic.is_recurrent and not (sequence or _is_of_one(columns)):
+        problem = "a shared critic with hidden states needs environments that all take the same sub-steps"
+    elif sequence is not None and len(set(sequence)) < len(sequence):
+        problem = (
+            f"an actor acts several times in a step ({list(sequence)}), which recurrent models are not trained for"
+        )
+    if problem:
+        raise ConfigError(
+            f"model.critic: {problem}. Use a recurrent policy and a step critic (`critic=template_state`)."
+        )

@@ -1,0 +1,492 @@
+"""Environment steps of rollouts, in columns or as records, as rows of transitions; and batches of rows as records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from maze.core.env.base_env import is_truncated
+from maze.core.env.space_arrays import ActionBounds, dict_specs
+from maze.core.env.structured_env import ActorID, StepKeyType
+from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns
+from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
+from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
+from maze.train.trainers.common.replay_buffer.transitions import Arrays, TransitionBatch, TransitionRows
+
+logger = logging.getLogger(__name__)
+
+_ROW_BEFORE = -2
+"""Stands for the number of the row before of the same environment, which has none yet."""
+
+
+@dataclass
+class _Step:
+    """An environment step under way, or completed and waiting for what is observed next."""
+
+    observations: list[Any] = field(default_factory=list)
+    """Of the actors that acted, and of the one that was to act where the episode was truncated between sub-steps."""
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    next_observation: Any = None
+    terminated: bool = False
+    follows: int = -1
+    is_complete: bool = False
+
+
+def _stacked(
+    steps: Sequence[_Step], n_actors: int, zeros: tuple[Sequence[Arrays | None], Sequence[Arrays | None]] | None = None
+) -> TransitionRows:
+    """Steps as rows.
+
+    :param steps: The steps.
+    :param n_actors: Number of actors of a complete step.
+    :param zeros: What stands for missing observations and actions, by actor; `None`: zeros like those of other steps.
+    """
+    observation_zeros, action_zeros = zeros or ([None] * n_actors, [None] * n_actors)
+    padding = [[0.0] * (n_actors - len(step.rewards)) for step in steps]
+    rewards = [step.rewards + missing for step, missing in zip(steps, padding, strict=True)]
+    return TransitionRows(
+        observations=[
+            _stack([_at(step.observations, position) for step in steps], zero)
+            for position, zero in enumerate(observation_zeros)
+        ],
+        actions=[
+            _stack([_at(step.actions, position) for step in steps], zero) for position, zero in enumerate(action_zeros)
+        ],
+        rewards=np.array(rewards, np.float32).reshape(len(steps), n_actors),
+        next_observation=_stack([step.next_observation for step in steps], observation_zeros[0]),
+        terminated=np.array([step.terminated for step in steps], np.bool_),
+        n_substeps=np.array([len(step.rewards) for step in steps], np.int64),
+        follows=np.array([step.follows for step in steps], np.int64),
+    )
+
+
+def _at(values: list[Any], position: int) -> Any:
+    return values[position] if position < len(values) else None
+
+
+def _stack(dictionaries: Sequence[Mapping[str, Any] | None], zeros: Arrays | None) -> Arrays:
+    """Arrays by key; zeros for what is missing."""
+    if zeros is None:
+        example = next((entry for entry in dictionaries if entry is not None), {})
+        zeros = {key: np.zeros_like(np.asarray(value)) for key, value in example.items()}
+    rows = [zeros if entry is None else entry for entry in dictionaries]
+    if not rows:
+        return {key: np.zeros((0, *zero.shape), zero.dtype) for key, zero in zeros.items()}
+    try:
+        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in zeros}
+    except (KeyError, ValueError) as error:
+        raise EnvironmentContractError(
+            f"The steps of a rollout have observations or actions of different keys or shapes: {error}."
+        ) from error
+
+
+def _clipped(bounds: ActionBounds, actions: Arrays) -> Arrays:
+    """The actions, those of `Box` heads within their bounds, as they were on the way to the environment."""
+    return {head: bounds.clip_rows(head, values) for head, values in actions.items()}
+
+
+# -- rollouts in columns -----------------------------------------------------------------------------
+
+
+class RolloutRows:
+    """Turns successive rollouts of the same environments into rows, each of them once.
+
+    Steps of structured environments that a rollout ends in the middle of are finished with the next rollout.
+
+    The last observation of an episode that was cut off counts as that of the actor that would have acted. Where an
+    environment says that it is another one's (it may leave its actor as it is at the end of an episode), what that
+    actor would have seen is not known, and the last step of the episode is left out.
+
+    :param actors: The actors of an environment step, in their order.
+    :param observation_spaces_dict: Observation spaces by step key.
+    :param action_spaces_dict: Action spaces by step key.
+    :param n_envs: Number of environments.
+    :param item_length: So many successive rows of one environment belong together; incomplete ones wait for the next
+        rollout.
+    """
+
+    def __init__(
+        self,
+        actors: Sequence[ActorID],
+        observation_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        action_spaces_dict: Mapping[StepKeyType, spaces.Dict],
+        n_envs: int,
+        item_length: int = 1,
+    ) -> None:
+        self._actors = list(actors)
+        self._item_length = item_length
+        self._bounds = {actor.step_key: ActionBounds(action_spaces_dict[actor.step_key]) for actor in actors}
+        self._observation_zeros = [_zeros(observation_spaces_dict[actor.step_key]) for actor in actors]
+        self._action_zeros = [_zeros(action_spaces_dict[actor.step_key]) for actor in actors]
+        self._steps = [_Step() for _ in range(n_envs)]
+        self._finished: list[list[_Step]] = [[] for _ in range(n_envs)]
+        self._has_warned = False
+
+    def reset(self) -> None:
+        """Drops steps that are under way: the environments are going to be reset."""
+        self._steps = [_Step() for _ in self._steps]
+        self._finished = [[] for _ in self._steps]
+
+    def state(self) -> list[dict[str, Any]]:
+        """The steps that are under way, by environment, and those that wait until they are an item."""
+        return [
+            {**vars(step), "waiting": [dict(vars(one)) for one in finished]}
+            for step, finished in zip(self._steps, self._finished, strict=True)
+        ]
+
+    def load_state(
+        self, state: Sequence[Mapping[str, Any]], new_episodes: Collection[int] = (), with_numbers: bool = True
+    ) -> None:
+        """Continues from a state that :meth:`state` returned.
+
+        :param state: The state.
+        :param new_episodes: Environments that begin new episodes instead.
+        :param with_numbers: Whether the buffer has the rows that the steps continue.
+        """
+        self.reset()
+        for index, entry in enumerate(state):
+            steps = [_Step(**step) for step in (*entry["waiting"], {k: v for k, v in entry.items() if k != "waiting"})]
+            for step in steps:
+                step.follows = step.follows if with_numbers else min(step.follows, -1)
+            *self._finished[index], under_way = steps
+            if index not in new_episodes:
+                self._steps[index] = under_way
+
+    def convert(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
+        """The rows of a rollout, those of one environment after another, in arrays of their own.
+
+        Actions are clipped to their space, as they were on the way to the environment.
+
+        :param columns: The rollout.
+        :param first_number: Number that the first row will get.
+        """
+        is_flat = len(self._actors) == 1 and len(columns.substeps) == 1
+        # with pauses between episodes, items may be spread over rollouts
+        if is_flat and (self._item_length == 1 or (columns.is_dense() and not any(self._finished))):
+            return self._flat(columns, first_number)
+        return self._structured(columns, first_number)
+
+    def _flat(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
+        actor = self._actors[0]
+        substep = columns.substeps[actor.step_key]
+        n_rows = columns.n_ticks * columns.n_envs
+        following = {key: array[1:] for key, array in substep.observations.items()}
+        if columns.final_observations:
+            following = {key: array.copy() for key, array in following.items()}
+            for entry in columns.final_observations:
+                for key, array in following.items():
+                    array[entry.tick, entry.env_index] = entry.observation[key]
+        rows = TransitionRows(
+            observations=[{key: _by_env(array[:-1], n_rows) for key, array in substep.observations.items()}],
+            actions=[
+                _clipped(
+                    self._bounds[actor.step_key],
+                    {key: _by_env(array, n_rows) for key, array in substep.actions.items()},
+                )
+            ],
+            rewards=_by_env(columns.rewards, n_rows)[:, None],
+            next_observation={key: _by_env(array, n_rows) for key, array in following.items()},
+            terminated=_by_env(columns.terminated, n_rows),
+            n_substeps=np.ones(n_rows, np.int64),
+            follows=self._flat_follows(columns, substep.valid, first_number),
+        )
+        return rows if substep.valid is None else rows.select(substep.valid.T.ravel())
+
+    def _flat_follows(self, columns: RolloutColumns, valid: np.ndarray | None, first_number: int) -> np.ndarray:
+        """Numbers of the rows that those of flat environments continue."""
+        counted = np.ones(columns.n_envs * columns.n_ticks, np.int64) if valid is None else valid.T.ravel()
+        numbers = first_number - 1 + counted.cumsum().reshape(columns.n_envs, columns.n_ticks)
+        follows = np.empty_like(numbers)
+        follows[:, 0] = [step.follows for step in self._steps]
+        follows[:, 1:] = numbers[:, :-1]
+        is_end = (columns.terminated | columns.truncated).T
+        if valid is not None:
+            is_end = is_end | ~valid.T
+        follows[:, 1:][is_end[:, :-1]] = -1
+        for env_index, step in enumerate(self._steps):
+            step.follows = -1 if is_end[env_index, -1] else int(numbers[env_index, -1])
+        return follows.ravel()
+
+    def _structured(self, columns: RolloutColumns, first_number: int) -> TransitionRows:
+        finals = {(entry.tick, entry.env_index): entry for entry in columns.final_observations}
+        next_row = dict.fromkeys(columns.substeps, 0)
+        for tick in range(columns.n_ticks):
+            for step_key, substep in columns.substeps.items():
+                row = next_row[step_key]
+                if row >= substep.n_rows or substep.ticks[row] != tick:
+                    continue
+                next_row[step_key] += 1
+                for env_index in range(columns.n_envs):
+                    if substep.valid is not None and not substep.valid[row, env_index]:
+                        continue
+                    actor = ActorID(step_key, int(substep.agent_ids[row, env_index]))
+                    observation = {key: array[row, env_index].copy() for key, array in substep.observations.items()}
+                    self._begin_substep(env_index, actor, observation)
+                    step = self._steps[env_index]
+                    step.actions.append(
+                        {key: np.array(array[row, env_index]) for key, array in substep.actions.items()}
+                    )
+                    step.rewards.append(float(columns.rewards[tick, env_index]))
+                    self._end_substep(columns, tick, env_index, finals.get((tick, env_index)))
+        for env_index, actor in enumerate(columns.last_actor_ids):
+            self._complete_waiting(env_index, columns, actor)
+        steps = self._take_items(first_number)
+        rows = _stacked(steps, len(self._actors), (self._observation_zeros, self._action_zeros))
+        bounds = [self._bounds[actor.step_key] for actor in self._actors]
+        rows.actions = [_clipped(*pair) for pair in zip(bounds, rows.actions, strict=True)]
+        return rows
+
+    def _begin_substep(self, env_index: int, actor: ActorID, observation: Any) -> None:
+        step = self._steps[env_index]
+        if step.is_complete:
+            step = self._finish(env_index, observation)
+        self._check_actor(env_index, len(step.observations), actor)
+        step.observations.append(observation)
+
+    def _check_actor(self, env_index: int, position: int, actor: ActorID) -> None:
+        expected = self._actors[position] if position < len(self._actors) else None
+        if actor != expected:
+            raise EnvironmentContractError(
+                f"Environment {env_index}: sub-step {position} of an environment step was taken by {actor}, expected "
+                f"{expected or 'no further sub-step'}. A replay buffer needs steps with the same actors in the same "
+                f"order ({self._actors}); train with PPO or A2C instead."
+            )
+
+    def _end_substep(
+        self, columns: RolloutColumns, tick: int, env_index: int, final: FinalObservationEntry | None
+    ) -> None:
+        step = self._steps[env_index]
+        if columns.terminated[tick, env_index] or columns.truncated[tick, env_index]:
+            step.terminated = bool(columns.terminated[tick, env_index])
+            if step.terminated or final is None:
+                self._finish(env_index, None)
+            elif self._is_of_next_actor(final, len(step.observations)):
+                is_complete = len(step.observations) == len(self._actors)
+                if not is_complete:
+                    step.observations.append(final.observation)
+                self._finish(env_index, final.observation if is_complete else None)
+            self._steps[env_index] = _Step()
+        else:
+            step.is_complete = bool(columns.step_complete[tick, env_index])
+            if step.is_complete and len(step.observations) < len(self._actors):
+                raise EnvironmentContractError(
+                    f"Environment {env_index}: an environment step was complete after {len(step.observations)} of "
+                    f"{len(self._actors)} sub-steps. A replay buffer needs steps with the same actors each time."
+                )
+
+    def _is_of_next_actor(self, final: FinalObservationEntry, n_substeps: int) -> bool:
+        """Whether the last observation of a truncated episode is of the actor that would have acted."""
+        expected = self._actors[n_substeps % len(self._actors)]
+        if final.actor_id == expected:
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Environment %d: when its episode was cut off, %s was to act next according to `actor_id()`, expected "
+                "%s. The last step of such episodes is not learned from. Have `actor_id()` move on at the end of an "
+                "episode as well.",
+                final.env_index,
+                final.actor_id,
+                expected,
+            )
+        return False
+
+    def _complete_waiting(self, env_index: int, columns: RolloutColumns, actor: ActorID) -> None:
+        """The rollout is over: what is observed after it completes the step before."""
+        if self._steps[env_index].is_complete:
+            self._check_actor(env_index, 0, actor)
+            row = columns.last_observations[actor.step_key]
+            observation = {key: array[env_index].copy() for key, array in row.items()}
+            self._finish(env_index, observation)
+
+    def _finish(self, env_index: int, next_observation: Any) -> _Step:
+        step = self._steps[env_index]
+        step.next_observation = step.observations[0] if next_observation is None else next_observation
+        self._finished[env_index].append(step)
+        self._steps[env_index] = following = _Step(follows=_ROW_BEFORE)
+        return following
+
+    def _take_items(self, first_number: int) -> list[_Step]:
+        """Finished steps that make up whole items; now they have numbers that the ones after them can refer to."""
+        taken: list[_Step] = []
+        for finished, under_way in zip(self._finished, self._steps, strict=True):
+            n_taken = len(finished) - len(finished) % self._item_length
+            for step, following in zip(finished[:n_taken], [*finished[1:], under_way], strict=False):
+                if following.follows == _ROW_BEFORE:
+                    following.follows = first_number + len(taken)
+                taken.append(step)
+            del finished[:n_taken]
+        return taken
+
+
+def _by_env(array: np.ndarray, n_rows: int) -> np.ndarray:
+    """From `[n_ticks, n_envs, ...]` to rows, those of one environment after another, as a copy."""
+    return np.array(np.swapaxes(array, 0, 1), order="C").reshape(n_rows, *array.shape[2:])
+
+
+def _zeros(space: spaces.Dict) -> Arrays:
+    return {key: np.zeros(shape, dtype) for key, (shape, dtype) in dict_specs(space).items()}
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+def rows_of_records(
+    records: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    first_number: int,
+    action_spaces: Sequence[spaces.Dict] | None = None,
+) -> TransitionRows:
+    """Rows of successive steps of one environment.
+
+    Actions are clipped to their space, as they were on the way to the environment. The observation after a step that
+    terminated its episode is replaced by a valid one of the same episode: nothing of it counts, and that it allows no
+    action is no fault.
+
+    :param records: Unbatched steps; what followed the last one is in its last `next_observation`, which has to be
+        that of the actor to act then.
+    :param actors: The actors of a complete step.
+    :param first_number: Number that the first row will get.
+    :param action_spaces: By actor; `None`: they are not known.
+    :raises EnvironmentContractError: Steps of other actors, or an action that is no element of its space.
+    :raises NonFiniteError: A number is NaN or infinite.
+    """
+    steps = [_step(record, records[index + 1 : index + 2], actors, index) for index, record in enumerate(records)]
+    for index, (step, before) in enumerate(zip(steps[1:], records, strict=False), start=first_number):
+        step.follows = -1 if _is_done(before) else index
+    rows = _stacked(steps, len(actors))
+    if action_spaces is not None:
+        for position, space in enumerate(action_spaces):
+            rows.actions[position] = _within(space, rows.actions[position], rows.n_substeps > position)
+    _require_finite(rows)
+    return rows
+
+
+def record_of_batch(batch: TransitionBatch) -> StructuredSpacesRecord:
+    """A batch as records: one for each actor that acted in any of its rows, with its next observation."""
+    record = StructuredSpacesRecord()
+    last = len(batch.actors) - 1
+    for position, actor in enumerate(batch.actors):
+        if (acted := batch.acted(position)) is not None and not acted.any():
+            break
+        following = batch.next_observations[0] if position == last else batch.observations[position + 1]
+        record.append(
+            SpacesRecord(
+                actor_id=actor,
+                observation=dict(batch.observations[position]),
+                action=dict(batch.actions[position]),
+                reward=batch.rewards[:, position],
+                done=batch.ended_at(position),
+                next_observation=dict(following),
+                batch_shape=[len(batch.terminated)],
+            )
+        )
+    return record
+
+
+def _step(
+    record: StructuredSpacesRecord,
+    following: Sequence[StructuredSpacesRecord],
+    actors: Sequence[ActorID],
+    index: int,
+) -> _Step:
+    substeps = record.substep_records
+    where = f"Step {index} of the rollout"
+    found = [substep.actor_id for substep in substeps]
+    if not found or found != list(actors[: len(found)]) or (len(found) < len(actors) and not _is_done(record)):
+        raise EnvironmentContractError(
+            f"{where}: expected the actors {list(actors)} in this order, found {found}. A replay buffer needs steps "
+            "with the same actors in the same order."
+        )
+    last = substeps[-1]
+    is_done, truncated = bool(last.done), is_truncated(bool(last.done), _info(last))
+    after = last.next_observation
+    if after is None and following and not is_done:
+        after = following[0].substep_records[0].observation
+    observations: list[Any] = [substep.observation for substep in substeps]
+    if after is None and not (is_done and not truncated):
+        raise ConfigError(
+            f"{where}: it is not known what was observed after it. Record rollouts with "
+            "`record_next_observations=True`, and load data sets with the trajectory processor "
+            "IdentityWithNextObservationTrajectoryProcessor."
+        )
+    if truncated and after is not None and len(found) == len(actors) and set(after) != set(observations[0]):
+        raise EnvironmentContractError(
+            f"{where}: it cut the episode off, and what was observed after it has the keys {sorted(after)}, expected "
+            f"those of {actors[0]}, which is to act then: {sorted(observations[0])}. Have `actor_id()` of the "
+            "environment move on at the end of an episode as well, or record without next observations."
+        )
+    if len(found) < len(actors):
+        if truncated:
+            observations.append(after)
+        after = None
+    if after is None or (is_done and not truncated):
+        after = observations[0]
+    return _Step(
+        observations,
+        [substep.action for substep in substeps],
+        [float(substep.reward) for substep in substeps],  # type: ignore[arg-type]
+        after,
+        terminated=is_done and not truncated,
+    )
+
+
+def _within(space: spaces.Dict, actions: Arrays, acted: np.ndarray) -> Arrays:
+    """The actions, those of `Box` heads clipped, where they are elements of their space."""
+    bounds, checked = ActionBounds(space), dict(actions)
+    for head, values in actions.items():
+        entry = space.spaces.get(head)
+        if isinstance(entry, spaces.Box) and values.shape[1:] == entry.shape:
+            checked[head] = bounds.clip_rows(head, values)
+            continue
+        lowest, highest = _choices(entry)
+        if lowest is None or values.shape[1:] != (entry.shape if entry is not None else None):
+            continue  # shapes are checked by the columns
+        with np.errstate(invalid="ignore"):
+            is_wrong = ~((values >= lowest) & (values <= highest) & (values == np.rint(values)))
+        wrong = np.flatnonzero(is_wrong.reshape(len(values), -1).any(-1) & acted)
+        if len(wrong):
+            raise EnvironmentContractError(
+                f"Step {wrong[0]} of a rollout for the replay buffer: action head `{head}` is "
+                f"{values[wrong[0]].tolist()}, expected an element of {entry}. Does the experience come from another "
+                "environment, or from one with other wrappers?"
+            )
+    return checked
+
+
+def _choices(space: spaces.Space[Any] | None) -> tuple[Any, Any]:
+    """Smallest and largest choice; None: these are no choices."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start + space.n) - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, spaces.MultiBinary) else (None, None)
+
+
+def _info(record: SpacesRecord) -> dict[Any, Any]:
+    return record.info if isinstance(record.info, dict) else {}
+
+
+def _is_done(record: StructuredSpacesRecord) -> bool:
+    return bool(record.substep_records and record.substep_records[-1].done)
+
+
+def _require_finite(rows: TransitionRows) -> None:
+    groups = {f"observation of actor {index}": part for index, part in enumerate(rows.observations)}
+    groups |= {f"action of actor {index}": part for index, part in enumerate(rows.actions)}
+    groups |= {"reward": {"reward": rows.rewards}, "next observation": rows.next_observation}
+    for name, arrays in groups.items():
+        for key, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+                raise NonFiniteError(
+                    f"Step {place[0]} of a rollout for the replay buffer: {name}, `{key}`, index {list(place[1:])} is "
+                    f"{array[place]}. Look at what recorded it."
+                )
