@@ -18,7 +18,7 @@ from maze.core.errors import MazeError, did_you_mean
 from maze.serve.batching import Batcher, Row
 from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog, encoded
-from maze.serve.drift_guard import DriftGuard, DriftLimits
+from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor
 
 Array = np.ndarray[Any, Any]

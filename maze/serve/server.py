@@ -25,7 +25,7 @@ from maze.serve.app import Application, Limits, Tokens
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import sha256
 from maze.serve.decision_log import DecisionLog, replay
-from maze.serve.drift_guard import DriftLimits
+from maze.serve.drift import DriftLimits
 from maze.serve.pipeline import Actor
 from maze.serve.policies import Policies
 from maze.serve.served import Fallback, Settings

@@ -14,8 +14,7 @@ from scipy.signal import lfilter
 
 from maze.core.errors import ConfigError
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.drift import summary
-from maze.serve.drift_guard import DriftGuard, DriftLimits, population_stability_index
+from maze.serve.drift import DriftGuard, DriftLimits, population_stability_index, summary
 from maze.serve.served import Settings
 from maze.serve.server import fallback_of
 from tests.serve.serving import always, cartpole_observations, metrics_of, served

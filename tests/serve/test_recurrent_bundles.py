@@ -33,7 +33,7 @@ from maze.serve.bundle import BundleError, PolicyBundle, replay_reference
 from maze.serve.bundle_file import DESCRIPTION, packed, unpacked
 from maze.serve.client import PolicyClient, ServerError
 from maze.serve.decision_log import DecisionLog, read_lines, replay
-from maze.serve.drift_guard import DriftLimits
+from maze.serve.drift import DriftLimits
 from maze.serve.export import export_policy
 from maze.serve.policy import BundlePolicy
 from maze.serve.served import Settings, as_json
