@@ -103,8 +103,8 @@ bench: $(VENV)/.dev  ## Speed beside the peers, as ratios (see benchmarks/README
 	$(BIN)/python benchmarks/training_speed.py --quick
 	$(BIN)/python benchmarks/wrappers.py --quick
 
-wheel: $(VENV)/.torch  ## Build dist/maze_rl-<version>-py3-none-any.whl, which installs Maze on another machine.
-	$(PIP) wheel --quiet --no-deps -w dist .
+wheel:  ## Build dist/maze_rl-<version>-py3-none-any.whl, which installs Maze on another machine.
+	$(PYTHON) -m pip wheel --quiet --no-deps -w dist .
 	@ls dist/maze_rl-*.whl
 
 clean:  ## Remove the environment and caches.

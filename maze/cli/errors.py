@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any, NoReturn
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from maze.core.annotations import override
@@ -140,7 +142,7 @@ def _unknown_key(cause: Any) -> str:
     siblings = [str(key) for key in parent] if isinstance(parent, DictConfig) else []
     prefix = full_key.removesuffix(wrong)
     synonym = SYNONYMS.get(wrong, wrong)
-    elsewhere = _paths_ending_in(parent._get_root(), (wrong, synonym)) if isinstance(parent, DictConfig) else []
+    elsewhere = _paths_ending_in(parent, (wrong, synonym)) if isinstance(parent, DictConfig) else []
     is_here = wrong in siblings or synonym in siblings or get_close_matches(wrong, siblings, n=1, cutoff=0.8)
     if elsewhere and not is_here:
         hint = f" Did you mean `{elsewhere[0]}`?" + suggestion("", siblings, "Known here")
@@ -149,16 +151,22 @@ def _unknown_key(cause: Any) -> str:
     return f"{full_key}: unknown key.{hint} To add a key that is not there yet, write +{full_key}=<value>."
 
 
-def _paths_ending_in(node: Any, names: Container[str]) -> list[str]:
-    """Paths of the values with one of these names anywhere in the configuration, those nearest to its root first."""
+def _paths_ending_in(parent: DictConfig, names: Container[str]) -> list[str]:
+    """Paths of the values with one of these names anywhere in the whole configuration, those nearest to its root first.
+
+    :param parent: Any mapping in the configuration.
+    """
+    root: Any = parent
+    with suppress(OmegaConfBaseException):  # above the root there is nothing
+        for n_dots in itertools.count(1):
+            root = OmegaConf.select(parent, "." * n_dots)
 
     def walk(node: Any, path: str) -> Iterator[str]:
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation():
-            for key in node:
-                child = f"{path}.{key!s}" if path else str(key)
-                if str(key) in names:
-                    yield child
-                if child != "hydra":
-                    yield from walk(node._get_node(key), child)
+        for key, value in node.items() if isinstance(node, dict) else ():
+            child = f"{path}.{key!s}" if path else str(key)
+            if str(key) in names:
+                yield child
+            if child != "hydra":
+                yield from walk(value, child)
 
-    return sorted(walk(node, ""), key=lambda path: (path.count("."), path))
+    return sorted(walk(OmegaConf.to_container(root), ""), key=lambda path: (path.count("."), path))

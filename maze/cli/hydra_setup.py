@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
@@ -107,13 +107,13 @@ def value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str | Path):
         text = str(value)
-        value = text if _is_bare(text) else QuotedString(text=text, quote=Quote.single)
-    elif isinstance(value, Mapping):
+        return text if _is_bare(text) else QuotedString(text=text, quote=Quote.single).with_quotes()
+    if isinstance(value, Mapping):
         items = (f"{key if _is_bare(str(key)) else value_text(str(key))}:{value_text(it)}" for key, it in value.items())
         return "{" + ",".join(items) + "}"
-    elif isinstance(value, Sequence):
+    if isinstance(value, Sequence):
         return "[" + ",".join(map(value_text, value)) + "]"
-    return str(Override._get_value_element_as_str(value))
+    return "null" if value is None else str(value)
 
 
 def _is_bare(text: str) -> bool:

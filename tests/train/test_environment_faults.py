@@ -121,7 +121,7 @@ ENDS: dict[str, str] = {
     "raise in actor_id": LOST,
     "raise in observation conversion": LOST,
     "raise in action conversion": LOST,
-    "three values": rf"{FAILED}ValueError: not enough values to unpack \(expected 4, got 3\)",
+    "three values": r"FaultyCoreEnv.step: expected four values .*, found 3",
     "reward none": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave None",
     "reward text": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave 'much'",
     "reward array": r"FaultyCoreEnv.step\(\) must give one number as the reward, but gave array",

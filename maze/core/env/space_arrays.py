@@ -88,25 +88,23 @@ class Cast:
         return converted
 
     def _converted(self, value: Any) -> np.ndarray:
-        if self.dtype.kind == "f":
-            return np.asarray(value, self.dtype)
         array = np.asarray(value)
         if array.dtype == self.dtype:
             return array
-        converted = np.zeros(array.shape, self.dtype)
+        is_same = np.zeros(array.shape, np.bool_)
         try:
             with np.errstate(invalid="ignore"):
                 converted = array.astype(self.dtype)
-            is_same = converted == array
-        except (TypeError, ValueError, OverflowError):
-            is_same = np.zeros(array.shape, np.bool_)
-        if not np.all(is_same):
-            found = array[~is_same].flat[0]
-            raise EnvironmentContractError(
-                f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found {found!r} in an "
-                f"array of dtype {array.dtype}. Correct the values, or declare a space that contains them."
-            )
-        return converted
+            is_same = np.asarray(self.dtype.kind == "f" or converted == array)
+            if is_same.all():
+                return converted
+        except (TypeError, ValueError, OverflowError):  # no numbers, or too large ones
+            pass
+        raise EnvironmentContractError(
+            f"{self._place}: expected values of dtype {self.dtype}, as the space declares, found "
+            f"{array[~is_same].flat[0]!r} in an array of dtype {array.dtype}. Correct the values, or declare a space "
+            "that contains them."
+        )
 
     def _note_dtype(self, dtype: np.dtype[Any]) -> None:
         if self._given is not None and dtype.kind != self._given.kind:

@@ -73,8 +73,8 @@ def write_trajectory_page(
     :param decisions: The decisions of each step as plain values, see `maze.evaluation.inspection`; `None`: they are not
         known.
     :param other: Another future of the episode, shown side by side with it; `None`: there is none.
-    :param every_k_states: Draw only every so many states; the others are shown with the last picture before them. A
-        renderer that draws with matplotlib takes about 0.1 s for each picture.
+    :param every_k_states: Draw only every so many states, and the last one; the others are shown with the last picture
+        before them. A renderer that draws with matplotlib takes about 0.1 s for each picture.
     """
     episode = _episode(trajectory)
     pictures: dict[str, int] = {}
@@ -132,7 +132,7 @@ def _shown_steps(
     for record, summary in zip(episode.step_records, step_summaries(episode), strict=True):
         if len(steps) < len(drawn):
             picture = drawn[len(steps)]["picture"]
-        elif len(steps) % every_k_states:
+        elif len(steps) % every_k_states and len(steps) + 1 < len(episode.step_records):
             picture = steps[-1]["picture"]
         else:
             png = draw(episode, record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from maze.core.errors import ConfigError
@@ -72,8 +72,50 @@ class AlgorithmConfig(CheckedConfig, ABC):
         self.require_integer("epoch_length", minimum=1)
         self.require_number("kl_to_initial_coef", 0.0)
         self.require_number("kl_to_initial_decay", 0.0, 1.0)
+        for field in fields(self):
+            if field.type in ("bool", "bool | None"):
+                self.require_choice(field.name, (True, False, None) if "None" in field.type else (True, False))
         if not isinstance(self.device, str):
             raise ConfigError(f"algorithm.device: expected a name such as `cpu` or `cuda`, got {self.device!r}.")
+
+
+class ReplayConfig(AlgorithmConfig):
+    """Hyperparameters of an algorithm with a replay buffer. Subclasses make fields of these attributes."""
+
+    n_rollout_steps: int
+    """Number of environment steps of a rollout."""
+    rollouts_per_iteration: int
+    """Number of rollouts collected before each update, all environments together."""
+    num_batches_per_iter: int
+    """Number of batches to learn from in each update."""
+    num_actors: int
+    """Number of environments that rollouts are collected in, by turns."""
+    batch_size: int
+    """Number of items in a batch."""
+    split_rollouts_into_transitions: bool
+    """Whether the items of the replay buffer are single transitions instead of rollouts."""
+    replay_buffer_size: int
+    """Most items that are kept; the oldest ones make room."""
+    initial_buffer_size: int
+    """Number of items collected by the initial sampling policy before the training."""
+    initial_sampling_policy: Any
+    """The policy that collects them, or its configuration."""
+    collect_ahead: bool | None
+    """Whether rollouts are collected while the networks learn from those before; `None`: if that is done in worker
+    processes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in (
+            "n_rollout_steps", "rollouts_per_iteration", "num_batches_per_iter", "num_actors", "batch_size",
+            "replay_buffer_size", "initial_buffer_size",
+        ):  # fmt: skip
+            self.require_integer(name, minimum=1)
+        if self.initial_buffer_size > self.replay_buffer_size:
+            raise ConfigError(
+                f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
+                f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
+            )
 
 
 def algorithm_class(algorithm: Any) -> type[AlgorithmConfig] | None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from maze.core.agent.networks import depends_on_mode
 from maze.core.agent.policy import Policy
@@ -22,6 +22,7 @@ from maze.core.trajectory_recording.datasets.in_memory_dataset import InMemoryDa
 from maze.core.trajectory_recording.records.trajectory_record import SpacesTrajectoryRecord
 from maze.core.utils.factory import ConfigType, Factory, plain_container
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.trainers.common.config_classes import ReplayConfig
 from maze.train.trainers.common.replay_buffer.rows import RolloutRows
 from maze.train.trainers.common.replay_buffer.transitions import fixed_actors
 from maze.train.trainers.common.replay_buffer.uniform_replay_buffer import UniformReplayBuffer
@@ -201,32 +202,6 @@ def _build_sampling_policy(config: Any, action_spaces_dict: Mapping[Any, Any]) -
 
 ALWAYS_SAVED_BYTES = 1 << 26
 """A larger replay buffer is saved only when training ends or is interrupted, not after each epoch."""
-
-
-class ReplayConfig(Protocol):
-    """What is asked of the configuration besides what every one has."""
-
-    n_rollout_steps: int
-    """Number of environment steps of a rollout."""
-    rollouts_per_iteration: int
-    """Number of rollouts collected before each update, all environments together."""
-    num_batches_per_iter: int
-    """Number of batches to learn from in each update."""
-    num_actors: int
-    """Number of environments that rollouts are collected in, by turns."""
-    batch_size: int
-    """Number of items in a batch."""
-    split_rollouts_into_transitions: bool
-    """Whether the items of the replay buffer are single transitions instead of rollouts."""
-    replay_buffer_size: int
-    """Most items that are kept; the oldest ones make room."""
-    initial_buffer_size: int
-    """Number of items collected by the initial sampling policy before the training."""
-    initial_sampling_policy: Any
-    """The policy that collects them, or its configuration."""
-    collect_ahead: bool | None
-    """Whether rollouts are collected while the networks learn from those before; `None`: if that is done in worker
-    processes."""
 
 
 class ReplayTrainer(EpochTrainer, ABC):

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig, ReplayConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
 @dataclass(kw_only=True)
-class DQNAlgorithmConfig(AlgorithmConfig):
+class DQNAlgorithmConfig(ReplayConfig):
     """Hyperparameters of :class:`~maze.train.trainers.dqn.dqn_trainer.DQN`."""
 
     critic = "sub-step state"
@@ -120,21 +119,10 @@ class DQNAlgorithmConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "n_step_returns", "epsilon_decay_steps", "target_update_interval", "batch_size", "num_batches_per_iter",
-            "num_actors", "n_rollout_steps", "rollouts_per_iteration", "replay_buffer_size", "initial_buffer_size",
-        ):  # fmt: skip
+        for name in ("n_step_returns", "epsilon_decay_steps", "target_update_interval"):
             self.require_integer(name, minimum=1)
         for name in ("lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
         for name in ("gamma", "tau", "priority_alpha", "priority_beta", "initial_epsilon", "final_epsilon"):
             self.require_number(name, 0.0, 1.0)
         self.require_number("max_grad_norm", 0.0)
-        for name in ("double", "dueling", "prioritized"):
-            self.require_choice(name, (True, False))
-        self.require_choice("collect_ahead", (True, False, None))
-        if self.initial_buffer_size > self.replay_buffer_size:
-            raise ConfigError(
-                f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
-                f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
-            )

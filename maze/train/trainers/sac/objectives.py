@@ -399,7 +399,7 @@ def critic_targets(
         return _of_shared_critic(networks, batch, alphas, gamma)
     next_values = [_next_value(networks, batch.next_observations[0], alphas)]
     next_values += [
-        networks.soft_value([position], [known_observations(batch, position)], [draws[position]], alphas)
+        networks.soft_value([position], [batch.observations[position]], [draws[position]], alphas)
         for position in range(1, len(networks.actors))
     ]
     found = []
@@ -422,7 +422,7 @@ def _of_shared_critic(
 ) -> list[CriticTarget]:
     positions = list(range(len(networks.actors)))
     with torch.no_grad():
-        draws = [networks.draw(position, known_next_observations(batch, position)) for position in positions]
+        draws = [networks.draw(position, batch.next_observations[position]) for position in positions]
     next_value = networks.soft_value(positions, batch.next_observations, draws, alphas)
     target = soft_bellman_target(batch.rewards.sum(-1), next_value, batch.terminated, gamma)
     # what followed has to be known, unless nothing did
@@ -532,38 +532,3 @@ def _joint_losses(
 
 def _by_step_key(networks: SACNetworks, positions: list[int], values: list[TensorDict]) -> dict[Key, TensorDict]:
     return {networks.actors[position].step_key: values[position] for position in positions}
-
-
-# -- rows: episodes may end in the middle of an environment step ---------------------------------------
-
-
-def known_observations(batch: TransitionBatch, position: int) -> TensorDict:
-    """What the actor saw; where it saw nothing, what it saw in another row, so that it is valid at least."""
-    return _known(batch.observations[position], _observed(batch, position))
-
-
-def known_next_observations(batch: TransitionBatch, position: int) -> TensorDict:
-    """The same of the environment step after."""
-    return _known(batch.next_observations[position], _observed_next(batch, position))
-
-
-def _observed(batch: TransitionBatch, position: int) -> Tensor | None:
-    """Where there is an observation of the actor: it acted, or the episode was cut off when it was to act."""
-    if batch.n_substeps is None or position == 0:
-        return None
-    return (batch.n_substeps > position) | ((batch.n_substeps == position) & ~batch.terminated)
-
-
-def _observed_next(batch: TransitionBatch, position: int) -> Tensor | None:
-    """Where there is an observation of the actor in the next step, or at least in this one."""
-    if batch.n_substeps is None or batch.has_next_step is None or position == 0:
-        return None
-    return batch.has_next_step | (batch.n_substeps > position)
-
-
-def _known(observation: TensorDict, is_known: Tensor | None) -> TensorDict:
-    if is_known is None or not bool(is_known.any()):
-        return observation
-    rows = torch.arange(len(is_known), device=is_known.device)
-    rows = torch.where(is_known, rows, is_known.to(torch.uint8).argmax())
-    return {key: tensor[rows] for key, tensor in observation.items()}

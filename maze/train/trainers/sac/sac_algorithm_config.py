@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
-from maze.train.trainers.common.config_classes import AlgorithmConfig
+from maze.train.trainers.common.config_classes import AlgorithmConfig, ReplayConfig
 from maze.train.trainers.common.evaluators.evaluator import default_rollout_evaluator
 
 
@@ -17,7 +16,7 @@ def default_sampling_policy() -> dict[str, Any]:
 
 
 @dataclass
-class SACAlgorithmConfig(AlgorithmConfig):
+class SACAlgorithmConfig(ReplayConfig):
     """Hyperparameters of SAC, and of SAC from demonstrations."""
 
     critic = "state-action"
@@ -117,24 +116,12 @@ class SACAlgorithmConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "n_rollout_steps", "num_actors", "batch_size", "num_batches_per_iter", "target_update_interval",
-            "replay_buffer_size", "initial_buffer_size", "rollouts_per_iteration",
-        ):  # fmt: skip
-            self.require_integer(name, minimum=1)
+        self.require_integer("target_update_interval", minimum=1)
         for name in ("lr", "entropy_coef_lr", "optimizer_eps"):
             self.require_number(name, 0.0, above=True)
         for name in ("gamma", "tau"):
             self.require_number(name, 0.0, 1.0)
         for name in ("max_grad_norm", "target_entropy_multiplier"):
             self.require_number(name, 0.0)
-        for name in ("entropy_tuning", "split_rollouts_into_transitions"):
-            self.require_choice(name, (True, False))
-        self.require_choice("collect_ahead", (True, False, None))
         # a coefficient of zero has no logarithm, which is what is tuned
         self.require_number("entropy_coef", 0.0, above=self.entropy_tuning)
-        if self.initial_buffer_size > self.replay_buffer_size:
-            raise ConfigError(
-                f"algorithm.initial_buffer_size: {self.initial_buffer_size} transitions do not fit into a replay "
-                f"buffer of {self.replay_buffer_size} (`algorithm.replay_buffer_size`)."
-            )

@@ -28,7 +28,6 @@ from maze.train.trainers.sac.objectives import (
     critic_loss,
     critic_targets,
     entropy_coef_loss,
-    known_observations,
     policy_losses,
     target_entropy,
 )
@@ -158,9 +157,7 @@ class SACLearner:
         :raises NonFiniteError: A loss or a gradient is not finite; the step that it belongs to was not taken.
         """
         start = time.perf_counter()
-        draws = [
-            self.networks.draw(position, known_observations(batch, position)) for position in range(len(self.actors))
-        ]
+        draws = [self.networks.draw(position, batch.observations[position]) for position in range(len(self.actors))]
         losses: Losses = self._critic_losses(batch, draws)
         report = [(losses, self._timed_step(start, losses, self.critic_optimizer))]
         if not critic_alone:
@@ -240,7 +237,7 @@ class SACLearner:
         self, initial_policy: InitialPolicy, batch: TransitionBatch, draw: ActionDraw, position: int
     ) -> Tensor:
         current = self.model.policy.distribution_mapper.logits_dict_to_distribution(draw.logits, 1.0)
-        divergence = initial_policy.divergence(current, known_observations(batch, position), self.actors[position])
+        divergence = initial_policy.divergence(current, batch.observations[position], self.actors[position])
         return mean_of(divergence, batch.acted(position))
 
     def _entropy_losses(self, batch: TransitionBatch, draws: list[ActionDraw]) -> dict[Key, Tensor]:

@@ -93,8 +93,6 @@ class ActorCriticConfig(AlgorithmConfig):
             self.require_number(name, 0.0, 1.0)
         for name in ("policy_loss_coef", "value_loss_coef", "entropy_coef", "max_grad_norm"):
             self.require_number(name, 0.0)
-        self.require_choice("advantage_normalization", (True, False))
-        self.require_choice("reward_scaling", (True, False))
         self.require_choice("lr_schedule", LR_SCHEDULES)
 
 

@@ -152,8 +152,9 @@ class CentredReturns(ReturnFunction):
 
 
 def _of_decisions(target: Tensor, trajectories: Trajectories) -> Tensor:
-    """Targets of decisions `[n]`, without those of environments whose autoreset is pending."""
-    return target.flatten() if trajectories.pauses is None else target[~trajectories.pauses.to(target.device)]
+    """Targets of decisions `[n]`, without entries of environments whose autoreset is pending."""
+    places = [place for place in trajectories.places if place is not None]
+    return torch.cat([target[place] for place in places]) if places else target.flatten()
 
 
 def average_rewards(trajectories: Trajectories) -> list[float]:

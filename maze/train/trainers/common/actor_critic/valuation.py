@@ -52,8 +52,6 @@ class Trajectories:
     """Where an environment step completes, so that the discount applies; `None`: everywhere."""
     acts: Tensor | None = None
     """Where decisions are; `None`: everywhere. See :func:`actor_trajectories`."""
-    pauses: Tensor | None = None
-    """Entries of environments whose autoreset is pending, which are no decisions; `None`: there are none."""
     log_rhos: list[Tensor] = field(default_factory=list)
     """Logarithms of the importance weights by sub-step; empty for on-policy returns."""
     places: list[Index | None] = field(default_factory=list)
@@ -265,25 +263,8 @@ def _trajectories_of_environments(
     complete = None if columns.is_dense() else by_substep(columns.step_complete | columns.truncated)[0]
     log_rhos = _time_major(batches, [batch.log_rhos for batch in batches], shape)
     places = [batch.index for batch in batches]
-    return Trajectories(
-        values,
-        next_values,
-        rewards,
-        has_own_rewards,
-        terminated,
-        truncated,
-        complete,
-        pauses=None if columns.is_dense() else _pauses(places, shape),
-        log_rhos=log_rhos,
-        places=places,
-    )
-
-
-def _pauses(places: Sequence[Index | None], shape: tuple[int, ...]) -> Tensor | None:
-    pauses = np.ones(shape, np.bool_)
-    for place in places:
-        pauses[place] = False
-    return torch.from_numpy(pauses) if pauses.any() else None
+    ends_and_steps = (terminated, truncated, complete)
+    return Trajectories(values, next_values, rewards, has_own_rewards, *ends_and_steps, None, log_rhos, places)
 
 
 def _next_values_of_later_actor(values: Tensor, final: Iterable[Place]) -> Tensor:
