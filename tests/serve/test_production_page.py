@@ -90,7 +90,7 @@ def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Path(f"{name}.maze").write_bytes(cartpole())
     shutil.copytree(trained_run, "run")
     commands = re.findall(r"^\$ maze-run (.*)$", section, re.MULTILINE)
-    few = ("runner.n_episodes=10", "runner.max_episode_steps=300")
+    few = ("runner.n_episodes=200", "runner.max_episode_steps=50")
     statuses = [main([*shlex.split(command), *few]) for command in commands]
     assert statuses == [0, 1], "two equal bundles, and an untrained policy beside a heuristic"
     assert Path("gate/gate.md").read_text(encoding="utf-8").startswith("# Gate: passed")
@@ -102,7 +102,7 @@ def test_options_and_paths_that_the_page_names_are_there() -> None:
         re.findall(r"--[a-z][a-z-]+", " ".join(re.findall(r"maze-serve [^\n]*|`--[^`]*`", PAGE.split("## Serving")[1])))
     )
     assert len(named) > 10
-    assert named <= known | {"--export"}
+    assert named <= known | {"--export", "--steps"}, "two are options of `maze-run`"
     with served({"policy": cartpole()}) as (url, _):
         paths = httpx.get(f"{url}/openapi.json").json()["paths"]
     for path in ("/act", "/sessions", "/policies", "/health", "/ready"):
