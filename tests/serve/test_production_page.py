@@ -90,7 +90,7 @@ def test_the_gates_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Path(f"{name}.maze").write_bytes(cartpole())
     shutil.copytree(trained_run, "run")
     commands = re.findall(r"^\$ maze-run (.*)$", section, re.MULTILINE)
-    few = ("runner.n_episodes=200", "runner.max_episode_steps=50")
+    few = ("runner.n_episodes=200", "runner.max_episode_steps=300")
     statuses = [main([*shlex.split(command), *few]) for command in commands]
     assert statuses == [0, 1], "two equal bundles, and an untrained policy beside a heuristic"
     assert Path("gate/gate.md").read_text(encoding="utf-8").startswith("# Gate: passed")
