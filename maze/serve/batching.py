@@ -1,18 +1,17 @@
-"""Requests that arrive together are decided together."""
+"""Which requests are processed now, and which of them together: turns by client, batches of rows."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
+from contextlib import asynccontextmanager
+from time import perf_counter, thread_time
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-
-_LOGGER = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 _BLOCKING_SECONDS = 0.004
@@ -26,12 +25,80 @@ class Row(NamedTuple):
     :param rng: Draws the action; None: the most probable one.
     :param note: Whatever is to be known about it when the batch was decided.
     :param states: Hidden states by state key, without the batch dimension; empty where none are carried.
+    :param finish: Makes the row's answer of its decision, in the event loop. It is not called if the answer is not
+        awaited any more.
     """
 
     inputs: Mapping[str, Array]
     rng: np.random.Generator | None
     note: Any
     states: Mapping[str, Array] = MappingProxyType({})
+    finish: Callable[[Any], Any] = lambda decision: decision
+
+
+class Turns:
+    """Divides a capacity among clients: one that is exceeded is given to the waiting clients in turn.
+
+    Requests of one client are served in their order. A client with many requests, or a large one in many parts, delays
+    another client's request by one of its own at most.
+
+    :param capacity: Units in use at a time and in one pass of the event loop, such as rows or bytes.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._n_used = 0
+        self._queues: OrderedDict[Hashable, deque[tuple[int, asyncio.Future[None]]]] = OrderedDict()
+        self.waiting: Counter[Hashable] = Counter()
+        """Units that wait, by client."""
+
+    @asynccontextmanager
+    async def turn(self, client: Hashable, units: int) -> AsyncIterator[None]:
+        """Waits for the client's turn, and holds the units within the block.
+
+        :param client: The client.
+        :param units: Units of the capacity; more than all count as all.
+        """
+        units = min(units, self._capacity)
+        if not self._queues and self._n_used + units <= self._capacity:
+            self._n_used += units
+        else:
+            await self._wait(client, units)
+        try:
+            yield
+        finally:
+            # in the next pass of the event loop, so that work without a pause in it is bounded in each pass
+            asyncio.get_running_loop().call_soon(self._give_back, units)
+
+    async def _wait(self, client: Hashable, units: int) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queues.setdefault(client, deque()).append((units, granted))
+        self.waiting[client] += units
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():  # granted and cancelled in the same pass of the event loop
+                self._give_back(units)
+            raise
+        finally:
+            self.waiting[client] -= units
+            if not self.waiting[client]:
+                del self.waiting[client]
+
+    def _give_back(self, units: int) -> None:
+        self._n_used -= units
+        while self._queues:
+            client, queue = next(iter(self._queues.items()))
+            units, granted = queue[0]
+            if not granted.cancelled():
+                if self._n_used + units > self._capacity:
+                    return
+                self._n_used += units
+                granted.set_result(None)
+            queue.popleft()
+            del self._queues[client]
+            if queue:
+                self._queues[client] = queue  # the last one now
 
 
 Decide = Callable[[Hashable, Sequence[Row]], Sequence[Any]]
@@ -49,9 +116,9 @@ class _Batch:
 class Batcher:
     """Collects rows with equal keys until nothing more arrives, for a bounded time, and decides them in one call.
 
-    Waiting costs nobody anything while requests are being read anyway: a batch is closed as soon as the event loop has
-    gone around once without another row for it. The delay bounds how long others may go on arriving. A network that
-    takes milliseconds runs in a thread; what arrives meanwhile is the next batch.
+    A batch is closed as soon as a pass of the event loop adds no row to it, so that a single request does not wait for
+    others. The delay bounds how long rows may be added. A network that takes milliseconds runs in a thread; rows that
+    arrive meanwhile form the next batch.
 
     :param decide: Called with the key of the batch and its rows; if it raises for several, it is called for each alone.
     :param max_batch: Most rows of a call.
@@ -111,7 +178,7 @@ class Batcher:
         parts = [(batch.rows[i : i + size], batch.futures[i : i + size]) for i in range(0, len(batch.rows), size)]
         if self._seconds < _BLOCKING_SECONDS:
             for rows, futures in parts:
-                self._deliver(futures, self._answers(key, rows))
+                self._deliver(rows, futures, self._answers(key, rows))
             return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "maze-serve")
@@ -119,8 +186,8 @@ class Batcher:
 
         def done(finished: asyncio.Future[list[list[Any]]]) -> None:
             self._in_thread = False
-            for (_, futures), answers in zip(parts, finished.result(), strict=True):
-                self._deliver(futures, answers)
+            for (rows, futures), answers in zip(parts, finished.result(), strict=True):
+                self._deliver(rows, futures, answers)
             self._tick(loop)
 
         def work() -> list[list[Any]]:
@@ -130,22 +197,27 @@ class Batcher:
 
     def _answers(self, key: Hashable, rows: Sequence[Row]) -> list[Any]:
         """One answer for each row; where there is none, the exception."""
-        began = perf_counter()
+        # beside a busy event loop, a thread waits for the interpreter's lock longer than for its network
+        clock = thread_time if self._in_thread else perf_counter
+        began = clock()
         try:
             return [answer for answer, _ in zip(self._decide(key, rows), rows, strict=True)]
         except Exception as error:
             if len(rows) == 1:
                 return [error]
-            return [self._answers(key, [row])[0] for row in rows]  # nobody answers for another's observation
+            return [self._answers(key, [row])[0] for row in rows]  # an error belongs to its own row only
         finally:
-            self._seconds += 0.1 * (perf_counter() - began - self._seconds)
+            self._seconds += 0.1 * (clock() - began - self._seconds)
 
-    def _deliver(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[Any]) -> None:
+    def _deliver(self, rows: Sequence[Row], futures: Sequence[asyncio.Future[Any]], answers: Sequence[Any]) -> None:
         self.n_waiting -= len(futures)
-        for future, answer in zip(futures, answers, strict=True):
-            if future.done():  # whoever asked has gone
+        for row, future, answer in zip(rows, futures, answers, strict=True):
+            if future.done():  # the client has gone
                 continue
-            if isinstance(answer, BaseException):
+            if isinstance(answer, Exception):
                 future.set_exception(answer)
-            else:
-                future.set_result(answer)
+                continue
+            try:
+                future.set_result(row.finish(answer))
+            except Exception as error:
+                future.set_exception(error)

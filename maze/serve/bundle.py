@@ -4,165 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, unknown_key_error
+from maze.core.errors import ConfigError, EnvironmentContractError, unknown_key_error
 from maze.core.utils.files import atomic_write
-from maze.distributions.samplers import (
-    Sampler,
-    categorical_sizes,
-    check_logits,
-    choice_probabilities,
-    most_probable,
-    sampler_of,
-)
-from maze.serve.archive import ARRAYS, DESCRIPTION, BundleError, parsed_json, sha256, unpacked
-from maze.serve.networks import BundledNetwork
-from maze.serve.pipeline import Actor, StepKey
-from maze.serve.session import PolicySession
-from maze.serve.stored import loaded
+from maze.serve.bundle_file import ARRAYS, DESCRIPTION, BundleError, loaded, parsed_json, sha256, unpacked
+from maze.serve.drift import checked_summaries
+from maze.serve.pipeline import Actor, Memory, StepKey, action_stages, check_provided, observation_stages
+from maze.serve.steps import BundledNetwork, StepSpec, step_of
 
 Array = np.ndarray[Any, Any]
 LARGEST_FILE = 2**31
 """Bytes; larger files are refused before they are read."""
 _TOLERANCE = 1e-4
 """By how much logits may differ between machines, relative to their size; on one machine it is 1e-5 at most."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """An action head: how its logits become actions.
-
-    :param name: Of the head.
-    :param description: Its distribution as data, see :mod:`maze.distributions.samplers`.
-    :param space: The head's space as data.
-    """
-
-    name: str
-    description: Mapping[str, Any]
-    space: Mapping[str, Any]
-    sampler: Sampler
-    sizes: Sequence[int]
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """A sub-step: what its actor observes and does. Spaces are mappings that are JSON."""
-
-    step_key: StepKey
-    n_agents: int
-    """Number of agents; -1 where it varies."""
-    observation_space: Mapping[str, Mapping[str, Any]]
-    """By entry; as the environment converts it, before all wrappers."""
-    action_space: Mapping[str, Mapping[str, Any]]
-    """By entry; as the environment takes it, after all wrappers."""
-    observation_kind: str
-    """How the raw environment packs observations: `single`, `dict`, `tuple`, or `converted` by code of its own."""
-    action_kind: str
-    """How the raw environment packs actions: `single`, `dict`, `tuple`, or `converted` by code of its own."""
-    inputs: Mapping[str, tuple[int, ...]]
-    """Shapes of what the networks take, without the batch dimension."""
-    masks: Mapping[str, str]
-    """By head the entry of the observation that masks its actions."""
-    heads: Mapping[str, Head]
-    observation_operations: Sequence[Mapping[str, Any]]
-    action_operations: Sequence[Mapping[str, Any]]
-    networks: Mapping[int | None, BundledNetwork]
-    """By agent; None: of all agents."""
-    where: str
-    """Its name in messages."""
-
-    def network(self, agent_id: int = 0) -> BundledNetwork:
-        """The network that acts for an agent.
-
-        :raises ConfigError: There is no such agent.
-        """
-        network = self.networks.get(None)
-        if network is None:
-            network = self.networks.get(agent_id)
-            if network is None:
-                raise unknown_key_error(f"Sub-step {self.step_key!r}: agent", agent_id, self.networks)
-        return network
-
-    def states_before(
-        self, states: Mapping[str, Any] | None, episode_start: Any, n_rows: int, agent_id: int = 0
-    ) -> dict[str, Array]:
-        """The hidden states that an agent's network goes on with, `[n_rows, size]` by state key; empty where it
-        carries none.
-
-        :param states: See :meth:`PolicyBundle.act_batch`.
-        :param episode_start: See :meth:`PolicyBundle.act_batch`.
-        :param n_rows: How many rows there are.
-        :param agent_id: The agent.
-        :raises ConfigError: They are missing, or have other names or shapes.
-        :raises NonFiniteError: They are not finite.
-        """
-        sizes = self.network(agent_id).state_sizes
-        if unknown := [key for key in states or {} if key not in sizes]:
-            raise ConfigError(
-                f"{self.where}: `states` has {unknown}; the network carries {list(sizes) or 'no hidden states'}."
-            )
-        if not sizes:
-            return {}
-        begins = np.zeros(n_rows, np.bool_)
-        if episode_start is not None:
-            start = np.asarray(episode_start)
-            if start.dtype != np.bool_ or start.shape not in {(), (n_rows,)}:
-                raise ConfigError(
-                    f"{self.where}: `episode_start` is true or false for each of {n_rows} rows, got {episode_start!r}."
-                )
-            begins[:] = start
-        if not states:
-            if not begins.all():
-                raise ConfigError(
-                    f"{self.where}: the policy carries hidden states from step to step, and there are none. Pass as "
-                    "`states` those of the answer before, and `episode_start=True` where an episode begins."
-                )
-            return {key: np.zeros((n_rows, size), np.float32) for key, size in sizes.items()}
-        before = {}
-        for key, size in sizes.items():
-            try:
-                with np.errstate(over="ignore"):
-                    array = np.array(states[key], np.float32)
-            except (KeyError, ValueError, TypeError) as error:
-                raise ConfigError(
-                    f"{self.where}: `states[{key!r}]` is missing or has no numbers ({type(error).__name__}); expected "
-                    f"the shape {[n_rows, size]}."
-                ) from error
-            if array.shape != (n_rows, size):
-                raise ConfigError(
-                    f"{self.where}: `states[{key!r}]` has the shape {list(array.shape)}, expected {[n_rows, size]}."
-                )
-            array[begins] = 0.0
-            if not np.isfinite(array).all():
-                raise NonFiniteError(f"{self.where}: `states[{key!r}]` is not finite.")
-            before[key] = array
-        return before
-
-    def network_inputs_of(self, entries: Mapping[str, Any]) -> dict[str, Array]:
-        """The entries that the networks take, as arrays of float32.
-
-        :raises EnvironmentContractError: One is missing, or has another shape.
-        """
-        inputs = {}
-        for name, shape in self.inputs.items():
-            try:
-                array = np.asarray(entries[name], np.float32)
-            except (KeyError, ValueError, TypeError) as error:
-                raise EnvironmentContractError(
-                    f"Sub-step {self.step_key!r}: the network takes {list(self.inputs)}; `{name}` is missing or has no "
-                    f"numbers ({type(error).__name__}), there is {list(entries)!s:.200}."
-                ) from error
-            if array.shape != shape:
-                raise EnvironmentContractError(
-                    f"Sub-step {self.step_key!r}: the network takes `{name}` of shape {shape}, found {array.shape}."
-                )
-            inputs[name] = array
-        return inputs
 
 
 class BatchActions(NamedTuple):
@@ -174,16 +32,16 @@ class BatchActions(NamedTuple):
     """`[batch, ...]` by head."""
     ranked: list[list[tuple[dict[str, Any], float]]]
     """For each row the most probable joint actions with their probabilities, best first; empty if none were
-    asked for."""
+    requested."""
     states: dict[str, Array]
     """The hidden states that follow, `[batch, size]` by state key; empty where none are carried."""
 
     def row(self, index: int) -> dict[str, Any]:
-        """One row's action, as :meth:`~maze.serve.session.PolicySession.finish` takes it."""
+        """One row's action, as :meth:`PolicySession.finish` takes it."""
         return {head: array[index] for head, array in self.actions.items()}
 
     def states_of(self, index: int) -> dict[str, Array]:
-        """One row's hidden states `[size]`, as :attr:`~maze.serve.session.PolicySession.states` takes them."""
+        """One row's hidden states `[size]`, as :attr:`PolicySession.states` takes them."""
         return {key: array[index] for key, array in self.states.items()}
 
 
@@ -220,16 +78,22 @@ class PolicyBundle:
                 BundledNetwork(members[network["file"]], network, n_threads) for network in description["networks"]
             ]
             self.steps: Mapping[StepKey, StepSpec] = {
-                step["key"]: _step(step, networks, self.card["steps"][index])
+                step["key"]: step_of(step, networks, self.card["steps"][index])
                 for index, step in enumerate(description["steps"])
             }
             """The sub-steps by their keys."""
             self.is_recurrent = any(network.state_sizes for network in networks)
             """Whether hidden states are carried from step to step of an episode."""
+            operations = {str(each["op"]) for step in self.steps.values() for each in step.operations}
+            self.has_memory = not operations.isdisjoint(("stack", "skip"))
+            """Whether the observations of an episode have to come one by one."""
+            self.repeats_actions = "skip" in operations
+            """Whether a decision holds for several steps."""
             self.actor_sequence: list[Actor] = [(actor[0], int(actor[1])) for actor in description["actor_sequence"]]
-            """Who acts, one after the other, where their order is fixed; else empty."""
+            """The actors in their order, where it is fixed; else empty."""
             self.drift: Mapping[StepKey, Mapping[str, Any]] = {
-                step["key"]: step["drift"] for step in description["steps"]
+                step["key"]: checked_summaries(step["drift"], self.steps[step["key"]].observation_space, name)
+                for step in description["steps"]
             }
             """By sub-step and entry of the observation: what training observations look like, see
             :mod:`maze.serve.drift`."""
@@ -237,7 +101,7 @@ class PolicyBundle:
             """Observations with the logits and actions of the trained policy."""
             self.episode: Sequence[Mapping[str, Any]] = description["episode"]
             """The beginning of an episode in the raw environment, with the most probable actions; may be empty."""
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError) as error:
             raise BundleError(f"{name}: {DESCRIPTION} cannot be read: {error!r}.") from error
         if check is not False:
             replay_reference(self, _TOLERANCE if check is True else check)
@@ -288,7 +152,7 @@ class PolicyBundle:
     ) -> PolicySession:
         """Begins to act for one stream of observations.
 
-        The arguments are those of :class:`~maze.serve.session.PolicySession`.
+        The arguments are those of :class:`PolicySession`.
         """
         return PolicySession(self, seed, provided)
 
@@ -337,15 +201,14 @@ class PolicyBundle:
             whatever `states` says.
         :raises EnvironmentContractError: An observation has another shape than in training, or all actions are masked.
         :raises NonFiniteError: A logit or a hidden state is not finite.
-        :raises ConfigError: Ranked actions of a continuous head are asked for, generators are missing, hidden states
+        :raises ConfigError: Ranked actions of a continuous head are requested, generators are missing, hidden states
             are missing or have another shape, or there is no such sub-step or agent.
         """
         step = self.step(step_key)
-        batch = _batch(step, observations)
-        network = step.network(agent_id)
-        if states or network.state_sizes:
+        batch = step.batch_of(observations)
+        if states or step.network(agent_id).state_sizes:
             batch |= step.states_before(states, episode_start, len(next(iter(batch.values()))), agent_id)
-        logits, following = _outputs(step, network, batch)
+        logits, following = step.outputs(batch, agent_id)
         generators = None if deterministic else (rngs if rngs is not None else np.random.default_rng())
         n_rows = len(next(iter(logits.values())))
         if generators is None or isinstance(generators, np.random.Generator):
@@ -363,35 +226,148 @@ class PolicyBundle:
                 for index, rng in enumerate(generators)
             ]
             actions = {head: np.concatenate([row[index] for row in rows]) for index, head in enumerate(logits)}
-        best = [_ranked(step, logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
+        best = [step.ranked(logits, index, ranked, temperature) for index in range(n_rows)] if ranked else []
         return BatchActions(actions, logits, best, following)
 
-    def _act_one(
-        self,
-        step_key: StepKey,
-        agent_id: int,
-        inputs: Mapping[str, Array],
-        rng: np.random.Generator | None,
-        temperature: float,
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """The same for one observation of a session, `[*shape]` by name, with as little around it as can be; hidden
-        states `[size]` are among the inputs. The action, and the states that follow, `[1, size]`."""
-        step = self.steps[step_key]
-        batch = {name: array[np.newaxis] for name, array in inputs.items()}
-        logits, following = _outputs(step, step.network(agent_id), batch)
-        action = {head: step.heads[head].sampler(values, rng, temperature)[0] for head, values in logits.items()}
-        return action, following
+
+class PolicySession:
+    """One episode after the other in the raw environment: stacked observations, order of actors, random numbers.
+
+    :meth:`act` suffices for one session. To act for several sessions at once, call :meth:`prepare` of each,
+    :meth:`PolicyBundle.act_batch` once with what they gave, stacked, and :meth:`finish` of each; of
+    recurrent policies, with :attr:`states` of each, stacked, to which the answer's are assigned then.
+    A session belongs to one thread at a time.
+
+    :param bundle: The policy.
+    :param seed: Of the generator that sampled actions are drawn from; None: an unpredictable one. A
+        :class:`~maze.core.agent.torch_policy.TorchPolicy` with this seed draws the same.
+    :param provided: Code of the caller's own that the card lists, by its name there.
+    :raises BundleError: Code is missing that there is no way around, or is not known.
+    """
+
+    def __init__(
+        self, bundle: PolicyBundle, seed: int | None = None, provided: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
+        provided = dict(provided or {})
+        check_provided(bundle.card["code"], provided)
+        self.bundle = bundle
+        self.rng = seeded_generator(seed)
+        """Draws sampled actions; a server passes it to `act_batch`."""
+        self.converted: Mapping[str, Any] = {}
+        """The latest observation's entries as they left the environment, before any wrapper."""
+        stages = {key: observation_stages(step.observation_operations, provided) for key, step in bundle.steps.items()}
+        self._observation_stages = {key: (first, others) for key, (first, *others) in stages.items()}
+        self._action_stages = {
+            key: action_stages(step.action_operations, provided) for key, step in bundle.steps.items()
+        }
+        self._memory = Memory()
+        self._sequence = bundle.actor_sequence
+        self._n_prepared = 0
+        self._actor: Actor = self._sequence[0] if self._sequence else (next(iter(bundle.steps)), 0)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begins another episode.
+
+        :param seed: Begins another stream of random numbers as well; None: the present one goes on.
+        """
+        self._memory.clear()
+        self._n_prepared = 0
+        if seed is not None:
+            self.rng = seeded_generator(seed)
+
+    def act(
+        self, observation: Any, actor_id: Actor | None = None, *, deterministic: bool = True, temperature: float = 1.0
+    ) -> Any:
+        """The action for an observation of the raw environment. Observations come one by one in their order.
+
+        :param observation: What the raw environment shows. Where the environment's own code converts its states, and
+            the caller has not provided it: the entries that it makes of them, as a mapping.
+        :param actor_id: The actor: step key and number of the agent. By default the next one in the fixed order.
+        :param deterministic: Take the most probable action instead of drawing one.
+        :param temperature: Below 1 sharpens the distribution that is drawn from, above 1 flattens it.
+        :return: An action as the raw environment takes it; the action's entries as a mapping where its own code
+            converts them, and the caller has not provided it.
+        :raises EnvironmentContractError: The observation has another shape or type than in training, or all actions
+            are masked.
+        :raises NonFiniteError: The observation or a logit is not finite.
+        """
+        inputs = self.prepare(observation, actor_id)
+        if inputs is None:
+            return self.finish(None)
+        step_key, agent_id = self._actor
+        rng = None if deterministic else self.rng
+        step = self.bundle.steps[step_key]
+        if not self.bundle.is_recurrent:
+            return self.finish(step.act_one(inputs, agent_id, rng, temperature)[0])
+        action, self.states = step.act_one({**inputs, **self.states}, agent_id, rng, temperature)
+        return self.finish(action)
+
+    @property
+    def states(self) -> dict[str, Array]:
+        """Hidden states `[size]` by state key that the latest actor's network decides with; zero where an episode
+        begins, empty where it carries none. Those that follow a decision are assigned."""
+        if not self.bundle.is_recurrent:
+            return {}
+        states = self._memory.states.get(self._actor)
+        if states is None:
+            step_key, agent_id = self._actor
+            sizes = self.bundle.steps[step_key].network(agent_id).state_sizes
+            states = {key: np.zeros(size, np.float32) for key, size in sizes.items()}
+        return states
+
+    @states.setter
+    def states(self, states: dict[str, Array]) -> None:
+        self._memory.states[self._actor] = states
+
+    def prepare(self, observation: Any, actor_id: Actor | None = None) -> dict[str, Array] | None:
+        """What the network of the acting actor takes, float32 `[*shape]` by name, without a batch dimension.
+
+        :param observation: See :meth:`act`.
+        :param actor_id: See :meth:`act`.
+        :return: None where no decision is due, since the last one holds for several steps; :meth:`finish` is called
+            with None then.
+        """
+        if actor_id is not None:
+            actor = (actor_id[0], int(actor_id[1]))
+        elif self._sequence:
+            actor = self._sequence[self._n_prepared % len(self._sequence)]
+        else:
+            raise EnvironmentContractError(
+                f"The order of actors is not fixed; pass actor_id=(step key, agent), of {list(self.bundle.steps)}."
+            )
+        step = self.bundle.step(actor[0])
+        first, others = self._observation_stages[actor[0]]
+        entries = self.converted = first(observation, self._memory, actor)
+        if others:
+            entries = dict(entries)  # stages change it
+            for stage in others:
+                entries = stage(entries, self._memory, actor)
+                if entries is None:
+                    break
+        self._actor = actor
+        self._n_prepared += 1
+        return None if entries is None else step.network_inputs_of(entries)
+
+    def finish(self, action: Mapping[str, Any] | None, is_packed: bool = True) -> Any:
+        """The raw environment's action for what the network's heads have chosen.
+
+        :param action: `[*space.shape]` by head: one row of what `act_batch` gave. None where :meth:`prepare` gave None.
+        :param is_packed: As the raw environment takes it; otherwise by entry, as Maze's environments take it.
+        """
+        result: Any = action
+        stages = self._action_stages[self._actor[0]]
+        for stage in stages if is_packed else stages[:-1]:
+            if result is None and not self._memory.is_repeating:
+                raise EnvironmentContractError("finish: there is no action, although a decision was due.")
+            result = stage(result, self._memory, self._actor)
+        return result
 
 
-def _outputs(
-    step: StepSpec, network: BundledNetwork, batch: Mapping[str, Array]
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Logits by head, and the hidden states that follow by state key."""
-    logits = network(batch)
-    following = {key: logits.pop(key) for key in network.state_sizes} if network.state_sizes else {}
-    for head, values in logits.items():
-        check_logits(values, step.heads[head].sizes, head, step.where)
-    return logits, following
+def seeded_generator(seed: int | None) -> np.random.Generator:
+    """The generator that a policy of torch with this seed draws its actions from."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    rng.integers(2**63)  # the policy seeds its generator of torch with it
+    return rng
 
 
 def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
@@ -443,70 +419,3 @@ def replay_reference(bundle: PolicyBundle, tolerance: float) -> None:
                     f"The bundle does not observe as the trained policy: sub-step {actor[0]!r}: `{name}` differs from "
                     "what the network got in training. Export the policy again."
                 )
-
-
-def _batch(step: StepSpec, observations: Mapping[str, Any]) -> dict[str, Array]:
-    batch: dict[str, Array] = {}
-    n_rows = None
-    for name, shape in step.inputs.items():
-        try:
-            array = np.asarray(observations[name], np.float32)
-        except (KeyError, ValueError, TypeError) as error:
-            raise EnvironmentContractError(
-                f"Sub-step {step.step_key!r}: the network takes {list(step.inputs)}; `{name}` is missing or has no "
-                f"numbers ({type(error).__name__})."
-            ) from error
-        n_rows = len(array) if n_rows is None and array.ndim else n_rows
-        if array.ndim == 0 or array.shape != (n_rows, *shape) or n_rows == 0:
-            raise EnvironmentContractError(
-                f"Sub-step {step.step_key!r}: the network takes `{name}` of shape {['batch', *shape]}, "
-                f"found {list(array.shape)}."
-            )
-        batch[name] = array
-    return batch
-
-
-def _ranked(
-    step: StepSpec, logits: Mapping[str, Array], row: int, n_best: int, temperature: float
-) -> list[tuple[dict[str, Any], float]]:
-    """The most probable joint actions of all heads, which are independent of one another."""
-    factors: list[Array] = []
-    ends: dict[str, slice] = {}
-    for head, values in logits.items():
-        probabilities = choice_probabilities(step.heads[head].description, values[row], temperature)
-        if not probabilities:
-            raise ConfigError(f"Action head `{head}` is continuous: its actions cannot be ranked.")
-        ends[head] = slice(len(factors), len(factors) + len(probabilities))
-        factors += probabilities
-    found = []
-    for choices, probability in most_probable(factors, n_best):
-        action: dict[str, Any] = {}
-        for head, part in ends.items():
-            description = step.heads[head].description
-            is_single = description["distribution"] == "categorical"
-            shape = np.shape(description["nvec"]) if "nvec" in description else tuple(description.get("shape", ()))
-            action[head] = np.int64(choices[part][0]) if is_single else np.array(choices[part]).reshape(shape)
-        found.append((action, probability))
-    return found
-
-
-def _step(step: Mapping[str, Any], networks: Sequence[BundledNetwork], shown: Mapping[str, Any]) -> StepSpec:
-    heads = {
-        name: Head(name, head, shown["heads"][name], sampler_of(head), categorical_sizes(head))
-        for name, head in step["heads"].items()
-    }
-    return StepSpec(
-        step_key=step["key"],
-        n_agents=int(step["n_agents"]),
-        observation_space=shown["observation_space"],
-        action_space=shown["action_space"],
-        observation_kind=step["observation_operations"][0]["kind"],
-        action_kind=step["action_operations"][-1]["kind"],
-        inputs={name: tuple(int(size) for size in shape) for name, shape in step["inputs"].items()},
-        masks=step["masks"],
-        heads=heads,
-        observation_operations=step["observation_operations"],
-        action_operations=step["action_operations"],
-        networks={agent: networks[index] for agent, index in step["networks"]},
-        where=f"Sub-step {step['key']!r}",
-    )

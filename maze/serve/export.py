@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,13 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigImportError, MazeError, install_command
+from maze.core.utils.files import read_json_object
 from maze.perception.blocks.recurrent.recurrent_cell import StepRun, recurrent_cells, running
-from maze.serve.archive import ARRAYS, DESCRIPTION, packed
-from maze.serve.networks import NEXT_STATE, STATE
+from maze.report.progress import read_progress
+from maze.serve.bundle_file import ARRAYS, DESCRIPTION, ArrayWriter, packed
 from maze.serve.pipeline import StepKey
 from maze.serve.recording import Recording, record
-from maze.serve.run_card import run_card
-from maze.serve.stored import ArrayWriter
+from maze.serve.steps import NEXT_STATE, STATE
 from maze.serve.wrappers_as_data import Operations, operations_of, space_as_data
 
 EXACT = 1e-5
@@ -65,7 +66,7 @@ def export_run(
     env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
     assert isinstance(policy, TorchPolicy), "what a run stores"
     try:
-        return export_policy(policy, env, {"name": name or run_dir.name, **run_card(run_dir)}, n_steps, seed)
+        return export_policy(policy, env, {"name": name or run_dir.name, **_run_card(run_dir)}, n_steps, seed)
     finally:
         env.close()
 
@@ -382,3 +383,33 @@ def _card(
 
 def _spaces(space: spaces.Dict) -> dict[str, Any]:
     return {name: space_as_data(entry) for name, entry in space.spaces.items()}
+
+
+def _run_card(run_dir: Path) -> dict[str, Any]:
+    """Algorithm, command, versions and evaluation results of a run, in JSON; unreadable parts are left out."""
+    card: dict[str, Any] = {"run": run_dir.name}
+    command = run_dir / "command.txt"
+    if command.is_file():
+        card["command"] = command.read_text().splitlines()[0].strip()
+    card["versions"] = read_json_object(run_dir / "versions.json").get("versions") or {}
+    training = read_json_object(run_dir / "run.json")
+    card["training"] = {key: training[key] for key in ("epoch", "n_env_steps", "best_score") if key in training}
+    card["evaluation"] = _evaluation(run_dir)
+    return card
+
+
+def _evaluation(run_dir: Path) -> dict[str, Any]:
+    """The statistics of the evaluation whose mean reward was the best, and its epoch; empty where there was none."""
+    try:
+        progress = read_progress(run_dir)
+    except MazeError:
+        return {}
+    evaluated = progress.paths.get("eval")
+    rewards = None if evaluated is None else evaluated.columns.get("BaseEnvEvents/reward/mean")
+    if evaluated is None or rewards is None or all(math.isnan(value) for value in rewards):
+        return {}
+    best = max((value, index) for index, value in enumerate(rewards) if not math.isnan(value))[1]
+    statistics: Mapping[str, float] = {
+        name: column[best] for name, column in evaluated.columns.items() if math.isfinite(column[best])
+    }
+    return {"epoch": int(evaluated.steps[best]), "statistics": dict(statistics)}

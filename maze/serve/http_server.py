@@ -1,15 +1,17 @@
-"""uvicorn as `maze-serve` runs it: with a limit on slow heads of requests, and signals that an operator sends."""
+"""uvicorn as `maze-serve` runs it: with limits on connections, and signals that an operator sends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from maze.core.annotations import override
@@ -18,7 +20,13 @@ from maze.serve.app import Application
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_HEAD = 64 << 10
-"""Bytes of a request line with its headers."""
+"""Bytes of a request line with its headers and trailers."""
+MOST_AHEAD = 16
+"""Requests of a connection that may come before the first of them is answered."""
+_SEND_BUFFER = 256 << 10
+"""Bytes of answers that the system keeps for a connection whose client does not read."""
+_CONNECTION = "maze.serve.connection"
+_TOO_LARGE, _TOO_LATE = b"431 Request Header Fields Too Large", b"408 Request Timeout"
 
 
 def server_config(application: Application, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
@@ -29,12 +37,20 @@ def server_config(application: Application, host: str = "127.0.0.1", port: int =
     :param port: The port; 0: any that is free.
     """
     seconds = application.limits.seconds
+
+    async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await application(scope, receive, send)
+        finally:
+            if scope["type"] == "http":
+                scope["state"][_CONNECTION].answered()
+
     return uvicorn.Config(
-        application,
+        tracked,
         host=host,
         port=port,
         loop="auto",  # uvloop, where there is one
-        http=partial(LimitedHeadProtocol, head_seconds=seconds),  # type: ignore[arg-type]  # makes one
+        http=partial(GuardedProtocol, seconds=seconds),  # type: ignore[arg-type]  # makes one
         ws="none",
         lifespan="on",
         log_config=None,
@@ -45,76 +61,133 @@ def server_config(application: Application, host: str = "127.0.0.1", port: int =
     )
 
 
-class LimitedHeadProtocol(HttpToolsProtocol):
-    """A connection that is closed when the head of a request does not come to its end.
+class GuardedProtocol(HttpToolsProtocol):
+    """A connection with limits: on heads, trailers, requests sent ahead, and on the time for sending and reading.
 
-    uvicorn itself waits for ever for a connection that sends nothing, or a byte now and then, and takes heads of any
-    size. The application's own limits begin behind the head.
+    uvicorn itself takes heads and trailers of any size, any number of requests before the first one is answered, and
+    waits without end for clients that neither send nor read. The application's own limits hold between the head of a
+    request and its answer. What is used here are the methods of :class:`asyncio.Protocol`, the callbacks of httptools,
+    and the state of ASGI's scopes.
 
-    :param head_seconds: From the beginning of the connection, or the first byte after an answer, to the end of a head.
+    :param app_state: State of the application's scopes.
+    :param seconds: From the beginning of the connection, or the first byte after an answer, to the end of a head; and
+        from an answer until the client has read it.
     """
 
-    def __init__(self, *args: Any, head_seconds: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head_seconds = head_seconds
+    def __init__(self, *, app_state: dict[str, Any], seconds: float, **kwargs: Any) -> None:
+        super().__init__(app_state={**app_state, _CONNECTION: self}, **kwargs)
+        self._seconds = seconds
+        self._channel: Any = None
         self._timer: asyncio.TimerHandle | None = None
+        self._waits_since: float | None = None
+        self._unread_since: float | None = None
         self._n_head_bytes = 0
+        """Of the request line, headers and trailers."""
+        self._n_pending_bytes = 0
+        """Received since the parser has last completed a head or a part of a body."""
+        self._n_requests = 0
+        self._n_unanswered = 0
         self._is_in_body = False
 
     @override(HttpToolsProtocol)
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self._head_seconds, self._on_time)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._channel = transport
+        self._check()
 
     @override(HttpToolsProtocol)
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_timer()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     @override(HttpToolsProtocol)
     def data_received(self, data: bytes) -> None:
+        self._n_pending_bytes += len(data)
         super().data_received(data)
-        if self._is_answering() or self.transport.is_closing():
-            return
-        if self._timer is None:
-            self._timer = self.loop.call_later(self._head_seconds, self._on_time)
-        if not self._is_in_body:  # of a request that was answered before its body had come
-            self._n_head_bytes += len(data)
-            if self._n_head_bytes > LARGEST_HEAD:
-                self._refuse(b"431 Request Header Fields Too Large")
+        if self._n_pending_bytes > LARGEST_HEAD and not self._channel.is_closing():
+            self._refuse(_TOO_LARGE)
+
+    # -- callbacks of the parser; an exception ends parsing -----------------------------------------------------------
+
+    @override(HttpToolsProtocol)
+    def on_message_begin(self) -> None:
+        if self._n_unanswered >= MOST_AHEAD:
+            self._channel.close()
+            raise _RefusedError
+        self._n_head_bytes = 0
+        super().on_message_begin()
+
+    @override(HttpToolsProtocol)
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    @override(HttpToolsProtocol)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        if not self._is_in_body:  # trailers are no headers
+            super().on_header(name, value)
 
     @override(HttpToolsProtocol)
     def on_headers_complete(self) -> None:
-        self._end_timer()
-        self._n_head_bytes, self._is_in_body = 0, True
+        self._n_pending_bytes, self._is_in_body = 0, True
+        self._n_requests += 1
+        self._n_unanswered += 1
         super().on_headers_complete()
 
     @override(HttpToolsProtocol)
+    def on_body(self, body: bytes) -> None:
+        self._n_pending_bytes = 0
+        super().on_body(body)
+
+    @override(HttpToolsProtocol)
     def on_message_complete(self) -> None:
-        self._is_in_body = False
+        self._n_pending_bytes, self._is_in_body = 0, False
         super().on_message_complete()
 
-    def _is_answering(self) -> bool:
-        cycle: Any = self.cycle
-        return cycle is not None and not cycle.response_complete
+    # -- limits -------------------------------------------------------------------------------------------------------
 
-    def _end_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def answered(self) -> None:
+        """The application has answered one of the connection's requests."""
+        self._n_unanswered -= 1
 
-    def _on_time(self) -> None:
-        self._timer = None
-        if self._is_answering() or self.transport.is_closing():
-            return
-        if self._n_head_bytes:
-            self._refuse(b"408 Request Timeout")
-        else:
-            self.transport.close()
+    def _count(self, n_bytes: int) -> None:
+        self._n_head_bytes += n_bytes
+        if self._n_head_bytes > LARGEST_HEAD:
+            self._refuse(_TOO_LARGE)
+            raise _RefusedError
+
+    def _check(self) -> None:
+        """Ends the connection if the client has had time enough, and else looks again soon."""
+        loop = asyncio.get_running_loop()
+        now, latest = loop.time(), loop.time() - self._seconds
+        if not self._channel.get_write_buffer_size():
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = now
+        is_idle = self._n_requests and not self._n_pending_bytes and not self._is_in_body
+        if is_idle or self._n_unanswered:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        if self._unread_since is not None and self._unread_since < latest:
+            self._channel.abort()  # closing would wait until the answer is read
+        elif self._waits_since is not None and self._waits_since < latest and not self._channel.is_closing():
+            if self._n_pending_bytes:
+                self._refuse(_TOO_LATE)
+            else:
+                self._channel.close()
+        self._timer = loop.call_later(self._seconds / 8, self._check)
 
     def _refuse(self, status: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
-        self.transport.close()
+        self._channel.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
+        self._channel.close()
+
+
+class _RefusedError(Exception):
+    """The connection has been refused and closed."""
 
 
 class Server(uvicorn.Server):

@@ -22,7 +22,7 @@ import numpy as np
 
 from maze.core.errors import EnvironmentContractError, NonFiniteError, did_you_mean
 from maze.core.utils.array_conversions import conversion_of
-from maze.serve.archive import BundleError
+from maze.serve.bundle_file import BundleError
 
 Array = np.ndarray[Any, Any]
 Entries = dict[str, Any]

@@ -8,40 +8,44 @@ import logging
 import random
 import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from maze.core.errors import ConfigError, MazeError, did_you_mean
-from maze.serve.bundle import PolicyBundle
+from maze.serve.batching import Turns
+from maze.serve.bundle import PolicyBundle, PolicySession, seeded_generator
 from maze.serve.decision_log import DecisionLog, written_rng
-from maze.serve.metrics import Exposition, Histogram, Labels
 from maze.serve.pipeline import Actor
 from maze.serve.served import (
-    Array,
     Carried,
+    Metrics,
     Note,
     Options,
-    Pending,
+    Query,
     RefusedError,
     Served,
     Settings,
     as_json,
     other_bundle,
-    repeats_actions,
 )
-from maze.serve.session import PolicySession, seeded_generator
 
 _LOGGER = logging.getLogger(__name__)
 
 LARGEST_SEED = 2**63 - 1
+Begun = asyncio.Future[dict[str, Any]] | dict[str, Any]
+"""An answer, or one that will be there."""
+_SLICE = 16
+"""Rows of batches that are decided before other requests take their turn."""
 
 
 class ServedSession:
-    """An episode that somebody has decided, by the bundle that it began with.
+    """An episode of a client, decided by the bundle that it began with.
 
     :param policy: What decides.
     :param shadows: What decides as well, to be recorded only.
@@ -60,13 +64,13 @@ class ServedSession:
         self.failure = ""
         self.latest: dict[str, Any] | None = None
         self.shadowing: list[asyncio.Task[None]] = []
-        """Decisions of shadows whose hidden states have to follow before they are asked again."""
+        """Decisions of shadows whose hidden states have to follow before they decide again."""
         self._n_episodes = 0
         self._log_key = hashlib.sha256(self.id.encode()).hexdigest()[:16]
 
     @property
     def episode(self) -> str:
-        """Name in the decision log, from which nobody can tell the session's identifier."""
+        """Name in the decision log, which does not reveal the session's identifier."""
         return f"{self._log_key}/{self._n_episodes}"
 
     async def settled(self) -> None:
@@ -86,7 +90,7 @@ class ServedSession:
         self.n_steps, self.failure, self.latest = 0, "", None
 
     def described(self) -> dict[str, Any]:
-        """What whoever begins it is told."""
+        """The answer to the request that begins it."""
         policy = self.policy
         return {"session": self.id, "policy": policy.name, "bundle": policy.bundle.sha256, "seed": self.seed}
 
@@ -95,7 +99,7 @@ class Policies:
     """All policies of a server, and its sessions.
 
     :param settings: How they are put to work.
-    :param log: Is told of each decision.
+    :param log: Records each decision.
     :param seed: Of the choice between policies by their weights.
     """
 
@@ -103,15 +107,18 @@ class Policies:
         self, settings: Settings | None = None, log: DecisionLog | None = None, seed: int | None = None
     ) -> None:
         self.settings = settings or Settings()
+        self.metrics = Metrics()
+        self.metrics.registry.register(_Gauges(self))
+        self.singles = Turns(max(32, self.settings.max_batch))
+        """Requests for one decision that are in work at a time, by client."""
+        self.batches = Turns(_SLICE)
+        """Rows of batches, and other work as large, that are in work at a time, by client."""
         self._log = log
         self._served: dict[str, Served] = {}
         self._sessions: OrderedDict[str, ServedSession] = OrderedDict()
         self._random = random.Random(seed)
         self._start, self._n_decisions = secrets.token_hex(4), 0
         self._swapping = asyncio.Lock()
-        self._decided: Counter[str] = Counter()
-        self._events: Counter[str] = Counter({"swap": 0, "fallback": 0, "refused": 0, "expired_session": 0})
-        self._compared: Counter[tuple[str, str]] = Counter()
         self._comparing: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Served]:
@@ -128,8 +135,8 @@ class Policies:
         :param is_shadow: It decides whatever others decide, and what it says is recorded only.
         :raises ConfigError: The fallback cannot stand in for such a policy.
         """
-        served = Served(name, bundle, self.settings, self._log)
-        if repeats_actions(bundle) and self.settings.fallback is not None:
+        served = Served(name, bundle, self.settings, self._log, self.metrics)
+        if bundle.repeats_actions and self.settings.fallback is not None:
             raise ConfigError(
                 f"Policy {name!r} repeats its actions; a fallback that decides once cannot stand in for it."
             )
@@ -176,7 +183,7 @@ class Policies:
     async def put(self, name: str, content: bytes, *, ends_sessions: bool = False, path: Path | None = None) -> Served:
         """Swaps the bundle of a policy, or adds a policy of weight 0.
 
-        What was asked before is decided by the bundle that it was asked of, sessions by the one they began with.
+        Requests that arrived before are decided by the bundle of that time, sessions by the one they began with.
 
         :param name: Of the policy.
         :param content: All bytes of the bundle.
@@ -200,7 +207,7 @@ class Policies:
                 )
             weight, is_shadow = (before.weight, before.is_shadow) if before is not None else (0.0, False)
             served = self.add(name, bundle, weight, is_shadow)
-        self._events["swap"] += 1
+        self.metrics.events.labels("swap").inc()
         _LOGGER.info("Policy %s is bundle %s from now on.", name, bundle.sha256)
         if before is not None and ends_sessions:
             for session in [each for each in self._sessions.values() if each.policy is before]:
@@ -268,14 +275,14 @@ class Policies:
         self._sessions.pop(session.id, None)
 
     def expire_sessions(self) -> None:
-        """Ends the sessions that nobody has used for long."""
+        """End the sessions that were not used for long."""
         latest = time.monotonic() - self.settings.session_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
             if session.last_use >= latest:
                 return
             del self._sessions[session.id]
-            self._events["expired_session"] += 1
+            self.metrics.events.labels("expired_session").inc()
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -284,10 +291,20 @@ class Policies:
         """Decisions that have not been taken yet."""
         return sum(policy.batcher.n_waiting for policy in self._served.values())
 
+    @property
+    def n_sessions(self) -> int:
+        """Sessions that have not ended."""
+        return len(self._sessions)
+
+    @property
+    def n_lost_lines(self) -> int:
+        """Lines of the decision log that the disk did not take."""
+        return 0 if self._log is None else self._log.n_lost
+
     async def decide(
         self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
     ) -> dict[str, Any]:
-        """Decides about one observation by itself.
+        """Decide about one observation by itself.
 
         :param policy: What decides.
         :param observation: As the raw environment gives it.
@@ -296,7 +313,7 @@ class Policies:
         :param carried: What is brought along of the episode.
         """
         begun = self._begin_alone(policy, observation, options, seed, carried)
-        return begun if isinstance(begun, dict) else await begun.answer()
+        return begun if isinstance(begun, dict) else await begun
 
     async def decide_many(
         self,
@@ -305,21 +322,31 @@ class Policies:
         options: Options,
         seed: int | None,
         carried: Sequence[Carried],
+        client: Hashable = None,
+        weight: int = 1,
     ) -> list[dict[str, Any]]:
-        """Decides about observations that have nothing to do with each other.
+        """Decide about observations that have nothing to do with each other, a slice of them in each turn of a client.
 
         The arguments are those of :meth:`decide`, `carried` one for each observation; the action for `observations[i]`
         is sampled with the seed `seed + i`.
+
+        :param client: Whose turns they take.
+        :param weight: Work for one observation, in units of that for one of a few numbers.
         """
-        begun: list[Pending | dict[str, Any]] = []
-        for index, observation in enumerate(observations):
-            row_seed = None if seed is None else seed + index
-            try:
-                begun.append(self._begin_alone(policy, observation, options, row_seed, carried[index]))
-            except MazeError as error:
-                error.remark(f"This is observations[{index}].")
-                raise
-        return [each if isinstance(each, dict) else await each.answer() for each in begun]
+        size = max(1, _SLICE // weight)
+        answers: list[dict[str, Any]] = []
+        for begin in range(0, len(observations), size):
+            async with self.batches.turn(client, size * weight):
+                begun: list[Begun] = []
+                for index in range(begin, min(begin + size, len(observations))):
+                    row_seed = None if seed is None else seed + index
+                    try:
+                        begun.append(self._begin_alone(policy, observations[index], options, row_seed, carried[index]))
+                    except MazeError as error:
+                        error.remark(f"This is observations[{index}].")
+                        raise
+                answers += [each if isinstance(each, dict) else await each for each in begun]
+        return answers
 
     async def decide_in(
         self, session: ServedSession, observation: Any, options: Options, step: int | None
@@ -329,11 +356,11 @@ class Policies:
         :param session: The session.
         :param observation: As the raw environment gives it.
         :param options: How.
-        :param step: Number of the decision, from 0. The latest one may be asked for again, after a broken connection.
+        :param step: Number of the decision, from 0. The latest one may be requested again, after a broken connection.
         """
         await session.settled()
         while session.is_busy and step == session.n_steps:
-            await asyncio.sleep(0.001)  # asked again before the answer to the first time, which nobody received
+            await asyncio.sleep(0.001)  # sent again before the first answer, which did not arrive
         if session.is_busy:
             raise _busy()
         if step is not None and step != session.n_steps:
@@ -353,12 +380,12 @@ class Policies:
         try:
             rng = None if options.deterministic else acting.rng
             note = self._note(observation, actor, rng, session)
-            begun = self._begin(session.policy, acting, actor, inputs, options.ranked, rng, note, acting.states)
+            begun = session.policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, acting.states))
             session.shadowing = self._ask_shadows(session.shadows, actor, options, note, begun, None)
-            session.latest = begun if isinstance(begun, dict) else await begun.answer()
+            session.latest = begun if isinstance(begun, dict) else await begun
             session.failure = ""
         except RefusedError:
-            # The observation was taken, and the episode goes on: whoever asks has to decide this once.
+            # The observation counts, and the episode continues: the client decides this step itself.
             session.failure, session.latest = "", None
             session.n_steps += 1
             raise
@@ -373,7 +400,7 @@ class Policies:
 
     def _begin_alone(
         self, policy: Served, observation: Any, options: Options, seed: int | None, carried: Carried
-    ) -> Pending | dict[str, Any]:
+    ) -> Begun:
         actor = policy.actor(options)
         acting = policy.converter(actor[0])
         inputs = acting.prepare(observation, actor)
@@ -383,45 +410,14 @@ class Policies:
             seed = secrets.randbits(62) if seed is None else checked_seed(seed)
             rng = seeded_generator(seed)
         note = self._note(observation, actor, rng, None)
-        begun = self._begin(policy, acting, actor, inputs, options.ranked, rng, note, states)
+        begun = policy.decide(Query(acting, actor, inputs, rng, options.ranked, note, states))
         if len(self._served) > 1:
-            shadows = [each for each in self._shadows_of(policy) if not (each.has_memory or each.bundle.is_recurrent)]
+            shadows = [
+                each for each in self._shadows_of(policy) if not (each.bundle.has_memory or each.bundle.is_recurrent)
+            ]
             converters = [(shadow, shadow.converter(actor[0])) for shadow in shadows]
             self._ask_shadows(converters, actor, options, note, begun, seed)
         return begun
-
-    def _begin(
-        self,
-        policy: Served,
-        acting: PolicySession,
-        actor: Actor,
-        inputs: Any,
-        ranked: int,
-        rng: np.random.Generator | None,
-        note: Note,
-        states: Mapping[str, Array],
-    ) -> Pending | dict[str, Any]:
-        """Has a decision taken, or gives the answer at once where the network is not asked.
-
-        What the network was not asked about leaves no trace in its hidden states.
-        """
-        self._decided[policy.name] += 1
-        if inputs is None:
-            policy.record("repeated", actor, note)
-            return policy.answer(acting.finish(None), note)
-        guard, settings = policy.guard, self.settings
-        guard.add(actor[0], acting.converted)
-        if settings.on_drift != "warn" and (why := guard.outside(actor[0], acting.converted)):
-            if settings.fallback is None:
-                self._events["refused"] += 1
-                policy.record("refused", actor, note, reason=why)
-                raise RefusedError(422, "out_of_distribution", f"Policy {policy.name!r} is not asked: {why}")
-            self._events["fallback"] += 1
-            action = policy.packed(settings.fallback(acting.converted, actor), actor[0])
-            policy.record("fallback", actor, note, reason=why, action=action)
-            kept = {} if note.episode else policy.carried_on(states)
-            return {**policy.answer(action, note), "policy": "fallback", "reason": why, **kept}
-        return policy.submit(acting, actor, inputs, rng, ranked, note, states)
 
     def _note(
         self, observation: Any, actor: Actor, rng: np.random.Generator | None, session: ServedSession | None
@@ -449,12 +445,12 @@ class Policies:
         actor: Actor,
         options: Options,
         note: Note,
-        begun: Pending | dict[str, Any],
+        begun: Begun,
         seed: int | None,
     ) -> list[asyncio.Task[None]]:
-        """Has others decide as well; nothing that happens to them is seen by whoever asked.
+        """Have shadows decide as well; their failures do not reach the client.
 
-        :return: What has to be done before recurrent ones of them are asked again.
+        :return: What has to be done before recurrent ones of them decide again.
         """
         awaited = []
         for shadow, acting in shadows:
@@ -468,88 +464,41 @@ class Policies:
                     rng = acting.rng if seed is None else seeded_generator(seed)
                 state = None if rng is None or self._log is None else written_rng(rng)
                 shadowed = note._replace(is_shadow=True, rng=state)
-                pending = shadow.submit(acting, actor, inputs, rng, 0, shadowed, acting.states)
+                pending = shadow.submit(Query(acting, actor, inputs, rng, 0, shadowed, acting.states))
             except MazeError as error:
-                self._compared[shadow.name, "failed"] += 1
+                self.metrics.shadow_decisions.labels(shadow.name, "failed").inc()
                 _LOGGER.debug("Shadow %s: %s", shadow.name, error)
                 continue
-            task = asyncio.ensure_future(self._compare(pending, begun))
+            task = asyncio.ensure_future(self._compare(shadow.name, pending, begun))
             self._comparing.add(task)
             task.add_done_callback(self._comparing.discard)
             if shadow.bundle.is_recurrent:
                 awaited.append(task)
         return awaited
 
-    async def _compare(self, pending: Pending, begun: Pending | dict[str, Any]) -> None:
-        name = pending.served.name
+    async def _compare(self, name: str, shadowing: asyncio.Future[dict[str, Any]], begun: Begun) -> None:
         try:
-            said = (await pending.answer())["action"]
-            if isinstance(begun, Pending):
-                chosen = (await asyncio.shield(begun.future))[0]
-                shadowed = pending.future.result()[0]
-                is_equal = as_json(chosen) == as_json(shadowed)
-            else:
-                is_equal = as_json(begun["action"]) == as_json(said)
+            said = await shadowing
+            answered = begun if isinstance(begun, dict) else await asyncio.shield(begun)
+            is_equal = as_json(answered["action"]) == as_json(said["action"])
         except MazeError:
-            self._compared[name, "failed"] += 1
+            result = "failed"
         else:
-            self._compared[name, "equal" if is_equal else "different"] += 1
+            result = "equal" if is_equal else "different"
+        self.metrics.shadow_decisions.labels(name, result).inc()
 
     # -- what goes on -------------------------------------------------------------------------------------------------
 
     async def look_at_drift(self) -> None:
-        """Compares what was observed lately with the training, and warns where it is something else."""
-        for policy in self:
-            await asyncio.get_running_loop().run_in_executor(None, policy.guard.look)
+        """Compare the latest observations with the training, and warn where they differ.
 
-    def expose(self, exposition: Exposition) -> None:
-        """Adds what is counted here to the metrics."""
-        every = list(self)
-        family = exposition.family
-        family(
-            "maze_decisions_total",
-            "counter",
-            "Decisions that a policy was asked for.",
-            {(("policy", name),): count for name, count in self._decided.items()},
-        )
-        family(
-            "maze_events_total",
-            "counter",
-            "Swapped bundles, decisions of the fallback, refused observations, sessions that nobody ended.",
-            {(("event", name),): count for name, count in self._events.items()},
-        )
-        family("maze_decisions_waiting", "gauge", "Decisions that have not been taken yet.", {(): self.n_waiting})
-        family("maze_sessions", "gauge", "Sessions that go on.", {(): len(self._sessions)})
-        family(
-            "maze_policy_info",
-            "gauge",
-            "The weight of a policy.",
-            {
-                (
-                    ("policy", each.name),
-                    ("bundle", each.bundle.sha256),
-                    ("shadow", str(each.is_shadow).lower()),
-                ): each.weight
-                for each in every
-            },
-        )
-        family(
-            "maze_shadow_decisions_total",
-            "counter",
-            "What shadows have decided, compared with what was answered.",
-            {(("policy", name), ("result", result)): count for (name, result), count in self._compared.items()},
-        )
-        drift = [(each, entry) for each in every for entry in each.guard.entries]
-        for name, meaning, values in (
-            ("psi", "Population stability index of an entry of the observations", [entry.psi for _, entry in drift]),
-            ("out_of_range", "Share of values outside the training's", [entry.out_of_range for _, entry in drift]),
-        ):
-            labels = [(("policy", each.name), ("step", entry.step), ("entry", entry.entry)) for each, entry in drift]
-            family(f"maze_drift_{name}", "gauge", f"{meaning}.", dict(zip(labels, values, strict=True)))
-        lost = 0 if self._log is None else self._log.n_lost
-        family("maze_decision_log_lost_total", "counter", "Lines that the disk did not take.", {(): lost})
-        sizes: dict[Labels, Histogram] = {(("policy", each.name),): each.batch_sizes for each in every}
-        exposition.histograms("maze_batch_size", "Decisions taken in one call.", sizes)
+        :raises Exception: The comparison of a policy failed; those of the others were made.
+        """
+        loop = asyncio.get_running_loop()
+        looks = [loop.run_in_executor(None, policy.guard.look) for policy in self]
+        for result in await asyncio.gather(*looks, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
     def close(self) -> None:
         """Ends threads, and writes what the log still has to say."""
@@ -557,6 +506,33 @@ class Policies:
             policy.batcher.close()
         if self._log is not None:
             self._log.close()
+
+
+class _Gauges:
+    """The state of policies as metrics of Prometheus, at the moment when they are read."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+
+    def collect(self) -> Iterable[Metric]:
+        policies = self._policies
+        yield GaugeMetricFamily("maze_decisions_waiting", "Decisions that have not been taken yet.", policies.n_waiting)
+        yield GaugeMetricFamily("maze_sessions", "Sessions that have not ended.", policies.n_sessions)
+        yield CounterMetricFamily("maze_decision_log_lost", "Lines that the disk did not take.", policies.n_lost_lines)
+        info = GaugeMetricFamily("maze_policy_info", "The weight of a policy.", labels=("policy", "bundle", "shadow"))
+        labels = ("policy", "step", "entry")
+        psi = GaugeMetricFamily(
+            "maze_drift_psi", "Population stability index of an entry of the observations.", labels=labels
+        )
+        outside = GaugeMetricFamily(
+            "maze_drift_out_of_range", "Share of values outside the range of the training.", labels=labels
+        )
+        for policy in policies:
+            info.add_metric((policy.name, policy.bundle.sha256, str(policy.is_shadow).lower()), policy.weight)
+            for entry in policy.guard.entries:
+                psi.add_metric((policy.name, entry.step, entry.entry), entry.psi)
+                outside.add_metric((policy.name, entry.step, entry.entry), entry.out_of_range)
+        yield from (info, psi, outside)
 
 
 def checked_seed(seed: int | None) -> int | None:

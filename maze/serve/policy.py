@@ -13,10 +13,9 @@ from maze.core.agent.policy import Policy
 from maze.core.annotations import override
 from maze.core.env.structured_env import ActorID
 from maze.core.errors import ConfigError
-from maze.serve.bundle import BatchActions, PolicyBundle
-from maze.serve.drift_guard import DriftGuard, DriftLimits
+from maze.serve.bundle import BatchActions, PolicyBundle, seeded_generator
+from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor
-from maze.serve.session import seeded_generator
 
 
 class BundlePolicy(Policy):

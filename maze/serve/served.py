@@ -7,26 +7,24 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from maze.core.errors import MazeError, did_you_mean
 from maze.serve.batching import Batcher, Row
-from maze.serve.bundle import BatchActions, PolicyBundle, StepSpec
+from maze.serve.bundle import BatchActions, PolicyBundle, PolicySession
 from maze.serve.decision_log import DecisionLog, encoded
-from maze.serve.drift_guard import DriftGuard, DriftLimits
-from maze.serve.metrics import SIZES, Histogram
+from maze.serve.drift import DriftGuard, DriftLimits
 from maze.serve.pipeline import Actor
-from maze.serve.session import PolicySession
 
 Array = np.ndarray[Any, Any]
 Fallback = Callable[[Mapping[str, Any], Actor], Any]
-"""From the entries of an observation and who acts to an action: decides where the policy is not to. A mapping is
+"""From the entries of an observation and its actor to an action: decides in place of the policy. A mapping is
 taken for the entries of the action, anything else for what the raw environment takes."""
-_WITH_MEMORY = {"stack", "skip"}
-"""Operations of a bundle for which the observations of an episode have to come one by one."""
 
 
 class RefusedError(MazeError):
@@ -46,7 +44,7 @@ class Options(NamedTuple):
     """How a decision is to be taken.
 
     :param step_key: The sub-step as the request names it; None where there is one only, or the order is fixed.
-    :param agent_id: Who acts.
+    :param agent_id: The acting agent.
     :param deterministic: The most probable action instead of a sampled one.
     :param ranked: So many of the most probable actions are wanted as well.
     """
@@ -85,7 +83,7 @@ class Settings:
     max_sessions: int = 1000
     """More are refused."""
     session_seconds: float = 900.0
-    """A session that nobody has used for so long has ended."""
+    """A session without a request for so long has ended."""
     drift: DriftLimits = field(default_factory=DriftLimits)
     on_drift: str = "warn"
     """What becomes of observations outside: `warn`, `refuse`, or `fallback`."""
@@ -100,7 +98,7 @@ class Note(NamedTuple):
     :param decision: Number of the decision.
     :param episode: Which of the sessions' episodes it belongs to; empty: none.
     :param n: Number of the decision in its episode.
-    :param agent_id: Who acts.
+    :param agent_id: The acting agent.
     :param observation: As it came.
     :param rng: State of the generator before it drew; None: nothing was drawn.
     :param is_shadow: Whether the decision was recorded only.
@@ -115,27 +113,60 @@ class Note(NamedTuple):
     is_shadow: bool = False
 
 
-class Pending(NamedTuple):
-    """A decision that is being taken."""
+class Query(NamedTuple):
+    """An observation about which a decision is to be taken.
 
-    served: Served
+    :param acting: What has prepared the observation, and makes an action of the decision.
+    :param actor: Sub-step and agent.
+    :param inputs: What the network takes; None: the last decision holds.
+    :param rng: Draws the action; None: the most probable one.
+    :param ranked: So many of the most probable actions are wanted as well.
+    :param note: What the decision log says of it.
+    :param states: Hidden states by state key.
+    """
+
     acting: PolicySession
-    future: asyncio.Future[Any]
+    actor: Actor
+    inputs: Any
+    rng: np.random.Generator | None
+    ranked: int
     note: Note
+    states: Mapping[str, Array]
 
-    async def answer(self) -> dict[str, Any]:
-        """What is answered."""
-        chosen, ranked, states = await self.future
-        finish = self.acting.finish
-        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
-        answer = self.served.answer(finish(chosen), self.note)
-        if candidates:
-            answer["ranked"] = candidates
-        if states and self.note.episode:
-            self.acting.states = states
-        elif states:
-            answer |= self.served.carried_on(states)
-        return answer
+
+class Metrics:
+    """What the service counts, in a registry of Prometheus of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter("maze_requests", "Requests that were answered.", "path", "status")
+        self.decisions = self._counter("maze_decisions", "Decisions of a policy that were requested.", "policy")
+        self.events = self._counter(
+            "maze_events",
+            "Swapped bundles, decisions of the fallback, refused observations, expired sessions, failed housekeeping.",
+            "event",
+        )
+        for event in ("swap", "fallback", "refused", "expired_session", "failed_housekeeping"):
+            self.events.labels(event)
+        self.shadow_decisions = self._counter(
+            "maze_shadow_decisions", "What shadows have decided, compared with what was answered.", "policy", "result"
+        )
+        self.seconds = Histogram(
+            "maze_request_seconds",
+            "Time to an answer.",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0),
+            registry=self.registry,
+        )
+        self.batch_sizes = Histogram(
+            "maze_batch_size",
+            "Decisions taken in one call.",
+            ("policy",),
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(name, meaning, labels, registry=self.registry)
 
 
 class Served:
@@ -144,14 +175,17 @@ class Served:
     :param name: Of the policy.
     :param bundle: The bundle.
     :param settings: See :class:`Settings`.
-    :param log: Is told of each decision.
+    :param log: Records each decision.
+    :param metrics: Counts decisions.
     """
 
-    def __init__(self, name: str, bundle: PolicyBundle, settings: Settings, log: DecisionLog | None) -> None:
+    def __init__(
+        self, name: str, bundle: PolicyBundle, settings: Settings, log: DecisionLog | None, metrics: Metrics
+    ) -> None:
         self.name, self.bundle = name, bundle
         self.weight, self.is_shadow = 0.0, False
         self.guard = DriftGuard(name, bundle.drift, settings.drift)
-        self.batch_sizes = Histogram(SIZES)
+        self._settings, self._metrics = settings, metrics
         # No cycle of references: a bundle that was swapped frees its memory when its last session ends, not some day.
         decide = _without_reference(self._decide)
         self.batcher = Batcher(decide, settings.max_batch, settings.batch_delay)
@@ -160,8 +194,7 @@ class Served:
         self._provided = {name: code for name, code in settings.provided.items() if name in named}
         self._step_keys: dict[str, str | int] = {str(key): key for key in bundle.steps}
         self._own_networks = {key for key, step in bundle.steps.items() if None not in step.networks}
-        self.has_memory = has_memory(bundle)
-        # Without a memory, one session for each sub-step converts for everybody. Code that is missing is noticed here.
+        # Without a memory, one session for each sub-step converts for all clients. Missing code is an error here.
         self._converters = {key: self.session() for key in bundle.steps}
 
     def session(self, seed: int | None = None) -> PolicySession:
@@ -173,7 +206,7 @@ class Served:
 
         :raises RefusedError: The policy needs to see those of an episode in their order.
         """
-        if self.has_memory:
+        if self.bundle.has_memory:
             raise RefusedError(
                 409,
                 "needs_session",
@@ -185,7 +218,7 @@ class Served:
     def states_before(self, actor: Actor, carried: Carried) -> dict[str, Array]:
         """The hidden states `[size]` that a request brings along, by state key; empty where the policy carries none.
 
-        :param actor: Who acts.
+        :param actor: Sub-step and agent.
         :param carried: What the request says of them.
         :raises RefusedError: They are missing, are none, or are those of another bundle.
         """
@@ -217,7 +250,7 @@ class Served:
             raise RefusedError(422, "wrong_state", str(error)) from error
         return {key: array[0] for key, array in before.items()}
 
-    def carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
+    def _carried_on(self, states: Mapping[str, Array]) -> dict[str, Any]:
         """What an answer says of the hidden states that the next request brings along.
 
         :param states: `[size]` by state key.
@@ -227,7 +260,7 @@ class Served:
         return {"state": {"bundle": self.bundle.sha256, "values": values}} if values else {}
 
     def actor(self, options: Options, n_before: int | None = None) -> Actor:
-        """Who acts.
+        """The actor of a request.
 
         :param options: What the request says.
         :param n_before: Number of decisions in the episode so far, where there is one.
@@ -254,37 +287,65 @@ class Served:
             )
         return self._step_keys[options.step_key], options.agent_id
 
-    def submit(
-        self,
-        acting: PolicySession,
-        actor: Actor,
-        inputs: Any,
-        rng: np.random.Generator | None,
-        ranked: int,
-        note: Note,
-        states: Mapping[str, Array],
-    ) -> Pending:
-        """Has a decision taken, together with others."""
-        step_key, agent_id = actor
-        agent = agent_id if step_key in self._own_networks else 0
-        key = (step_key, agent, rng is None, ranked)
-        return Pending(self, acting, self.batcher.submit(key, Row(inputs, rng, note, states)), note)
+    def decide(self, query: Query) -> asyncio.Future[dict[str, Any]] | dict[str, Any]:
+        """Have a decision taken, or answer at once where the network does not decide.
 
-    def answer(self, action: Any, note: Note) -> dict[str, Any]:
-        """What whoever asked is told."""
+        Observations about which the network does not decide leave no trace in its hidden states.
+        """
+        acting, note, step_key = query.acting, query.note, query.actor[0]
+        self._metrics.decisions.labels(self.name).inc()
+        if query.inputs is None:
+            self._record("repeated", step_key, note)
+            return self._answer(acting.finish(None), note)
+        settings = self._settings
+        self.guard.add(step_key, acting.converted)
+        if settings.on_drift != "warn" and (why := self.guard.outside(step_key, acting.converted)):
+            if settings.fallback is None:
+                self._metrics.events.labels("refused").inc()
+                self._record("refused", step_key, note, reason=why)
+                raise RefusedError(422, "out_of_distribution", f"Policy {self.name!r} does not decide: {why}")
+            self._metrics.events.labels("fallback").inc()
+            action = self._packed(settings.fallback(acting.converted, query.actor), step_key)
+            self._record("fallback", step_key, note, reason=why, action=action)
+            kept = {} if note.episode else self._carried_on(query.states)
+            return {**self._answer(action, note), "policy": "fallback", "reason": why, **kept}
+        return self.submit(query)
+
+    def submit(self, query: Query) -> asyncio.Future[dict[str, Any]]:
+        """Have the network decide, together with other observations."""
+        step_key, agent_id = query.actor
+        key = (step_key, agent_id if step_key in self._own_networks else 0, query.rng is None, query.ranked)
+        finish = partial(self._finished, query.acting, query.note)
+        return self.batcher.submit(key, Row(query.inputs, query.rng, query.note, query.states, finish))
+
+    def _finished(self, acting: PolicySession, note: Note, decision: Any) -> dict[str, Any]:
+        """The answer for a decision; the session's hidden states are those that follow."""
+        chosen, ranked, states = decision
+        finish = acting.finish
+        candidates = [{"action": finish(action), "probability": probability} for action, probability in ranked]
+        answer = self._answer(finish(chosen), note)
+        if candidates:
+            answer["ranked"] = candidates
+        if states and note.episode:
+            acting.states = states
+        elif states:
+            answer |= self._carried_on(states)
+        return answer
+
+    def _answer(self, action: Any, note: Note) -> dict[str, Any]:
         return {"action": action, "policy": self.name, "bundle": self.bundle.sha256, "decision": note.decision}
 
-    def packed(self, action: Any, step_key: str | int) -> Any:
+    def _packed(self, action: Any, step_key: str | int) -> Any:
         """What the raw environment takes, for what a fallback has decided."""
         kind = self.bundle.steps[step_key].action_kind
         if not isinstance(action, Mapping) or kind not in {"single", "tuple"}:
             return action
         return next(iter(action.values())) if kind == "single" else list(action.values())
 
-    def record(self, kind: str, actor: Actor, note: Note, **more: Any) -> None:
+    def _record(self, kind: str, step_key: str | int, note: Note, **more: Any) -> None:
         """Writes into the log what is no decision of the network."""
         if self._log is not None:
-            self._log.write(self._line(kind, actor[0], rows=[note._asdict()], **more))
+            self._log.write(self._line(kind, step_key, rows=[note._asdict()], **more))
 
     def described(self) -> dict[str, Any]:
         """Everything that a person or a program may want to know, as JSON."""
@@ -294,7 +355,7 @@ class Served:
             "bundle": bundle.sha256,
             "weight": self.weight,
             "shadow": self.is_shadow,
-            "needs_session": self.has_memory,
+            "needs_session": bundle.has_memory,
             "recurrent": bundle.is_recurrent,
             "actor_sequence": [[str(key), agent] for key, agent in bundle.actor_sequence],
             "steps": [
@@ -322,7 +383,7 @@ class Served:
         answer: BatchActions = self.bundle.act_batch(
             step_key, inputs, agent_id=agent_id, deterministic=deterministic, rngs=rngs, ranked=ranked, states=states
         )
-        self.batch_sizes.observe(len(rows))
+        self._metrics.batch_sizes.labels(self.name).observe(len(rows))
         if self._log is not None:
             more = {
                 "network_of": agent_id,
@@ -359,24 +420,10 @@ def _without_reference(method: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         found = weak()
-        assert found is not None, "whoever waits for an answer holds on to what gives it"
+        assert found is not None, "a pending request holds a reference to its policy"
         return found(*arguments)
 
     return call
-
-
-def has_memory(bundle: PolicyBundle) -> bool:
-    """Whether what a policy does depends on earlier observations of the episode."""
-    return any(not _WITH_MEMORY.isdisjoint(_operations(step)) for step in bundle.steps.values())
-
-
-def repeats_actions(bundle: PolicyBundle) -> bool:
-    """Whether a decision holds for several steps."""
-    return any("skip" in _operations(step) for step in bundle.steps.values())
-
-
-def _operations(step: StepSpec) -> set[str]:
-    return {str(each["op"]) for each in (*step.observation_operations, *step.action_operations)}
 
 
 def as_json(value: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import importlib
 import ipaddress
 import json
@@ -21,13 +22,12 @@ import numpy as np
 
 from maze.core.errors import ConfigError, ConfigImportError, MazeError, install_command
 from maze.serve.app import Application, Limits, Tokens
-from maze.serve.archive import sha256
 from maze.serve.bundle import PolicyBundle
-from maze.serve.decision_log import DecisionLog
-from maze.serve.drift_guard import DriftLimits
+from maze.serve.bundle_file import sha256
+from maze.serve.decision_log import DecisionLog, replay
+from maze.serve.drift import DriftLimits
 from maze.serve.pipeline import Actor
 from maze.serve.policies import Policies
-from maze.serve.replay import replay
 from maze.serve.served import Fallback, Settings
 
 _LOGGER = logging.getLogger(__name__)
@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0: any that is free; the log says which")
     _add_policies(parser.add_argument_group("several policies"))
-    add = parser.add_argument_group(
-        "who may ask", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line"
-    ).add_argument
+    add = parser.add_argument_group("access", f"tokens: {_TOKEN} and {_ADMIN_TOKEN}, or files, one a line").add_argument
     add("--token-file", type=Path)
     add("--admin-token-file", type=Path)
     add("--open", action="store_true", help="serve other machines without any token")
@@ -138,7 +136,7 @@ def _sources(bundles: Sequence[str]) -> dict[str, Path]:
 
 
 def _imported(path: str) -> Any:
-    """What a name in a module stands for. Whoever starts the server says which code it runs."""
+    """Import an object by its name. The command line names the code that the server runs."""
     module, _, name = path.replace(":", ".").rpartition(".")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` has it
@@ -151,7 +149,7 @@ def _imported(path: str) -> Any:
 def fallback_of(path: str) -> Fallback:
     """A heuristic that decides where the policy is not to.
 
-    :param path: A function of an observation's entries and who acts, or a :class:`~maze.core.agent.policy.Policy` that
+    :param path: A function of an observation's entries and the actor, or a :class:`~maze.core.agent.policy.Policy` that
         needs no arguments, neither the environment nor its state.
     :raises ConfigError: It cannot be used.
     """
@@ -179,7 +177,8 @@ def _tokens(options: argparse.Namespace) -> Tokens:
     admin = _tokens_from(options.admin_token_file, _ADMIN_TOKEN)
     if not acting and not options.open and not _is_loopback(options.host):
         raise ConfigError(
-            f"Everybody who reaches {options.host} could ask the policies. Set {_TOKEN} or --token-file, or say --open."
+            f"Every client that reaches {options.host} could use the policies. Set {_TOKEN} or --token-file, "
+            "or pass --open."
         )
     return Tokens(acting, admin)
 
@@ -298,6 +297,8 @@ def _serve(options: argparse.Namespace, sources: Mapping[str, Path], provided: M
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     application = _application(options, sources, provided)
     config = server_config(application, options.host, options.port)
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking through it again and again would delay requests by milliseconds
     Server(config, application, options.drain, partial(_read_again, application, options, sources)).run()
     return 0
 

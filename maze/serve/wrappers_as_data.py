@@ -111,7 +111,7 @@ def operations_of(env: MazeEnv[Any]) -> Operations:
     for key in keys:
         operations.observations[key].append(_entries(base, key, operations))
         last: list[Operation] = [_pack(base, key, operations)]
-        bounds = {name: list(limits) for name, limits in ActionBounds(base.action_spaces_dict[key])._by_head.items()}
+        bounds = {name: list(limits) for name, limits in ActionBounds(base.action_spaces_dict[key]).by_head.items()}
         operations.actions[key] += [{"op": "clip", "bounds": bounds}, *last] if bounds else last
     _add_gym_wrappers(base, operations)
     _add_all(chain, operations)
@@ -177,7 +177,7 @@ def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operat
     conversion = base.observation_conversion_dict[key]
     entries = _entry_types(base.observation_spaces_dict[key])
     if type(conversion) is GymObservationConversion:
-        return {"op": "entries", "kind": _KINDS[conversion._kind], "entries": entries}
+        return {"op": "entries", "kind": _KINDS[conversion.kind], "entries": entries}
     call = "function(state) -> entries of the observation space"
     name = operations.add_code(f"observation_conversion.{key}", conversion, call, is_required=False)
     return {"op": "entries", "kind": "converted", "entries": entries, "code": name}
@@ -186,8 +186,8 @@ def _entries(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operat
 def _pack(base: MazeEnv[Any], key: StepKey, operations: Operations) -> Operation:
     conversion = base.action_conversion_dict[key]
     if type(conversion) is GymActionConversion:
-        leaves = {name: _leaf(leaf) for name, leaf in conversion._leaves.items()}
-        return {"op": "pack", "kind": _KINDS[conversion._kind], "entries": leaves}
+        leaves = {name: _leaf(leaf) for name, leaf in conversion.leaves.items()}
+        return {"op": "pack", "kind": _KINDS[conversion.kind], "entries": leaves}
     call = "function(entries of the action space, state) -> action of the simulation"
     name = operations.add_code(f"action_conversion.{key}", conversion, call, is_required=False)
     return {"op": "pack", "kind": "converted", "code": name}
@@ -245,7 +245,7 @@ def _add_unknown(wrapper: Wrapper[Any], operations: Operations) -> None:
 
 
 def _add_stack(wrapper: ObservationStackWrapper, operations: Operations) -> None:
-    for key, stacks in wrapper._stacks.items():
+    for key, stacks in wrapper.stacks.items():
         operations.observations[key] += [
             {
                 "op": "stack",
@@ -261,7 +261,7 @@ def _add_stack(wrapper: ObservationStackWrapper, operations: Operations) -> None
 
 
 def _add_preprocessing(wrapper: PreProcessingWrapper, operations: Operations) -> None:
-    for key, stages in wrapper._stages.items():
+    for key, stages in wrapper.stages.items():
         for stage, (name, processor) in zip(stages, wrapper.preprocessors[key], strict=True):
             operations.observations[key].append(
                 {
@@ -278,7 +278,7 @@ def _add_normalization(wrapper: ObservationNormalizationWrapper, operations: Ope
     wrapper.get_statistics()  # better an error here
     parts = {
         name: _conversion(strategy, "normalize_value", name, operations)
-        for name, strategy in wrapper._strategies.items()
+        for name, strategy in wrapper.strategies.items()
     }
     for key, space in wrapper.env.observation_spaces_dict.items():
         operations.observations[key] += [
@@ -302,7 +302,7 @@ def _conversion(owner: Any, method: str, name: str, operations: Operations) -> O
 
 def _add_grid(wrapper: DiscretizeActionsWrapper, operations: Operations) -> None:
     for key, space in wrapper.action_spaces_dict.items():
-        for name, grid in wrapper._grids.items():
+        for name, grid in wrapper.grids.items():
             if name in space.spaces:
                 operation = {"op": "grid", "name": name, "shape": list(grid.shape), "dtype": str(grid.dtype)}
                 operations.actions[key].insert(0, {**operation, "values": grid.values})
@@ -310,7 +310,7 @@ def _add_grid(wrapper: DiscretizeActionsWrapper, operations: Operations) -> None
 
 def _add_split(wrapper: SplitActionsWrapper, operations: Operations) -> None:
     for key, space in wrapper.action_spaces_dict.items():
-        for name, split in wrapper._splits.items():
+        for name, split in wrapper.splits.items():
             if split.indices.keys() <= space.spaces.keys():
                 operation = {"op": "split", "name": name, "shape": list(split.shape), "dtype": str(split.dtype)}
                 operations.actions[key].insert(0, {**operation, "indices": dict(split.indices)})

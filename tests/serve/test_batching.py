@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from maze.serve.batching import Batcher, Row
+from maze.serve.batching import Batcher, Row, Turns
 
 
 def row(value: float) -> Row:
@@ -139,3 +141,62 @@ def test_an_answer_for_each_row_or_an_error() -> None:
 
     with pytest.raises(ValueError, match="zip"):
         asyncio.run(asyncio.wait_for(ask(), 5.0))
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_take_turns_whatever_one_of_them_has_sent() -> None:
+    order: list[str] = []
+
+    async def work(turns: Turns, client: str, units: int) -> None:
+        async with turns.turn(client, units):
+            order.append(client)
+            await asyncio.sleep(0)
+
+    async def ask() -> None:
+        turns = Turns(4)
+        async with turns.turn("holder", 1):
+            tasks = [asyncio.ensure_future(work(turns, "flood", 4)) for _ in range(4)]
+            tasks += [asyncio.ensure_future(work(turns, client, units)) for client in "ab" for units in (1, 99)]
+            await asyncio.sleep(0)
+            assert turns.waiting == {"flood": 16, "a": 5, "b": 5}
+        await asyncio.gather(*tasks)
+        assert turns.waiting == {}
+
+    asyncio.run(ask())
+    assert order == ["flood", "a", "b", "flood", "a", "b", "flood", "flood"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 7), st.integers(0, 4), st.integers(0, 9)), max_size=30)
+)
+def test_a_capacity_is_never_exceeded_and_comes_back_whole(asked: list[tuple[str, int, int, int]]) -> None:
+    """Clients, units, passes of the loop that each holds them, and after which it gives up."""
+    capacity, in_use, most = 5, 0, 0
+
+    async def work(turns: Turns, client: str, units: int, n_passes: int) -> None:
+        nonlocal in_use, most
+        async with turns.turn(client, units):
+            in_use += min(units, capacity)
+            most = max(most, in_use)
+            try:
+                for _ in range(n_passes):
+                    await asyncio.sleep(0)
+            finally:
+                in_use -= min(units, capacity)
+
+    async def ask() -> None:
+        turns = Turns(capacity)
+        tasks = [asyncio.ensure_future(work(turns, client, units, n)) for client, units, n, _ in asked]
+        for number in range(10):
+            for task, (_, _, _, patience) in zip(tasks, asked, strict=True):
+                if patience == number:
+                    task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait_for(work(turns, "d", capacity, 0), 5.0)
+        assert turns.waiting == {}
+
+    asyncio.run(ask())
+    assert most <= capacity

@@ -23,7 +23,7 @@ from maze.core.wrappers.wrapper import ObservationWrapper, Wrapper
 from maze.evaluation.comparison_runner import played_measures
 from maze.interop import to_sb3
 from maze.serve.bundle import PolicyBundle
-from maze.serve.drift_guard import DriftLimits
+from maze.serve.drift import DriftLimits
 from maze.serve.policy import BundlePolicy, WholeBundlePolicy
 from maze.serve.wrappers_as_data import wrappers_of_environment
 from tests.serve.serving import (

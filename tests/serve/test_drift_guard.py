@@ -14,8 +14,7 @@ from scipy.signal import lfilter
 
 from maze.core.errors import ConfigError
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.drift import summary
-from maze.serve.drift_guard import DriftGuard, DriftLimits, population_stability_index
+from maze.serve.drift import DriftGuard, DriftLimits, population_stability_index, summary
 from maze.serve.served import Settings
 from maze.serve.server import fallback_of
 from tests.serve.serving import always, cartpole_observations, metrics_of, served
@@ -222,7 +221,7 @@ def test_what_drifts_is_exposed_and_logged(caplog: pytest.LogCaptureFixture) -> 
         application.drift_seconds = 0.05
         shifted = [[value + 1.0 for value in each] for each in cartpole_observations(200)]
         client.act_many(shifted)
-        name = 'maze_drift_psi{policy="p",step="0",entry="observation"}'
+        name = 'maze_drift_psi{entry="observation",policy="p",step="0"}'
         for _ in range(200):
             metrics = metrics_of(httpx.get(f"{url}/metrics").text)
             if name in metrics:

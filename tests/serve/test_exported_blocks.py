@@ -16,7 +16,7 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.serve.bundle import PolicyBundle
 from maze.serve.export import ExportError, as_graph, export_policy
-from maze.serve.networks import BundledNetwork
+from maze.serve.steps import BundledNetwork
 from tests.perception.blocks.block_cases import CASES, random_input
 from tests.serve.conftest import policy_for
 

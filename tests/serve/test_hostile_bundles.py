@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.serve import archive
-from maze.serve.archive import BundleError, packed, unpacked
+from maze.serve import bundle_file
 from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle_file import BundleError, packed, unpacked
 
 
 @pytest.fixture
@@ -104,7 +104,9 @@ def test_names_that_come_twice_are_refused():
 
 
 def test_a_crowd_of_members_is_refused():
-    assert "at most" in refused(zipped([(f"networks/{index}.onnx", b"") for index in range(archive.MOST_MEMBERS + 1)]))
+    assert "at most" in refused(
+        zipped([(f"networks/{index}.onnx", b"") for index in range(bundle_file.MOST_MEMBERS + 1)])
+    )
 
 
 def test_networks_that_refer_to_other_files_are_refused(members, tmp_path_factory):
@@ -167,6 +169,33 @@ def test_descriptions_that_make_no_sense_are_refused(members, edit):
     assert refused(edited(members, edit))
 
 
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda drift: drift["observation"]["components"].pop(),
+        lambda drift: drift["observation"]["components"].append(drift["observation"]["components"][0]),
+        lambda drift: drift["observation"].pop("components"),
+        lambda drift: drift["observation"].update(components=7),
+        lambda drift: drift["observation"].update(features=["mean"]),
+        lambda drift: drift["observation"].update(n_samples="many"),
+        lambda drift: drift["observation"]["n_effective"].append(1.0),
+        lambda drift: drift["observation"].update(n_effective=[0.0] * 4),
+        lambda drift: drift["observation"]["components"][0].pop("min"),
+        lambda drift: drift["observation"]["components"][0]["shares"].pop(),
+        lambda drift: drift["observation"]["components"][0]["edges"].append("a"),
+        lambda drift: drift["observation"]["components"][0].update(edges=[[1.0, 2.0]]),
+        lambda drift: drift["observation"]["components"][0].update(max=float("nan")),
+        lambda drift: drift["observation"]["components"][0].update(max=10**400),
+        lambda drift: drift["observation"]["components"][0].update(values=[], shares=[]),
+        lambda drift: drift.update(unknown=drift["observation"]),
+        lambda drift: drift.update(observation=None),
+    ],
+)
+def test_drift_sections_that_are_not_those_of_the_observation_are_refused(members, edit):
+    """Such a section would fail later, when observations are compared with it."""
+    assert "drift" in refused(edited(members, lambda description: edit(description["steps"][0]["drift"])))
+
+
 def test_a_policy_that_acts_otherwise_is_refused(members):
     def other_actions(description: dict[str, Any]) -> None:
         description["reference"][0]["actions"]["action"]["values"] = [0, 1] * 30
@@ -175,7 +204,7 @@ def test_a_policy_that_acts_otherwise_is_refused(members):
 
 
 def test_other_versions_are_named(members, monkeypatch):
-    monkeypatch.setattr(archive, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(bundle_file, "FORMAT_VERSION", 2)
     content = packed(members)
     monkeypatch.undo()
     assert "version 2 of the format, this program reads 1" in refused(content)

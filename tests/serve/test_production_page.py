@@ -102,7 +102,7 @@ def test_options_and_paths_that_the_page_names_are_there() -> None:
         re.findall(r"--[a-z][a-z-]+", " ".join(re.findall(r"maze-serve [^\n]*|`--[^`]*`", PAGE.split("## Serving")[1])))
     )
     assert len(named) > 10
-    assert named <= known | {"--export"}
+    assert named <= known | {"--export", "--steps"}, "two are options of `maze-run`"
     with served({"policy": cartpole()}) as (url, _):
         paths = httpx.get(f"{url}/openapi.json").json()["paths"]
     for path in ("/act", "/sessions", "/policies", "/health", "/ready"):

@@ -29,14 +29,13 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.interop.sb3_predictor import to_sb3
 from maze.maze_cli import main
 from maze.perception.blocks import DenseBlock, InferenceBlock, RecurrentCellBlock
-from maze.serve.archive import DESCRIPTION, packed, unpacked
 from maze.serve.bundle import BundleError, PolicyBundle, replay_reference
+from maze.serve.bundle_file import DESCRIPTION, packed, unpacked
 from maze.serve.client import PolicyClient, ServerError
-from maze.serve.decision_log import DecisionLog, read_lines
-from maze.serve.drift_guard import DriftLimits
+from maze.serve.decision_log import DecisionLog, read_lines, replay
+from maze.serve.drift import DriftLimits
 from maze.serve.export import export_policy
 from maze.serve.policy import BundlePolicy
-from maze.serve.replay import replay
 from maze.serve.served import Settings, as_json
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from tests.serve.serving import cartpole, cartpole_observations, metrics_of, remembering, served

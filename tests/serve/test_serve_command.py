@@ -95,7 +95,7 @@ REFUSED = {
     "no-file": (["nothing.maze"], "nothing.maze cannot be read"),
     "no-bundle": ([__file__], "no whole policy bundle"),
     "twice": (["policy.maze", "other/policy.maze"], "Two policies have the name 'policy'"),
-    "everybody": (["policy.maze", "--host", "0.0.0.0"], "Set MAZE_SERVE_TOKEN or --token-file, or say --open"),
+    "everybody": (["policy.maze", "--host", "0.0.0.0"], "Set MAZE_SERVE_TOKEN or --token-file, or pass --open"),
     "empty-token": (["policy.maze", "--token-file", os.devnull], "holds no token"),
     "no-token-file": (["policy.maze", "--token-file", "nothing"], "cannot be read"),
     "weight-of-nobody": (["policy.maze", "--weight", "polcy=1"], "There is no policy 'polcy'"),

@@ -91,7 +91,7 @@ def test_requests_that_come_together_are_decided_together_and_each_gets_its_own(
         for part, actions in enumerate(threads.map(ask, range(16))):
             assert actions == expected[part::16]
     metrics = metrics_of(httpx.get(f"{url}/metrics").text)
-    alone = metrics['maze_batch_size_bucket{policy="cartpole",le="1"}']
+    alone = metrics['maze_batch_size_bucket{le="1.0",policy="cartpole"}']
     assert alone < metrics['maze_batch_size_count{policy="cartpole"}']
 
 
@@ -197,7 +197,7 @@ def test_sessions_end_expire_and_are_bounded() -> None:
         with pytest.raises(ServerError, match="no session"):
             sessions[0].act(OBSERVATION)
         deadline = time.monotonic() + 10.0
-        while len(application.policies._sessions) and time.monotonic() < deadline:
+        while application.policies.n_sessions and time.monotonic() < deadline:
             time.sleep(0.05)
         with pytest.raises(ServerError, match=r"not used for 0\.3 s"):
             sessions[1].act(OBSERVATION)
@@ -416,16 +416,16 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
             )
             answer = connection.recv(4096)
         assert answer.startswith(b"HTTP/1.1 504")
-        assert application._running == {}
+        assert application.n_running == 0
         # whoever hangs up in the middle of a question is not answered, and leaves nothing behind
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
             time.sleep(0.05)
         assert httpx.post(f"{url}/act", json={"observation": OBSERVATION}).json()["action"] == 0
         deadline = time.monotonic() + 5
-        while application._running and time.monotonic() < deadline:
+        while application.n_running and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert application._running == {}
+        assert application.n_running == 0
 
 
 ACT = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"

@@ -14,8 +14,8 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.reward_scaling_wrapper import RewardScalingWrapper
 from maze.core.wrappers.wrapper import ActionWrapper, ObservationWrapper, Wrapper
 from maze.core.wrappers.wrapper_factory import WrapperFactory
-from maze.serve.archive import BundleError
 from maze.serve.bundle import PolicyBundle
+from maze.serve.bundle_file import BundleError
 from maze.serve.recording import raw_action, tapped
 from maze.serve.wrappers_as_data import operations_of
 from tests.serve.conftest import policy_for

@@ -315,16 +315,16 @@ class ActionBounds:
 
     def __init__(self, space: spaces.Space[Any]) -> None:
         heads = space.spaces if isinstance(space, spaces.Dict) else {}
-        self._by_head = {
+        self.by_head = {
             head: (entry.low, entry.high)
             for head, entry in heads.items()
             if isinstance(entry, spaces.Box) and bool(entry.bounded_below.any() or entry.bounded_above.any())
         }
-        self._items = tuple(self._by_head.items())
+        self._items = tuple(self.by_head.items())
 
     def __bool__(self) -> bool:
         """Whether there is anything to clip."""
-        return bool(self._by_head)
+        return bool(self.by_head)
 
     def clip(self, action: Any) -> Any:
         """The action with its heads clipped; the given one stays as it is. NaN stays NaN, so that it is noticed.
@@ -353,5 +353,5 @@ class ActionBounds:
         :param head: The head, bounded or not.
         :param values: `[..., *shape]`
         """
-        bounds = self._by_head.get(head)
+        bounds = self.by_head.get(head)
         return values if bounds is None else _minimum(_maximum(values, bounds[0]), bounds[1])

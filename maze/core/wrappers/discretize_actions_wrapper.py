@@ -50,7 +50,8 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
         if not isinstance(discretization_config, Mapping):
             raise ConfigValueError(f"discretization_config: expected a mapping, got {discretization_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
-        self._grids: dict[str, _Grid] = {}
+        self.grids: dict[str, _Grid] = {}
+        """The values that the choices of each action stand for."""
         known = entry_names(env.action_spaces_dict)
         for name, config in discretization_config.items():
             where = f"discretization_config.{name}"
@@ -59,7 +60,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
             of_action = list(spaces_of_entry(env.action_spaces_dict, name).values())
             if any(space != of_action[0] for space in of_action):
                 raise ConfigValueError(f"{where}: the action has different spaces in different sub-steps, {of_action}.")
-            self._grids[name] = grid = _grid(of_action[0], config, where)
+            self.grids[name] = grid = _grid(of_action[0], config, where)
             for entries in step_spaces.values():
                 if name in entries:
                     entries[name] = _discrete_space(grid)
@@ -68,7 +69,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
         continuous = dict(action)
-        for name, (shape, dtype, values) in self._grids.items():
+        for name, (shape, dtype, values) in self.grids.items():
             if name in action:
                 choices = np.asarray(action[name]).reshape(-1)
                 chosen = [grid[choice] for grid, choice in zip(values, choices, strict=True)]
@@ -79,7 +80,7 @@ class DiscretizeActionsWrapper(SubstepActionWrapper):
     def reverse_action(self, action: Action) -> Action:
         """The nearest choices; inverse of :meth:`action` for values on the grid."""
         discrete = dict(action)
-        for name, (_, _, values) in self._grids.items():
+        for name, (_, _, values) in self.grids.items():
             if name in action:
                 vector = np.asarray(action[name]).reshape(-1)
                 nearest = [np.abs(grid - entry).argmin() for grid, entry in zip(values, vector, strict=True)]

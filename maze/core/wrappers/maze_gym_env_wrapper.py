@@ -314,20 +314,20 @@ class GymObservationConversion(ObservationConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._kind, self._leaves = observation_leaves(env.observation_space, gym_env_name(env))
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
-        self._cast_only = self._leaves["observation"].cast if self._kind is None else None
+        self.kind, self.leaves = observation_leaves(env.observation_space, gym_env_name(env))
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._cast_only = self.leaves["observation"].cast if self.kind is None else None
 
     @override(ObservationConversionInterface)
     def maze_to_space(self, maze_state: MazeStateType) -> dict[str, np.ndarray]:
         if self._cast_only is not None:
             return {"observation": self._cast_only(maze_state)}
-        return unpacked(self._kind, self._leaves, maze_state)
+        return unpacked(self.kind, self.leaves, maze_state)
 
     @override(ObservationConversionInterface)
     def space_to_maze(self, observation: dict[str, np.ndarray]) -> MazeStateType:
-        parts = {key: leaf.to_gym(observation[key]) for key, leaf in self._leaves.items()}
-        return packed(self._kind, parts)
+        parts = {key: leaf.to_gym(observation[key]) for key, leaf in self.leaves.items()}
+        return packed(self.kind, parts)
 
     @override(ObservationConversionInterface)
     def space(self) -> spaces.Dict:
@@ -341,26 +341,26 @@ class GymActionConversion(ActionConversionInterface):
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self._kind, self._leaves = action_leaves(env.action_space)
-        self._space = spaces.Dict({key: leaf.space for key, leaf in self._leaves.items()})
-        self._only_leaf = self._leaves["action"] if self._kind is None else None
+        self.kind, self.leaves = action_leaves(env.action_space)
+        self._space = spaces.Dict({key: leaf.space for key, leaf in self.leaves.items()})
+        self._only_leaf = self.leaves["action"] if self.kind is None else None
 
     @override(ActionConversionInterface)
     def space_to_maze(self, action: dict[str, np.ndarray], maze_state: MazeStateType) -> MazeActionType:
         try:
             if self._only_leaf is not None:
                 return self._only_leaf.to_gym(action["action"])
-            parts = {key: leaf.to_gym(action[key]) for key, leaf in self._leaves.items()}
+            parts = {key: leaf.to_gym(action[key]) for key, leaf in self.leaves.items()}
         except (KeyError, IndexError, TypeError) as error:
             raise EnvironmentContractError(
-                f"An action must be a dictionary with the keys {list(self._leaves)}, element of {self._space}; "
+                f"An action must be a dictionary with the keys {list(self.leaves)}, element of {self._space}; "
                 f"got {action!r}."
             ) from error
-        return packed(self._kind, parts)
+        return packed(self.kind, parts)
 
     @override(ActionConversionInterface)
     def maze_to_space(self, maze_action: MazeActionType) -> dict[str, np.ndarray]:
-        return unpacked(self._kind, self._leaves, maze_action)
+        return unpacked(self.kind, self.leaves, maze_action)
 
     @override(ActionConversionInterface)
     def space(self) -> spaces.Dict:

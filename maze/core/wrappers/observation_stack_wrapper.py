@@ -56,7 +56,8 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         if not is_list:
             raise ConfigValueError(f"stack_config: expected a list of mappings, got {stack_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
-        self._stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
+        self.stacks: dict[StepKeyType, list[_Stack]] = {key: [] for key in step_spaces}
+        """The stacked entries of each sub-step."""
         for index, entry in enumerate(stack_config):
             self._add(entry, f"stack_config[{index}]", step_spaces)
         self._observation_spaces = {key: spaces.Dict(entries) for key, entries in step_spaces.items()}
@@ -67,7 +68,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
     @override(SubstepObservationWrapper)
     def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
         actor: Any = step_key if self._is_one_actor else self.env.actor_id()
-        return self._stacked(observation, self._stacks[step_key], actor, self._history)
+        return self._stacked(observation, self.stacks[step_key], actor, self._history)
 
     @override(SubstepObservationWrapper)
     def reset(self, **kwargs: Any) -> dict[str, np.ndarray]:
@@ -91,7 +92,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
         actor = self.env.converted_actor
         agent_id = 0 if actor is None else actor.agent_id
         stacked = {
-            key: self._stacked(entry, self._stacks[key], ActorID(key, agent_id), history)
+            key: self._stacked(entry, self.stacks[key], ActorID(key, agent_id), history)
             for key, entry in observations.items()
         }
         return stacked, actions
@@ -115,7 +116,7 @@ class ObservationStackWrapper(SubstepObservationWrapper):
                 del entries[name]
             entries[target] = _stacked_space(space, entry["stack_steps"], is_delta)
             dtype = np.dtype(entries[target].dtype)
-            self._stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, entry["stack_steps"], dtype))
+            self.stacks[step_key].append(_Stack(name, target, keeps_original, is_delta, entry["stack_steps"], dtype))
 
     @staticmethod
     def _stacked(observation: Observation, stacks: list[_Stack], actor: Any, history: History) -> Observation:

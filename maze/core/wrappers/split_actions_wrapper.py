@@ -49,14 +49,15 @@ class SplitActionsWrapper(SubstepActionWrapper):
         if not isinstance(split_config, Mapping):
             raise ConfigValueError(f"split_config: expected a mapping from names of actions, got {split_config!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.action_spaces_dict.items()}
-        self._splits: dict[str, _Split] = {}
+        self.splits: dict[str, _Split] = {}
+        """The parts of each split action."""
         known = entry_names(env.action_spaces_dict)
         for name, parts in split_config.items():
             if name not in known:
                 raise ConfigValueError(
                     f"split_config: there is no action `{name}`.{did_you_mean(name, known)} Known: {known}."
                 )
-            self._splits[name] = split = self._split_of(name, parts)
+            self.splits[name] = split = self._split_of(name, parts)
             for entries in step_spaces.values():
                 if name not in entries:
                     continue
@@ -70,7 +71,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
     @override(ActionWrapper)
     def action(self, action: Action) -> Action:
         joined = dict(action)
-        for name, (shape, dtype, indices) in self._splits.items():
+        for name, (shape, dtype, indices) in self.splits.items():
             if indices.keys().isdisjoint(action):
                 continue  # of another sub-step
             if not indices.keys() <= action.keys():
@@ -85,7 +86,7 @@ class SplitActionsWrapper(SubstepActionWrapper):
     @override(ActionWrapper)
     def reverse_action(self, action: Action) -> Action:
         parts = dict(action)
-        for name, split in self._splits.items():
+        for name, split in self.splits.items():
             if name in parts:
                 vector = np.asarray(parts.pop(name))
                 parts.update({part: vector[index] for part, index in split.indices.items()})

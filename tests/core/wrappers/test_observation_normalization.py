@@ -472,7 +472,7 @@ def test_a_file_of_another_strategy_is_not_used_and_nothing_of_it_is_kept():
     env = normalized(manual_config={"image": {"strategy": Halving}})
     with pytest.raises(CheckpointError, match="needs the statistic 'divisor'"):
         env.reset()
-    assert not any(strategy.is_initialized() for strategy in env._strategies.values())
+    assert not any(strategy.is_initialized() for strategy in env.strategies.values())
     obtain_normalization_statistics(env, n_samples=50)
     assert env.reset()["image"].max() < 128
 

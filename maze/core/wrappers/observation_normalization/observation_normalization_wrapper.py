@@ -87,8 +87,9 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         self._seed: int | None = None
         self._is_collecting = False
         self._samples: dict[str, list[np.ndarray]] = {}
-        self._strategies = self._build_strategies()
-        self._configured = [name for name, strategy in self._strategies.items() if strategy.is_initialized()]
+        self.strategies = self._build_strategies()
+        """By normalised observation."""
+        self._configured = [name for name, strategy in self.strategies.items() if strategy.is_initialized()]
         self._file_error: CheckpointError | None = None
         self._normalizers: dict[StepKeyType, list[tuple[str, Any]]] | None = None
         self._read_dump_if_there_is_one()
@@ -132,7 +133,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
     def names_to_estimate(self) -> list[str]:
         """Names of the observations whose statistics the configuration leaves to an estimation."""
-        return [name for name in self._strategies if name not in self._configured]
+        return [name for name in self.strategies if name not in self._configured]
 
     def estimate_statistics(self) -> None:
         """Calculates statistics from the samples collected, and drops these.
@@ -158,7 +159,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         """
         if self._normalizers is None:
             raise self._missing_statistics()
-        return {name: dict(strategy.get_statistics() or {}) for name, strategy in self._strategies.items()}
+        return {name: dict(strategy.get_statistics() or {}) for name, strategy in self.strategies.items()}
 
     def set_normalization_statistics(self, stats: StructuredStatisticsType) -> None:
         """Sets statistics.
@@ -272,29 +273,29 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
 
     def _check_names(self, stats: Mapping[str, Any]) -> None:
         missing = [name for name in self.names_to_estimate() if name not in stats]
-        unknown = [name for name in stats if name not in self._strategies]
+        unknown = [name for name in stats if name not in self.strategies]
         if missing or unknown:
             raise ConfigError(
-                f"{_PLACE}: statistics are needed of the observations {list(self._strategies)}, found those of "
+                f"{_PLACE}: statistics are needed of the observations {list(self.strategies)}, found those of "
                 f"{list(stats)}."
             )
 
     def _set(self, stats: StructuredStatisticsType) -> None:
         """Sets all of the statistics or, if there is a fault in any, none of them."""
-        before = {name: self._strategies[name].get_statistics() for name in stats}
+        before = {name: self.strategies[name].get_statistics() for name in stats}
         try:
             for name, entry in stats.items():
-                _set_statistics(self._strategies[name], entry, f"{_PLACE}: observation `{name}`")
+                _set_statistics(self.strategies[name], entry, f"{_PLACE}: observation `{name}`")
         except ConfigError:
             for name, earlier in before.items():
-                self._strategies[name].restore_statistics(earlier)
+                self.strategies[name].restore_statistics(earlier)
             raise
         self._update()
 
     def _update(self) -> None:
         """Prepares normalization and spaces for the present statistics."""
         inner_spaces = self.env.observation_spaces_dict
-        strategies = self._strategies
+        strategies = self.strategies
         self._normalizers = None
         if all(strategy.is_initialized() for strategy in strategies.values()):
             self._normalizers = {
@@ -307,7 +308,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
         }
 
     def _space_of(self, name: str, space: spaces.Space[Any]) -> spaces.Space[Any]:
-        strategy = self._strategies.get(name)
+        strategy = self.strategies.get(name)
         if strategy is None or not isinstance(space, spaces.Box):
             return space
         return strategy.normalized_box(space)
@@ -324,7 +325,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
                 f"{_PLACE}: sample {not_finite} of the observation `{name}` contains NaN or infinite values: "
                 f"{samples[not_finite]}. Correct the environment, or `exclude` the observation."
             )
-        return self._strategies[name].estimate_stats(samples)
+        return self.strategies[name].estimate_stats(samples)
 
     def _seed_policy(self, policy: Any) -> None:
         if self._seed is not None and hasattr(policy, "seed"):
@@ -332,7 +333,7 @@ class ObservationNormalizationWrapper(SubstepObservationWrapper):
             policy.seed(int(np.random.SeedSequence([self._seed, 1]).generate_state(1)[0] >> 1))
 
     def _missing_statistics(self) -> CheckpointError:
-        missing = [name for name, strategy in self._strategies.items() if not strategy.is_initialized()]
+        missing = [name for name, strategy in self.strategies.items() if not strategy.is_initialized()]
         looked = f" There are none in `{self.statistics_dump}`." if self.statistics_dump is not None else ""
         if self._file_error is not None:
             looked = f" {self._file_error}"

@@ -47,7 +47,8 @@ class PreProcessingWrapper(SubstepObservationWrapper):
         if not is_list:
             raise ConfigError(f"pre_processor_mapping: expected a list of mappings, got {pre_processor_mapping!r}.")
         step_spaces = {key: dict(space.spaces) for key, space in env.observation_spaces_dict.items()}
-        self._stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
+        self.stages: dict[StepKeyType, list[_Stage]] = {key: [] for key in step_spaces}
+        """The pre-processing of each sub-step, in its order."""
         self.preprocessors: dict[StepKeyType, list[tuple[str, PreProcessor]]] = {key: [] for key in step_spaces}
         """By sub-step key the names of converted observations with their pre-processors, in the order of conversion."""
         for index, entry in enumerate(pre_processor_mapping):
@@ -57,7 +58,7 @@ class PreProcessingWrapper(SubstepObservationWrapper):
     @override(SubstepObservationWrapper)
     def convert(self, observation: Observation, step_key: StepKeyType) -> Observation:
         processed = dict(observation)
-        for source, target, process, keeps_original in self._stages[step_key]:
+        for source, target, process, keeps_original in self.stages[step_key]:
             processed[target] = process(processed[source] if keeps_original else processed.pop(source))
         return processed
 
@@ -79,7 +80,7 @@ class PreProcessingWrapper(SubstepObservationWrapper):
             if target in entries:
                 raise ConfigError(f"{where}: sub-step {step_key!r} already has an observation `{target}`.")
             entries[target] = processor.processed_space()
-            self._stages[step_key].append(_Stage(name, target, processor.process, keeps_original))
+            self.stages[step_key].append(_Stage(name, target, processor.process, keeps_original))
             self.preprocessors[step_key].append((name, processor))
 
 

@@ -2,6 +2,8 @@
 
 Members are `manifest.json` (sizes and sums of the others), `bundle.json`, `arrays.bin` and `networks/<n>.onnx`. The
 archive's comment is the sum of all bytes before it, so that no changed byte goes unnoticed, wherever it is.
+
+Arrays in `bundle.json` are numbers where they are small, else places in `arrays.bin`.
 """
 
 from __future__ import annotations
@@ -9,13 +11,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
 import struct
 import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from maze.core.errors import MazeError
+
+Array = np.ndarray[Any, Any]
 
 FORMAT, FORMAT_VERSION = "maze-policy-bundle", 1
 MANIFEST, DESCRIPTION, ARRAYS = "manifest.json", "bundle.json", "arrays.bin"
@@ -25,10 +32,13 @@ _SEAL = "maze-sha256:"
 _SEAL_SIZE = len(_SEAL) + 64
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """The time of all members: equal contents make equal files."""
+_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
+_MOST_INLINE = 64
+_ALIGNMENT = 64
 
 
 class BundleError(MazeError):
-    """A bundle is damaged, not what it claims to be, made for another version, or lacks what it is asked for."""
+    """A bundle is damaged, not what it claims to be, made for another version, or lacks what is needed of it."""
 
 
 def packed(members: Mapping[str, bytes]) -> bytes:
@@ -121,3 +131,74 @@ def _check_manifest(manifest: Any, members: Mapping[str, bytes], name: str) -> N
         expected = files[member]
         if not isinstance(expected, dict) or expected.get("sha256") != sha256(data):
             raise BundleError(f"{name}: its member `{member}` is not what {MANIFEST} lists: its SHA-256 sum is wrong.")
+
+
+# -- arrays in JSON ----------------------------------------------------------------------------------------------------
+
+
+class ArrayWriter:
+    """Turns arrays into JSON values; large ones go into `content`."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def stored(self, value: Any) -> Any:
+        """The same with JSON values in place of arrays, at any depth."""
+        if isinstance(value, Mapping):
+            return {str(key): self.stored(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.stored(entry) for entry in value]
+        if isinstance(value, np.generic):
+            return value.item()
+        return self._array(value) if isinstance(value, np.ndarray) else value
+
+    def _array(self, array: Array) -> dict[str, Any]:
+        if array.dtype == np.float16:
+            array = array.astype(np.float32)
+        if array.dtype.name not in _DTYPES:
+            raise BundleError(f"Arrays of {array.dtype} cannot be stored in a bundle.")
+        place: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
+        if array.size <= _MOST_INLINE and np.isfinite(array).all():
+            return {**place, "values": array.reshape(-1).tolist()}
+        self.content += bytes(-len(self.content) % _ALIGNMENT)
+        offset = len(self.content)
+        self.content += np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        return {**place, "offset": offset}
+
+
+def loaded(value: Any, content: bytes) -> Any:
+    """Arrays, which cannot be written to, in place of what stands for them, at any depth.
+
+    :param value: As :meth:`ArrayWriter.stored` gave it.
+    :param content: The block of bytes.
+    :raises BundleError: An array has another type than numbers, or lies outside the block.
+    """
+    if isinstance(value, list):
+        return [loaded(entry, content) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() in ({"dtype", "shape", "values"}, {"dtype", "shape", "offset"}):
+        try:
+            return _loaded_array(value, content)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BundleError(f"An array cannot be read: {error}.") from error
+    return {key: loaded(entry, content) for key, entry in value.items()}
+
+
+def _loaded_array(place: Mapping[str, Any], content: bytes) -> Array:
+    if place["dtype"] not in _DTYPES:
+        raise ValueError(f"the type {place['dtype']!r} is none of {', '.join(_DTYPES)}")
+    dtype, shape = np.dtype(place["dtype"]), tuple(int(size) for size in place["shape"])
+    if any(size < 0 for size in shape):
+        raise ValueError(f"the shape {shape} is negative")
+    n_values = math.prod(shape)
+    if "values" in place:
+        array: Array = np.array(place["values"], dtype)
+    else:
+        offset = int(place["offset"])
+        if offset < 0 or offset + n_values * dtype.itemsize > len(content):
+            raise ValueError("it lies outside the file")
+        array = np.frombuffer(content, dtype.newbyteorder("<"), n_values, offset)
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
