@@ -28,6 +28,7 @@ from maze.cli.hydra_setup import value_text
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.import_guard import ImportGuard, current_guard
 from maze.core.wrappers.wrapper import Wrapper
 from maze.runner import Runner
 from maze.train.trainers.common.config_classes import algorithm_class
@@ -69,6 +70,8 @@ class LoadedRun:
     """Paths of what no command line can state."""
     swept: Mapping[str, Any]
     """What distinguishes the run from the others of a multirun."""
+    guard: ImportGuard | None = field(default_factory=current_guard)
+    """What may be imported where a part of the configuration comes from an earlier run."""
 
 
 @dataclass

@@ -57,14 +57,12 @@ def _parsed(arguments: Sequence[str]) -> tuple[Path, dict[str, Any]]:
         if not argument.startswith("-"):
             directories.append(argument)
             continue
-        if option not in _OPTIONS and option != "--trust":
+        if option not in _OPTIONS:
             raise UsageError(f"{FLAG}: {argument} is not known here. {USAGE}")
         if not equals and not rest:
             raise UsageError(f"{option}: its value is missing. {USAGE}")
         value = value if equals else rest.pop(0)
-        if option == "--trust":
-            settings.setdefault("trusted_packages", []).append(value)
-        elif option in ("--steps", "--seed"):
+        if option in ("--steps", "--seed"):
             if not value.isdigit():
                 raise UsageError(f"{option}: expected a whole number, got {value!r}. {USAGE}")
             settings[_OPTIONS[option]] = int(value)

@@ -12,9 +12,10 @@ from maze.cli.errors import UsageError
 from maze.cli.report_details import episode_command, with_details
 from maze.cli.run_description import find_run, is_run
 from maze.cli.run_facts import facts_of
-from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE
 from maze.cli.run_list import record_of
 from maze.core.errors import MazeError
+from maze.core.utils.stored_run import read_plain_yaml
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, run_page

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from maze.cli.errors import UsageError
 from maze.cli.run_commands import again_command, resume_command, rollout_command
@@ -21,12 +19,14 @@ from maze.cli.run_info import (
     COMMAND_FILE,
     CONFIG_FILE,
     VERSIONS_FILE,
-    chosen_options,
     installed_versions,
     shown_path,
     stored_arguments,
     text_of,
 )
+from maze.core.errors import CheckpointError
+from maze.core.utils.stored_config import read_stored_config
+from maze.core.utils.stored_run import chosen_options
 from maze.train.utils.training_record import read_record
 
 SWEEP_FILES = ("sweep.jsonl", "multirun.yaml")
@@ -140,10 +140,9 @@ def _stored_config(directory: Path) -> tuple[DictConfig | None, str | None]:
         if not path.is_file():
             continue
         try:
-            cfg = OmegaConf.load(path)
-        except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
-            return None, f"{name} cannot be read ({type(error).__name__})"
-        return (cfg, None) if isinstance(cfg, DictConfig) else (None, f"{name} holds no configuration")
+            return read_stored_config(path), None
+        except CheckpointError as error:
+            return None, str(error)
     return None, f"{HYDRA_CONFIG} is missing"
 
 

@@ -15,14 +15,13 @@ from maze.cli.run_info import (
     COMMAND_FILE,
     CONFIG_FILE,
     VERSIONS_FILE,
-    chosen_options,
-    read_plain_yaml,
     shown_path,
     stored_arguments,
     text_of,
 )
 from maze.cli.run_list import algorithm_name, environment_name
 from maze.core.errors import MazeError
+from maze.core.utils.stored_run import chosen_options, read_plain_yaml
 
 if TYPE_CHECKING:
     from maze.report.progress import Progress

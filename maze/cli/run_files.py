@@ -113,14 +113,9 @@ def _events(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def _yaml(path: Path) -> tuple[str | None, Mapping[str, Any] | None]:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
+    from maze.core.utils.stored_config import read_yaml
 
-    try:
-        OmegaConf.load(path)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise MazeError(f"it is no YAML file ({type(error).__name__}).") from error
+    read_yaml(path)
     return None, None
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maze.cli.errors import UsageError
-from maze.cli.run_info import CONFIG_FILE, chosen_options, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE
 from maze.core.utils.files import read_json_object
+from maze.core.utils.stored_run import chosen_options, read_plain_yaml
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
 _DEPTHS = ("", "*/", "*/*/", "*/*/*/")

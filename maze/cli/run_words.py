@@ -8,8 +8,9 @@ from pathlib import Path
 
 from maze.cli.hydra_setup import value_text
 from maze.cli.run_commands import resume_command
-from maze.cli.run_info import CONFIG_FILE, read_plain_yaml, shown_path, stored_arguments
+from maze.cli.run_info import CONFIG_FILE, shown_path, stored_arguments
 from maze.core.log_stats.stats_format import significant
+from maze.core.utils.stored_run import read_plain_yaml
 from maze.train.utils.training_record import ENDED, read_record
 
 _FILES = {

@@ -15,7 +15,7 @@ import cloudpickle
 import gymnasium
 
 from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
-from maze.core.utils.targets import locate
+from maze.core.utils.targets import locate, named_module
 
 _MPE = "mpe2"
 """Particle environments, which PettingZoo has given to a package of their own, and which are in no registry."""
@@ -98,10 +98,7 @@ def _named(name: str, where: str) -> Callable[..., Any]:
 
 
 def _maker_in(module_name: str, where: str) -> Callable[..., Any]:
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigImportError(f"{where}: `{module_name}` cannot be imported: {error}") from error
+    module = named_module(module_name, where)
     for maker in ("env", "parallel_env"):
         if callable(made := getattr(module, maker, None)):
             return made  # type: ignore[no-any-return]  # of a package without annotations

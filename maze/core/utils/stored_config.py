@@ -1,7 +1,9 @@
-"""Configurations that lie in the directories of earlier runs, and may come from anybody.
+"""Stored configurations: those in the directories of earlier runs, which may come from untrusted sources.
 
-Building a configuration calls what it names. Of a stored one therefore only classes of known kinds are built: what the
-name leads to is judged, not how it is spelt, and wherever in the configuration it stands.
+Building a configuration imports and calls what it names. Of a stored one only classes of known kinds are built. Each
+text is judged by what it does where it stands: Maze imports modules for `_target_`, for entries of `import`, for texts
+`package.module.Name` and for texts `module:name`, and only if their parts are identifiers
+(:mod:`maze.core.utils.targets`). Any other text imports nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +13,24 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasEvent, YAMLError
+
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML without libyaml
+    from yaml import SafeLoader  # type: ignore[assignment]
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.targets import is_file_name
+from maze.core.utils.import_guard import NEVER_WHOLE, trust_hint
+from maze.core.utils.targets import is_file_name, is_module_name
 
 # fmt: off
 _KINDS = frozenset({
@@ -62,121 +70,268 @@ _FUNCTIONS = frozenset({
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
-NEVER_WHOLE = frozenset(
-    {*_LIBRARIES, "builtins", "hydra", "hydra_plugins", "numpy", "omegaconf", *sys.stdlib_module_names}
-)
-"""Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
 _REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
 """Packages that configurations of Maze have imported for the environments that they register."""
 _IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_MODULE_AND_ID = re.compile(r"([^\W\d]\w*)[\w.]*:[^\s:]+")
-_SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")  # taken from gymnasium, whatever it says
+_SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
 _IMPORTS = "import"
 """Key of an environment's configuration for modules that are imported first."""
+_SPACES = "action_space"
+"""Key of a spaces' class, which is taken from gymnasium, whatever module its path names."""
 _WRITES_FILES = "RecordVideo"
-_RESOLVERS = frozenset({"now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select"})
+_WITHOUT_KEY = ("now", "oc.env")
+_RESOLVERS = frozenset({*_WITHOUT_KEY, "oc.dict.keys", "oc.dict.values", "oc.select"})
+
+MOST_BYTES = 1 << 20
+_MOST_VALUES, _DEEPEST = 50_000, 50
+_MOST_RESOLVED, _LONGEST_RESOLVED, _LONGEST_CHAIN = 5_000, 1 << 22, 100
+"""How many references are followed, how many characters come of them, and how many values stand in each other."""
+_MOST_DIGITS = 4_000
+
+_Key: TypeAlias = tuple[Any, ...]
 
 
-def refuse_foreign_targets(config: Any, path: Path, trusted_packages: Sequence[str] = (), way_out: str = "") -> None:
-    """Raises where a stored configuration names code that its reader has not chosen.
+class StoredText(NamedTuple):
+    """A value of a configuration that is no container, or a key."""
+
+    key: str
+    """Where it stands."""
+    value: Any
+    use: str = ""
+    """The key that says what it is used for: `_target_`, `import`, `action_space`; empty: an argument."""
+
+
+def refuse_foreign_targets(
+    config: Any, path: Path, trusted_packages: Sequence[str] = (), way_out: str = "", section: str = ""
+) -> None:
+    """Raises where a stored configuration names code that is neither known nor trusted.
 
     Allowed are, at any depth: classes of known kinds (environments, wrappers, policies, networks, their parts) of Maze
     and torch, the functions that make Maze's own environments, and whatever is defined in the trusted packages.
 
-    :param config: The configuration, of plain containers.
+    :param config: The configuration, of plain containers, with interpolations resolved.
     :param path: The file that it comes from.
     :param trusted_packages: Packages of the user's own. Maze, torch, Python's own and a few others are never trusted as
         a whole, even if they are named.
-    :param way_out: What to do if the code is trusted after all.
+    :param way_out: What to do instead of trusting the code.
+    :param section: Key of the configuration in the file.
     """
     trusted = tuple(package for package in trusted_packages if package not in NEVER_WHOLE)
-    for text, is_target in _texts(config):
-        reason = _objection(text, is_target, trusted)
-        if isinstance(text, str) and text.rpartition(".")[2] == _WRITES_FILES:
-            reason = "writes files wherever it is told to"
+    for text in texts_of(config, section):
+        reason = _objection(text, trusted)
+        if isinstance(text.value, str) and text.value.rpartition(".")[2] == _WRITES_FILES:
+            reason = "writes files to any directory"
         if reason:
-            package = re.split("[.:]", str(text))[0]
-            name_it = "" if package in NEVER_WHOLE else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
+            hint = trust_hint(re.split("[.:]", str(text.value))[0])
             raise CheckpointError(
-                f"{path} names {text}, which {reason}. Stored configurations are built of classes of known kinds "
-                "(environments, wrappers, policies, networks and their parts) of Maze and torch, and of the packages "
-                f"that you name.{name_it}"
+                f"{path} names {text.value}, which {reason} (key {text.key}). Stored configurations are built of "
+                "classes of known kinds (environments, wrappers, policies, networks and their parts) of Maze and torch, "
+                f"and of trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
             )
+
+
+def read_yaml(path: Path) -> Any:
+    """Reads a YAML file of bounded size as plain containers, as OmegaConf reads it, with libyaml where it is installed.
+
+    :param path: The file.
+    :raises CheckpointError: It cannot be read; is too large or too deep; or repeats parts of itself by references, by
+        which a few lines can unfold to more than memory holds.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise CheckpointError(f"{path} cannot be read: it is larger than {MOST_BYTES} bytes.")
+        n_values = depth = 0
+        for event in yaml.parse(content, _Loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise CheckpointError(f"{path} repeats parts of itself by references, which no run writes.")
+            n_values += isinstance(event, yaml.NodeEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if n_values > _MOST_VALUES or depth > _DEEPEST:
+                raise CheckpointError(
+                    f"{path} cannot be read: it holds more than {_MOST_VALUES} values, or more than {_DEEPEST} "
+                    "containers in each other."
+                )
+        return yaml.load(content, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as YAML ({type(error).__name__}{_place(error)}).") from error
+
+
+def _place(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return (
+        "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}"
+    )
+
+
+class _Loader(SafeLoader):
+    """Reads what OmegaConf writes: floats without a point, texts that look like dates, paths."""
+
+    def construct_short_int(self, node: yaml.ScalarNode) -> Any:
+        """A whole number; those of very many digits take a time that grows with their square."""
+        if len(node.value) > _MOST_DIGITS:
+            raise ValueError(f"a number of {len(node.value)} digits")
+        return self.construct_yaml_int(node)
+
+
+_FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), list("-+0123456789."))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_short_int)
+_Loader.add_multi_constructor(
+    "tag:yaml.org,2002:python/object/apply:pathlib.",
+    lambda loader, kind, node: Path(*map(str, loader.construct_sequence(node))),
+)
 
 
 def read_stored_config(path: Path, way_out: str = "") -> DictConfig:
-    """Reads the configuration that a run has left, without resolving what it refers to.
+    """Reads the configuration that a run has left, without resolving its interpolations.
 
     :param path: The file.
     :param way_out: What to do if it cannot be read.
-    :raises CheckpointError: It is no configuration, or calls functions to get values.
+    :raises CheckpointError: It is no configuration, calls functions to get values, or grows beyond bounds when its
+        interpolations are resolved.
     """
     try:
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(path.read_text(encoding="utf-8"))):
-            raise CheckpointError(
-                f"{path} repeats parts of itself by references, which no run writes. {way_out}".strip()
-            )
-        config = OmegaConf.load(path)
-        plain = OmegaConf.to_container(config, resolve=False)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
+        plain = read_yaml(path)
+        if not isinstance(plain, dict):
+            raise CheckpointError(f"{path} cannot be read as the configuration of a run: it holds no mapping.")
+        _refuse_growth(plain, path)
+        config: DictConfig = OmegaConf.create(plain)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} {way_out}".strip()) from error
+    except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} cannot be read as the configuration of a training run ({type(error).__name__}). {way_out}".strip()
+            f"{path} cannot be read as the configuration of a run ({type(error).__name__}). {way_out}".strip()
         ) from error
-    if not isinstance(config, DictConfig):
-        raise CheckpointError(f"{path} cannot be read as the configuration of a training run: it holds no mapping.")
-    for text, _ in _texts(plain):
-        for match in _INTERPOLATION.finditer(text if isinstance(text, str) else ""):
-            resolver, colon, _ = match[1].partition(":")
-            if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
-                raise CheckpointError(
-                    f"{path} holds `{text}`, and stored configurations may only refer to other values in them. "
-                    f"Allowed functions: {', '.join(sorted(_RESOLVERS))}."
-                )
     return config
 
 
-def _texts(node: Any) -> Iterator[tuple[Any, bool]]:
-    """All texts in a configuration, keys included, and whether they stand where a class or function is named."""
+def _refuse_growth(plain: dict[Any, Any], path: Path) -> None:
+    """Counts what interpolations unfold to before they are resolved, and refuses what is more than a run writes."""
+    costs: dict[_Key, tuple[int, int]] = {}
+    open_keys: set[_Key] = set()
+
+    def refuse(key: _Key, what: str) -> CheckpointError:
+        name = ".".join(map(str, key))[:200]
+        return CheckpointError(f"{path} cannot be read as the configuration of a run: {name} {what}.")
+
+    def cost(node: Any, key: _Key) -> tuple[int, int]:
+        """References that are followed below a node, and characters that come of it."""
+        if key in costs:
+            return costs[key]
+        if key in open_keys or len(open_keys) > _LONGEST_CHAIN:
+            raise refuse(key, "refers to itself, or through too many other values")
+        open_keys.add(key)
+        n_followed, length = 0, 1
+        parts: list[tuple[Any, _Key, int]] = []
+        if isinstance(node, dict):
+            parts = [(value, (*key, name), len(str(name))) for name, value in node.items()]
+        elif isinstance(node, list):
+            parts = [(value, (*key, index), 1) for index, value in enumerate(node)]
+        elif isinstance(node, str):
+            length += len(node)
+            parts = [(*found, 1) for reference in _references(node, path) for found in _referred(plain, reference, key)]
+            n_followed = len(parts)
+        for value, inner, extra in parts:
+            more, longer = cost(value, inner)
+            n_followed, length = n_followed + more, length + longer + extra
+        if n_followed > _MOST_RESOLVED or length > _LONGEST_RESOLVED:
+            raise refuse(key, f"unfolds to more than {_MOST_RESOLVED} values or {_LONGEST_RESOLVED} characters")
+        open_keys.discard(key)
+        costs[key] = (n_followed, length)
+        return costs[key]
+
+    cost(plain, ())
+
+
+def _references(text: str, path: Path) -> Iterator[str]:
+    """Keys that the interpolations of a text refer to."""
+    for match in _INTERPOLATION.finditer(text):
+        resolver, colon, argument = match[1].partition(":")
+        if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
+            raise CheckpointError(
+                f"{path} holds `{text[:200]}`, and stored configurations may only refer to other values in them. "
+                f"Allowed functions: {', '.join(sorted(_RESOLVERS))}."
+            )
+        if not colon:
+            yield match[1]
+        elif resolver.strip() not in _WITHOUT_KEY:
+            yield argument.partition(",")[0]
+
+
+def _referred(root: Any, reference: str, key: _Key) -> list[tuple[Any, _Key]]:
+    """The values that a reference may lead to, with their keys; none where there is nothing."""
+    text = reference.strip(" \t'\"")
+    n_up = len(text) - len(text.lstrip("."))
+    found: list[tuple[Any, _Key]] = [(root, ())]
+    for name in [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"\s]+", text)]:
+        found = [
+            (value, (*at, each))
+            for node, at in found
+            for each, value in (
+                node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+            )
+            if str(each) == str(name)
+        ]
+    return found
+
+
+def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
+    """All values in a configuration, at any depth, and its keys."""
     if isinstance(node, dict):
-        for key, value in node.items():
-            if key == TARGET_KEY:
-                yield value, True
-            elif key == _IMPORTS:
-                yield from ((f"{name}:*", False) for name in ([value] if isinstance(value, str) else value or ()))
+        for name, value in node.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name in (TARGET_KEY, _IMPORTS, _SPACES):
+                yield from texts_of(value, inner, name) if name != TARGET_KEY else (StoredText(inner, value, name),)
             else:
-                yield key, False
-                yield from _texts(value)
+                yield StoredText(key or inner, name, _IMPORTS if use == _IMPORTS else "")
+                yield from texts_of(value, inner, use if use == _IMPORTS else "")
     elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _texts(value)
+        for index, value in enumerate(node):
+            yield from texts_of(value, f"{key}[{index}]", use)
     else:
-        yield node, False
+        yield StoredText(key, node, use)
 
 
-def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
+def _objection(text: StoredText, trusted: tuple[str, ...]) -> str:
     """Why a text must not be taken for a name by those who build the configuration; empty if nothing is wrong."""
-    if not isinstance(text, str):
-        return "is no dotted path to a class" if is_target else ""
-    if "${" in text:
+    value, is_target = text.value, text.use == TARGET_KEY
+    if not isinstance(value, str):
+        return "is no dotted path to a class" if is_target else "" if value is None else _no_name(text)
+    if "${" in value:
         return "would be resolved after it has been judged"
-    if with_module := _MODULE_AND_ID.fullmatch(text):  # gymnasium imports the module that such an id begins with
-        is_known = with_module[1] in trusted or with_module[1] in _REGISTERS_ENVIRONMENTS
-        is_foreign = not is_known and is_importable(with_module[1])
-        return "has a module imported" if is_foreign else ""
-    if _PATH.fullmatch(text) and not _SPACE.fullmatch(text) and not is_file_name(text):
-        return _objection_to_path(text, is_target, trusted)
-    # Short names are those of wrappers, which whoever builds them looks up among his own.
-    return "is no dotted path to a class" if is_target and "." in text else ""
+    first = re.split("[.:]", value)[0]
+    is_known = first in trusted or first in _REGISTERS_ENVIRONMENTS
+    if text.use == _IMPORTS:
+        return "" if is_known and is_module_name(value) else "has a module imported"
+    if is_target and not is_module_name(value):
+        return "is no dotted path to a class"
+    module, colon, _ = value.partition(":")
+    if colon and is_module_name(module):  # gymnasium and PettingZoo import the module that such an id begins with
+        return "has a module imported" if not is_known and _can_be_imported(first) else ""
+    if "." not in value or not is_module_name(value) or is_file_name(value):
+        return ""  # short names are those of wrappers, which are looked up among Maze's own and imported ones
+    if text.use == _SPACES and _SPACE.fullmatch(value):
+        return ""
+    return _objection_to_path(value, is_target, trusted)
+
+
+def _no_name(text: StoredText) -> str:
+    return "is no name of a module" if text.use == _IMPORTS else ""
 
 
 def _objection_to_path(path: str, is_target: bool, trusted: tuple[str, ...]) -> str:
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
-        return "is part of neither" if is_target or is_importable(package) else ""
+        return "is part of neither" if is_target or _can_be_imported(package) else ""
     found = _find(path)
     if found is None:
         return "does not exist there" if is_target else ""
@@ -250,3 +405,8 @@ def is_importable(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _can_be_imported(package: str) -> bool:
+    """Whether a text may name a module: one that is installed, or lies in the working directory."""
+    return is_importable(package) or PathFinder.find_spec(package, [""]) is not None
