@@ -314,8 +314,9 @@ def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:
     statistics = Path(input_dir, "statistics.pkl")
     if input_dir and statistics.is_file() and not isinstance(env, ObservationNormalizationWrapper):
         warnings.warn(
-            f"input_dir: {input_dir} holds normalization statistics ({statistics.name}), but the environment normalizes "
-            "no observations. Use the wrappers that the policy was trained with, for instance wrappers=vector_obs.",
+            f"input_dir: {input_dir} holds normalization statistics ({statistics.name}), but the environment "
+            "normalizes no observations. Use the wrappers that the policy was trained with, for instance "
+            "wrappers=vector_obs.",
             stacklevel=2,
         )
 

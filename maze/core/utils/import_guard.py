@@ -176,16 +176,14 @@ def _cause(error: BaseException | None) -> ForeignModuleError | None:
 
 
 def _is_import_of_library(name: str, trusted: set[str]) -> bool:
-    """Whether a library (or Maze) imports, rather than the user's own code, and not only asks whether a module is there.
+    """Whether a library (or Maze) imports a module, rather than the user's own code.
 
-    The standard library imports on behalf of its callers.
+    The standard library imports on behalf of its callers. `importlib.util.find_spec` only looks for the module.
     """
     frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if (
-            module == "importlib.util" and frame.f_locals.get("fullname") == name
-        ):  # its `find_spec` imports no such module
+        if module == "importlib.util" and frame.f_locals.get("fullname") == name:
             return False
         package = str(module).partition(".")[0]
         if package and package not in sys.stdlib_module_names:

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -128,8 +128,8 @@ def refuse_foreign_targets(
             hint = trust_hint(re.split("[.:]", str(text.value))[0])
             raise CheckpointError(
                 f"{path} names {text.value}, which {reason} (key {text.key}). Stored configurations are built of "
-                "classes of known kinds (environments, wrappers, policies, networks and their parts) of Maze and torch, "
-                f"and of trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
+                "classes of known kinds (environments, wrappers, policies, networks and their parts) of Maze and "
+                f"torch, and of trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
             )
 
 
@@ -162,10 +162,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def _place(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return (
-        "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}"
-    )
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "")
+    return "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 class _Loader(SafeLoader):
@@ -231,12 +229,8 @@ def _refuse_growth(plain: dict[Any, Any], path: Path) -> None:
             raise refuse(key, "refers to itself, or through too many other values")
         open_keys.add(key)
         n_followed, length = 0, 1
-        parts: list[tuple[Any, _Key, int]] = []
-        if isinstance(node, dict):
-            parts = [(value, (*key, name), len(str(name))) for name, value in node.items()]
-        elif isinstance(node, list):
-            parts = [(value, (*key, index), 1) for index, value in enumerate(node)]
-        elif isinstance(node, str):
+        parts = [(value, (*key, name), len(str(name))) for name, value in _entries(node)]
+        if isinstance(node, str):
             length += len(node)
             parts = [(*found, 1) for reference in _references(node, path) for found in _referred(plain, reference, key)]
             n_followed = len(parts)
@@ -273,15 +267,14 @@ def _referred(root: Any, reference: str, key: _Key) -> list[tuple[Any, _Key]]:
     n_up = len(text) - len(text.lstrip("."))
     found: list[tuple[Any, _Key]] = [(root, ())]
     for name in [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"\s]+", text)]:
-        found = [
-            (value, (*at, each))
-            for node, at in found
-            for each, value in (
-                node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-            )
-            if str(each) == str(name)
-        ]
+        found = [(value, (*at, each)) for node, at in found for each, value in _entries(node) if str(each) == str(name)]
     return found
+
+
+def _entries(node: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(node, dict):
+        return node.items()
+    return enumerate(node) if isinstance(node, list) else ()
 
 
 def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
@@ -302,33 +295,32 @@ def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
 
 
 def _objection(text: StoredText, trusted: tuple[str, ...]) -> str:
-    """Why a text must not be taken for a name by those who build the configuration; empty if nothing is wrong."""
-    value, is_target = text.value, text.use == TARGET_KEY
+    """Why a text must not reach the code that builds the configuration; empty if nothing is wrong."""
+    value = text.value
     if not isinstance(value, str):
-        return "is no dotted path to a class" if is_target else "" if value is None else _no_name(text)
+        return "is no name" if text.use == TARGET_KEY or (text.use == _IMPORTS and value is not None) else ""
     if "${" in value:
         return "would be resolved after it has been judged"
-    first = re.split("[.:]", value)[0]
-    is_known = first in trusted or first in _REGISTERS_ENVIRONMENTS
     if text.use == _IMPORTS:
-        return "" if is_known and is_module_name(value) else "has a module imported"
-    if is_target and not is_module_name(value):
-        return "is no dotted path to a class"
+        return _objection_to_module(value, trusted)
     module, colon, _ = value.partition(":")
+    if text.use == TARGET_KEY:
+        # Short names are those of wrappers, which are looked up among Maze's own and imported ones.
+        return "" if value.isidentifier() else _objection_to_path(value, True, trusted)
     if colon and is_module_name(module):  # gymnasium and PettingZoo import the module that such an id begins with
-        return "has a module imported" if not is_known and _can_be_imported(first) else ""
-    if "." not in value or not is_module_name(value) or is_file_name(value):
-        return ""  # short names are those of wrappers, which are looked up among Maze's own and imported ones
-    if text.use == _SPACES and _SPACE.fullmatch(value):
-        return ""
-    return _objection_to_path(value, is_target, trusted)
+        return _objection_to_module(module, trusted) if _can_be_imported(module.partition(".")[0]) else ""
+    is_harmless = "." not in value or is_file_name(value) or (text.use == _SPACES and _SPACE.fullmatch(value))
+    return "" if is_harmless else _objection_to_path(value, False, trusted)
 
 
-def _no_name(text: StoredText) -> str:
-    return "is no name of a module" if text.use == _IMPORTS else ""
+def _objection_to_module(module: str, trusted: tuple[str, ...]) -> str:
+    is_known = is_module_name(module) and module.partition(".")[0] in (*trusted, *_REGISTERS_ENVIRONMENTS)
+    return "" if is_known else "has a module imported"
 
 
 def _objection_to_path(path: str, is_target: bool, trusted: tuple[str, ...]) -> str:
+    if not is_module_name(path):  # nothing is imported by such a name
+        return "is no dotted path to a class" if is_target else ""
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
         return "is part of neither" if is_target or _can_be_imported(package) else ""
