@@ -40,10 +40,13 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     """
     broken: dict[str, Exception] = {}
     module, colon, _ = name.partition(":")
-    if colon and not is_module_name(module):
-        raise ConfigError(_cannot_be_made(name, ValueError(f"`{module}` is no name of a module."), broken))
-    if not colon and newest_version(name) is None and name not in registry:
-        broken = _register_from_installed_packages(name)
+    try:
+        if colon and not is_module_name(module):
+            raise gymnasium.error.UnregisteredEnv(f"`{module}` is no name of a module.")
+        if not colon and newest_version(name) is None and name not in registry:
+            broken = _register_from_installed_packages(name)
+    except gymnasium.error.Error as error:
+        raise ConfigError(_cannot_be_made(name, error, broken)) from error
     current = _successor(name)
     if current is not None:
         warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
