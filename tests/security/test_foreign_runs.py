@@ -1,7 +1,7 @@
 """Foreign run directories: no name at any place of a stored configuration imports a foreign module.
 
-The run, and the working directory in some tests, hold a module or package for each name. Python imports from the working
-directory, as it does in a notebook. An imported module writes its name into a file.
+The run, and the working directory in some tests, hold a module or package for each name. Python imports from the
+working directory, as it does in a notebook. An imported module writes its name into a file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NAMES = [
     "maze_envs.evilmod.X",
     "torch.evilmod.X",
 ]
-"""Malformed and well-formed names; all lead to modules of the working directory, or would if they were taken for names."""
+"""Malformed and well-formed names of modules of the working directory, and of what is in them."""
 MODULES = ("evilmod", "evil-mod", "1evil", "evil mod", " evilmod", "évil", "jax")
 PACKAGES = {"evilpkg": "sub", "gym": "spaces"}
 
@@ -139,7 +139,7 @@ def _load(run: Path) -> None:
 ENTRY_POINTS: dict[str, Callable[[Path], Any]] = {
     "from_run": lambda run: AgentDeployment.from_run(run).close(),
     "load": _load,
-    "to_sb3": lambda run: to_sb3(run),
+    "to_sb3": to_sb3,
     "export": lambda run: _command("--export", str(run), "--out", "policy.maze", "--steps", "5"),
     "rollout": lambda run: _command("policy=torch_policy", "runner=sequential", f"input_dir={run}", *_SHORT),
     "resume": lambda run: _command(

@@ -39,10 +39,10 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
     broken: dict[str, Exception] = {}
-    module, colon, _ = name.partition(":")
+    module, colon, rest = name.partition(":")
     try:
-        if colon and not is_module_name(module):
-            raise gymnasium.error.UnregisteredEnv(f"`{module}` is no name of a module.")
+        if (colon and not is_module_name(module)) or ":" in rest:
+            raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
         if not colon and newest_version(name) is None and name not in registry:
             broken = _register_from_installed_packages(name)
     except gymnasium.error.Error as error:
