@@ -465,7 +465,7 @@ def _algorithm(run: StoredRun) -> str:
 
 def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
     """The plain values of a section by their paths: numbers and texts, nothing that is built."""
-    values = run.value(section)
+    values = run.config.value(section)
     plain = values.items() if isinstance(values, dict) else ()
     return {
         f"{section}.{key!s}": value

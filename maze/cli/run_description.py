@@ -140,7 +140,7 @@ def _stored_config(directory: Path) -> tuple[DictConfig | None, str | None]:
         if not path.is_file():
             continue
         try:
-            return read_stored_config(path), None
+            return OmegaConf.create(read_stored_config(path).value()), None
         except CheckpointError as error:
             return None, str(error)
     return None, f"{HYDRA_CONFIG} is missing"

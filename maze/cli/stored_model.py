@@ -114,7 +114,7 @@ def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
     """
     from maze.train.trainers.common.config_classes import algorithm_class
 
-    stored, own = str(run.value("algorithm._target_")), cfg.algorithm
+    stored, own = str(run.config.value("algorithm._target_")), cfg.algorithm
     before = algorithm_class({TARGET_KEY: stored}) if stored.startswith("maze.train.trainers.") else None
     after = algorithm_class(own)
     if before is after or not isinstance(model, dict):

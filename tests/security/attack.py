@@ -156,9 +156,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.perception.models.space_config import SpacesConfig
 
     def config(path: Path) -> None:
-        from maze.core.utils.factory import plain_container
-
-        refuse_foreign_targets(plain_container(read_stored_config(path)), path)
+        refuse_foreign_targets(read_stored_config(path).value(), path)
 
     def journal(path: Path) -> Any:
         path.replace(path.with_name("sweep.jsonl"))

@@ -102,6 +102,8 @@ def with_files_of(directory: str | Path, config: Any, key: str) -> Any:
             return {name: completed(value) for name, value in node.items()}
         if type(node) in (list, tuple):
             return type(node)(map(completed, node))
+        if isinstance(node, Path):
+            return place / node
         if not isinstance(node, str) or not node.strip(".") or "\0" in node or "://" in node or len(node) > 255:
             return node
         return str(place / node) if is_file_name(node) or (place / node).exists() else node

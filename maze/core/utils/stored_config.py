@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 try:
     from yaml import CSafeLoader as SafeLoader
@@ -77,21 +78,26 @@ _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
 _SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
+_WHOLE_INTERPOLATION = re.compile(r"\$\{\s*([^}]*?)\s*\}")
 _IMPORTS = "import"
 """Key of an environment's configuration for modules that are imported first."""
 _SPACES = "action_space"
 """Key of a spaces' class, which is taken from gymnasium, whatever module its path names."""
 _WRITES_FILES = "RecordVideo"
-_WITHOUT_KEY = ("now", "oc.env")
-_RESOLVERS = frozenset({*_WITHOUT_KEY, "oc.dict.keys", "oc.dict.values", "oc.select"})
+_RESOLVERS = ("now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select")
 
 MOST_BYTES = 1 << 20
 _MOST_VALUES, _DEEPEST = 50_000, 50
-_MOST_RESOLVED, _LONGEST_RESOLVED, _LONGEST_CHAIN = 5_000, 1 << 22, 100
-"""How many references are followed, how many characters come of them, and how many values stand in each other."""
+_LONGEST_RESOLVED, _LONGEST_CHAIN = 1 << 22, 50
+"""How many characters may come of interpolations, and of how many that refer to each other."""
+_COST_OF_REFERENCE = 10
+"""As how many values an interpolation counts."""
+_MOST_NAMED = 1_000
+"""How many different packages the texts of a configuration may seem to name."""
 _MOST_DIGITS = 4_000
 
 _Key: TypeAlias = tuple[Any, ...]
+_NOTHING: Any = object()
 
 
 class StoredText(NamedTuple):
@@ -120,8 +126,17 @@ def refuse_foreign_targets(
     :param section: Key of the configuration in the file.
     """
     trusted = tuple(package for package in trusted_packages if package not in NEVER_WHOLE)
+    looked_for: set[str] = set()
+
+    @cache
+    def can_be_imported(package: str) -> bool:
+        looked_for.add(package)
+        if len(looked_for) > _MOST_NAMED:
+            raise CheckpointError(f"{path} names more than {_MOST_NAMED} different packages.")
+        return _can_be_imported(package)
+
     for text in texts_of(config, section):
-        reason = _objection(text, trusted)
+        reason = _objection(text, trusted, can_be_imported)
         if isinstance(text.value, str) and text.value.rpartition(".")[2] == _WRITES_FILES:
             reason = "writes files to any directory"
         if reason:
@@ -157,7 +172,7 @@ def read_yaml(path: Path) -> Any:
                     "containers in each other."
                 )
         return yaml.load(content, _Loader)
-    except (yaml.YAMLError, ValueError, TypeError, OSError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as YAML ({type(error).__name__}{_place(error)}).") from error
 
 
@@ -183,98 +198,135 @@ _Loader.yaml_implicit_resolvers = {
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_short_int)
+for _kind in ("binary", "omap", "pairs", "set", "timestamp"):  # no values of configurations
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
 _Loader.add_multi_constructor(
     "tag:yaml.org,2002:python/object/apply:pathlib.",
     lambda loader, kind, node: Path(*map(str, loader.construct_sequence(node))),
 )
 
 
-def read_stored_config(path: Path, way_out: str = "") -> DictConfig:
-    """Reads the configuration that a run has left, without resolving its interpolations.
+def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
+    """Reads the configuration that a run has left; its interpolations are not resolved yet.
 
     :param path: The file.
     :param way_out: What to do if it cannot be read.
-    :raises CheckpointError: It is no configuration, calls functions to get values, or grows beyond bounds when its
-        interpolations are resolved.
+    :raises CheckpointError: It is no configuration, or calls functions to get values.
     """
     try:
         plain = read_yaml(path)
-        if not isinstance(plain, dict):
-            raise CheckpointError(f"{path} cannot be read as the configuration of a run: it holds no mapping.")
-        _refuse_growth(plain, path)
-        config: DictConfig = OmegaConf.create(plain)
     except CheckpointError as error:
         raise CheckpointError(f"{error} {way_out}".strip()) from error
-    except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as the configuration of a run ({type(error).__name__}). {way_out}".strip()
-        ) from error
-    return config
+    if not isinstance(plain, dict):
+        raise CheckpointError(f"{path} cannot be read as the configuration of a run: it holds no mapping.")
+    for text in texts_of(plain):
+        for match in _INTERPOLATION.finditer(text.value if isinstance(text.value, str) else ""):
+            resolver, colon, _ = match[1].partition(":")
+            if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
+                raise CheckpointError(
+                    f"{path} holds `{text.value[:200]}`, and stored configurations may only refer to other values in "
+                    f"them. Allowed functions: {', '.join(_RESOLVERS)}."
+                )
+    return StoredConfig(plain, path)
 
 
-def _refuse_growth(plain: dict[Any, Any], path: Path) -> None:
-    """Counts what interpolations unfold to before they are resolved, and refuses what is more than a run writes."""
-    costs: dict[_Key, tuple[int, int]] = {}
-    open_keys: set[_Key] = set()
+class StoredConfig:
+    """A configuration whose interpolations are resolved within bounds of size and time.
 
-    def refuse(key: _Key, what: str) -> CheckpointError:
-        name = ".".join(map(str, key))[:200]
-        return CheckpointError(f"{path} cannot be read as the configuration of a run: {name} {what}.")
+    :param plain: Plain containers.
+    :param path: The file, for messages.
+    """
 
-    def cost(node: Any, key: _Key) -> tuple[int, int]:
-        """References that are followed below a node, and characters that come of it."""
-        if key in costs:
-            return costs[key]
-        if key in open_keys or len(open_keys) > _LONGEST_CHAIN:
-            raise refuse(key, "refers to itself, or through too many other values")
-        open_keys.add(key)
-        n_followed, length = 0, 1
-        parts = [(value, (*key, name), len(str(name))) for name, value in _entries(node)]
-        if isinstance(node, str):
-            length += len(node)
-            parts = [(*found, 1) for reference in _references(node, path) for found in _referred(plain, reference, key)]
-            n_followed = len(parts)
-        for value, inner, extra in parts:
-            more, longer = cost(value, inner)
-            n_followed, length = n_followed + more, length + longer + extra
-        if n_followed > _MOST_RESOLVED or length > _LONGEST_RESOLVED:
-            raise refuse(key, f"unfolds to more than {_MOST_RESOLVED} values or {_LONGEST_RESOLVED} characters")
-        open_keys.discard(key)
-        costs[key] = (n_followed, length)
-        return costs[key]
+    def __init__(self, plain: dict[Any, Any], path: Path) -> None:
+        self.plain = plain
+        self.path = path
 
-    cost(plain, ())
+    def value(self, key: str = "") -> Any:
+        """A part of the configuration, with interpolations resolved; `None` where there is none.
+
+        :param key: Names with dots between them; empty: the whole configuration.
+        :raises CheckpointError: It refers to a value that does not exist, to itself, or to more than a run writes.
+        """
+        try:
+            return _Resolution(self).select(key.split(".") if key else [], default=None)
+        except (yaml.YAMLError, ValueError) as error:  # a default or a format that an interpolation holds
+            raise CheckpointError(f"{self.path}: {key} cannot be resolved ({error}).") from error
 
 
-def _references(text: str, path: Path) -> Iterator[str]:
-    """Keys that the interpolations of a text refer to."""
-    for match in _INTERPOLATION.finditer(text):
-        resolver, colon, argument = match[1].partition(":")
-        if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
-            raise CheckpointError(
-                f"{path} holds `{text[:200]}`, and stored configurations may only refer to other values in them. "
-                f"Allowed functions: {', '.join(sorted(_RESOLVERS))}."
-            )
-        if not colon:
-            yield match[1]
-        elif resolver.strip() not in _WITHOUT_KEY:
-            yield argument.partition(",")[0]
+class _Resolution:
+    """Resolves one part of a configuration; counts what comes of it."""
 
+    def __init__(self, config: StoredConfig) -> None:
+        self._root, self._path = config.plain, config.path
+        self._n_left, self._length_left = _MOST_VALUES, _LONGEST_RESOLVED
+        self._open: set[_Key] = set()
 
-def _referred(root: Any, reference: str, key: _Key) -> list[tuple[Any, _Key]]:
-    """The values that a reference may lead to, with their keys; none where there is nothing."""
-    text = reference.strip(" \t'\"")
-    n_up = len(text) - len(text.lstrip("."))
-    found: list[tuple[Any, _Key]] = [(root, ())]
-    for name in [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"\s]+", text)]:
-        found = [(value, (*at, each)) for node, at in found for each, value in _entries(node) if str(each) == str(name)]
-    return found
+    def select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
+        """The value that names lead to, resolved."""
+        node, key = self._root, ()
+        for name in names:
+            if isinstance(node, str) and "${" in node:
+                node = self._resolved(node, key)
+            entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+            found = next(((each, value) for each, value in entries if str(each) == str(name)), None)
+            if found is None:
+                if default is not _NOTHING:
+                    return default
+                raise self._error(".".join(map(str, names)), "does not exist, and another value refers to it")
+            node, key = found[1], (*key, found[0])
+        return self._resolved(node, key)
 
+    def _resolved(self, node: Any, key: _Key) -> Any:
+        self._n_left -= 1
+        self._length_left -= len(node) if isinstance(node, str) else 0
+        if self._n_left < 0 or self._length_left < 0:
+            raise self._error(key, f"unfolds to more than {_MOST_VALUES} values or {_LONGEST_RESOLVED} characters")
+        if isinstance(node, dict):
+            return {name: self._resolved(value, (*key, name)) for name, value in node.items()}
+        if isinstance(node, list):
+            return [self._resolved(value, (*key, index)) for index, value in enumerate(node)]
+        if not isinstance(node, str) or "${" not in node:
+            return node
+        if key in self._open or len(self._open) >= _LONGEST_CHAIN:
+            raise self._error(key, "refers to itself, or through too many other values")
+        self._open.add(key)
+        parts = _WHOLE_INTERPOLATION.split(node)
+        values = [self._referred(part, key) if index % 2 else part for index, part in enumerate(parts)]
+        self._open.discard(key)
+        if len(values) == 3 and values[0] == values[2] == "":
+            return values[1]
+        text = "".join(str(value) for value in values)
+        self._length_left -= len(text)
+        if "${" in text or any(isinstance(value, (dict, list)) for value in values):
+            raise self._error(key, f"holds `{node[:200]}`, which is no text")
+        return text
 
-def _entries(node: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(node, dict):
-        return node.items()
-    return enumerate(node) if isinstance(node, list) else ()
+    def _referred(self, interpolation: str, key: _Key) -> Any:
+        resolver, colon, argument = interpolation.partition(":")
+        reference, comma, default = (argument if colon else interpolation).partition(",")
+        reference = reference.strip(" '\"")
+        self._n_left -= _COST_OF_REFERENCE
+        if resolver == "now":
+            return datetime.now().strftime(argument)
+        if resolver == "oc.env":
+            found = os.environ.get(reference, default.strip(" '\"") if comma else None)
+            if found is None and default.strip() != "null":
+                raise self._error(key, f"needs the environment variable {reference}")
+            return found
+        n_up = len(reference) - len(reference.lstrip("."))
+        names = [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"]+", reference)]
+        if resolver == "oc.select":
+            return self.select(names, yaml.load(default, _Loader) if comma else None)
+        value = self.select(names)
+        return (
+            list(value if resolver == "oc.dict.keys" else value.values())
+            if colon and isinstance(value, dict)
+            else value
+        )
+
+    def _error(self, key: _Key | str, what: str) -> CheckpointError:
+        name = key if isinstance(key, str) else ".".join(map(str, key))
+        return CheckpointError(f"{self._path}: {name[:200] or 'it'} {what}.")
 
 
 def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
@@ -294,7 +346,7 @@ def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
         yield StoredText(key, node, use)
 
 
-def _objection(text: StoredText, trusted: tuple[str, ...]) -> str:
+def _objection(text: StoredText, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]) -> str:
     """Why a text must not reach the code that builds the configuration; empty if nothing is wrong."""
     value = text.value
     if not isinstance(value, str):
@@ -306,11 +358,11 @@ def _objection(text: StoredText, trusted: tuple[str, ...]) -> str:
     module, colon, _ = value.partition(":")
     if text.use == TARGET_KEY:
         # Short names are those of wrappers, which are looked up among Maze's own and imported ones.
-        return "" if value.isidentifier() else _objection_to_path(value, True, trusted)
+        return "" if value.isidentifier() else _objection_to_path(value, True, trusted, can_be_imported)
     if colon and is_module_name(module):  # gymnasium and PettingZoo import the module that such an id begins with
-        return _objection_to_module(module, trusted) if _can_be_imported(module.partition(".")[0]) else ""
+        return _objection_to_module(module, trusted) if can_be_imported(module.partition(".")[0]) else ""
     is_harmless = "." not in value or is_file_name(value) or (text.use == _SPACES and _SPACE.fullmatch(value))
-    return "" if is_harmless else _objection_to_path(value, False, trusted)
+    return "" if is_harmless else _objection_to_path(value, False, trusted, can_be_imported)
 
 
 def _objection_to_module(module: str, trusted: tuple[str, ...]) -> str:
@@ -318,12 +370,14 @@ def _objection_to_module(module: str, trusted: tuple[str, ...]) -> str:
     return "" if is_known else "has a module imported"
 
 
-def _objection_to_path(path: str, is_target: bool, trusted: tuple[str, ...]) -> str:
+def _objection_to_path(
+    path: str, is_target: bool, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]
+) -> str:
     if not is_module_name(path):  # nothing is imported by such a name
         return "is no dotted path to a class" if is_target else ""
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
-        return "is part of neither" if is_target or _can_be_imported(package) else ""
+        return "is part of neither" if is_target or can_be_imported(package) else ""
     found = _find(path)
     if found is None:
         return "does not exist there" if is_target else ""

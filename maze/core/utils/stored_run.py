@@ -7,12 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from maze.core.errors import CheckpointError
 from maze.core.utils.import_guard import current_guard
-from maze.core.utils.stored_config import read_stored_config, read_yaml, refuse_foreign_targets, texts_of
+from maze.core.utils.stored_config import StoredConfig, read_stored_config, read_yaml, refuse_foreign_targets, texts_of
 from maze.core.utils.trust import trusted_here
 
 STORED_CONFIG = Path(".hydra") / "config.yaml"
@@ -45,8 +42,8 @@ class StoredRun:
         self.trusted_packages = (*trusted_packages, *trusted_here())
 
     @cached_property
-    def config(self) -> DictConfig:
-        """The whole configuration, interpolations unresolved.
+    def config(self) -> StoredConfig:
+        """The whole configuration.
 
         :raises CheckpointError: It cannot be read.
         """
@@ -56,19 +53,6 @@ class StoredRun:
     def choices(self) -> dict[str, Any]:
         """The option of each group that the run was started with, as far as it is known."""
         return chosen_options(self.directory)
-
-    def value(self, key: str) -> Any:
-        """A part of the configuration as plain containers, `None` where there is none; what it names is not judged.
-
-        :raises CheckpointError: It refers to a value that does not exist.
-        """
-        try:
-            node = OmegaConf.select(self.config, key)
-            return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        except (OmegaConfBaseException, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{self.path}: {key} cannot be resolved ({type(error).__name__}: {error})."
-            ) from error
 
     def sections(self, names: Sequence[str], refer: str = "{0}=<option>") -> dict[str, Any]:
         """Parts of the configuration as plain containers, judged: what they name may be built.
@@ -81,7 +65,7 @@ class StoredRun:
         for name in names:
             way_out = f"name the {name} yourself, {refer.format(name)}"
             try:
-                value = self.value(name)
+                value = self.config.value(name)
             except CheckpointError as error:
                 raise CheckpointError(f"{error} Otherwise {way_out}.") from error
             if value is None:
