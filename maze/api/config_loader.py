@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode as HydraRunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.placing import as_wrapper_configs, is_plain, place
@@ -247,7 +248,7 @@ class ConfigurationLoader:
             with hydra_config(full):
                 config = self._job_config(full, placed)
                 workdir = self._workdir(full, number)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise _in_words_of_python(translated(error) or error) from error
         except InvalidSpecificationError:
             raise

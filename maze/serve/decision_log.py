@@ -214,7 +214,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 entry = json.loads(line)
                 if not isinstance(entry, dict):
                     raise ValueError("not an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number == len(lines):
                     _LOGGER.warning("%s ends in the middle of line %d; that line is left out.", file, number)
                     continue

@@ -76,7 +76,9 @@ def replay(
                 result.n_not_by_policy += len(line["rows"])
                 for row in line["rows"]:
                     episodes.inputs(bundle, step_key, row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # a line may hold anything
             raise CheckpointError(
                 f"{where} is no entry of a decision log ({type(error).__name__}: {error})."
             ) from error

@@ -286,6 +286,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.singleton import Singleton
     from hydra.errors import HydraException
+    from yaml import YAMLError
 
     overrides = [f"{key}={_override_value(value)}" for key, value in hydra_overrides.items()]
     state_of_caller = Singleton.get_state()
@@ -293,7 +294,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
         GlobalHydra.instance().clear()
         with initialize_config_module(config_module, version_base="1.3"):
             return compose(config_name or _root_config_name(config_module), overrides=overrides)
-    except HydraException as error:
+    except (HydraException, YAMLError) as error:
         raise ConfigError(f"Configuration of `{config_module}` cannot be composed: {error}") from error
     finally:
         Singleton.set_state(state_of_caller)
