@@ -68,7 +68,9 @@ def translated(error: BaseException) -> ConfigError | None:
         message = str(error).strip()
     elif isinstance(error, YAMLError):
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or first_line(error)
-        place = "A configuration file" if mark is None else f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
+        place = (
+            "A configuration file" if mark is None else f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
+        )
         message = f"{place}: this is no valid YAML: {problem}."
     return None if message is None else UsageError(message)
 

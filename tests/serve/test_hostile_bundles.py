@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import struct
 import zipfile
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from maze.serve import archive
 from maze.serve.archive import BundleError, packed, unpacked
 from maze.serve.bundle import PolicyBundle
+from tests.security.attack import mutated_json
 
 
 @pytest.fixture
@@ -165,6 +167,19 @@ def edited(members: dict[str, bytes], edit: Callable[[dict[str, Any]], None]) ->
 )
 def test_descriptions_that_make_no_sense_are_refused(members, edit):
     assert refused(edited(members, edit))
+
+
+def test_descriptions_of_any_content_are_refused_or_read(members):
+    description = json.loads(members["bundle.json"])
+    n_refused = 0
+    for number in range(200):
+        changed = json.dumps(mutated_json(random.Random(number), description)).encode()
+        with np.errstate(all="ignore"):
+            try:
+                PolicyBundle(packed({**members, "bundle.json": changed}))
+            except BundleError:
+                n_refused += 1
+    assert n_refused > 100
 
 
 def test_a_policy_that_acts_otherwise_is_refused(members):
