@@ -6,10 +6,12 @@ working directory, as it does in a notebook. An imported module writes its name 
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,6 +24,8 @@ from maze.api.run_context import RunContext
 from maze.core.agent_deployment.agent_deployment import AgentDeployment
 from maze.core.errors import MazeError
 from maze.core.utils import stored_run
+from maze.core.utils.import_guard import ForeignModuleError, ImportGuard
+from maze.core.utils.targets import locate, named_module
 from maze.interop import to_sb3
 from maze.maze_cli import main
 
@@ -49,6 +53,8 @@ NAMES = [
     "gym.spaces.X",
     "gym:X-v0",
     "jax.X",
+    "JaxToNumpy",
+    "gymnasium.wrappers.JaxToNumpy",
     "${oc.env:EVIL_NAME}.X",
     "${oc.select:nowhere,evilmod.X}",
     "maze.evilmod.X",
@@ -151,7 +157,7 @@ ENTRY_POINTS: dict[str, Callable[[Path], Any]] = {
 
 def write_modules(directory: Path) -> None:
     """Modules and packages that write down that they were imported."""
-    canary = "import os, pathlib\npathlib.Path(os.environ['EVIL_FILE']).open('a').write(__name__ + '\\n')\nX = dict\n"
+    canary = "import os\nwith open(os.environ['EVIL_FILE'], 'a') as file:\n    file.write(__name__ + '\\n')\nX = dict\n"
     for module in MODULES:
         (directory / f"{module}.py").write_text(canary)
     for package, module in PACKAGES.items():
@@ -236,3 +242,54 @@ def test_the_import_guard_alone_refuses_them(foreign: Path, entry: str, monkeypa
     monkeypatch.setattr(stored_run, "refuse_foreign_targets", lambda *arguments: None)
     failures = attacked(foreign, VARIANTS[:: 1 if entry == "from_run" else 29], ENTRY_POINTS[entry])
     assert not [failure for failure in failures if "IMPORTED" in failure], "\n".join(failures)
+
+
+@pytest.fixture
+def armed(foreign: Path) -> ImportGuard:
+    """A guard of a configuration that names modules of the working directory."""
+    write_modules(foreign.parent)
+    guard = ImportGuard()
+    guard.watch(
+        foreign, [("config.yaml: env.import[0]", "evilmod"), ("config.yaml: env.name", "évil:X-v0")], ["evilpkg"]
+    )
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("module", "key"), [("evilmod", r"env\.import\[0\]: 'evilmod'"), ("évil", r"env\.name: 'évil:X-v0'")]
+)
+def test_the_guard_names_the_key_that_a_module_is_imported_for(armed: ImportGuard, module: str, key: str) -> None:
+    with (
+        pytest.raises(
+            ForeignModuleError, match=rf"config\.yaml: {key} would import the module '{module}'.*--trust {module}"
+        ),
+        armed.active(),
+    ):
+        named_module(module, "env.import")
+
+
+def test_the_guard_holds_in_its_context_only(armed: ImportGuard) -> None:
+    found: list[str] = []
+    with armed.active():
+        elsewhere = threading.Thread(target=lambda: found.append(named_module("evilmod", "").__name__))
+        elsewhere.start()
+        elsewhere.join()
+    assert found == ["evilmod"]
+
+
+def test_the_guard_lets_trusted_packages_dependencies_and_the_users_own_code_import(armed: ImportGuard) -> None:
+    with armed.active():
+        assert locate("evilpkg.sub.X") is dict
+        assert locate("matplotlib.backends.backend_svg.FigureCanvasSVG")
+        assert locate("torch.utils.data.datapipes.iter.callable.MapperIterDataPipe")
+        assert importlib.import_module("evil-mod").X is dict  # by this test, which is no library
+
+
+def test_the_guard_takes_dependencies_from_where_they_are_installed(armed: ImportGuard, foreign: Path) -> None:
+    for place in (foreign, foreign.parent):
+        (place / "imageio_ffmpeg.py").write_text("raise SystemExit('imported from the working directory')\n")
+        (place / "no_such_dependency.py").write_text("raise SystemExit('imported')\n")
+    with armed.active():
+        assert "site-packages" in str(named_module("imageio_ffmpeg", "").__file__)
+        with pytest.raises(ForeignModuleError, match="no_such_dependency"):
+            named_module("no_such_dependency", "")

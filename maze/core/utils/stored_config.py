@@ -184,11 +184,16 @@ def _place(error: Exception) -> str:
 class _Loader(SafeLoader):
     """Reads what OmegaConf writes: floats without a point, texts that look like dates, paths."""
 
-    def construct_short_int(self, node: yaml.ScalarNode) -> Any:
-        """A whole number; those of very many digits take a time that grows with their square."""
-        if len(node.value) > _MOST_DIGITS:
-            raise ValueError(f"a number of {len(node.value)} digits")
-        return self.construct_yaml_int(node)
+
+def _refused_kind(loader: Any, node: yaml.Node) -> Any:
+    raise ValueError(f"{node.tag} is no value of a configuration")
+
+
+def _short_int(loader: Any, node: yaml.ScalarNode) -> Any:
+    """A whole number; those of very many digits take a time that grows with their square."""
+    if len(node.value) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(node.value)} digits")
+    return loader.construct_yaml_int(node)
 
 
 _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
@@ -197,9 +202,9 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_short_int)
+_Loader.add_constructor("tag:yaml.org,2002:int", _short_int)
 for _kind in ("binary", "omap", "pairs", "set", "timestamp"):  # no values of configurations
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _refused_kind)
 _Loader.add_multi_constructor(
     "tag:yaml.org,2002:python/object/apply:pathlib.",
     lambda loader, kind, node: Path(*map(str, loader.construct_sequence(node))),
@@ -263,7 +268,8 @@ class _Resolution:
 
     def select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
         """The value that names lead to, resolved."""
-        node, key = self._root, ()
+        node: Any = self._root
+        key: _Key = ()
         for name in names:
             if isinstance(node, str) and "${" in node:
                 node = self._resolved(node, key)
