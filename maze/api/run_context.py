@@ -22,7 +22,7 @@ from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
 from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.storage import is_url, local_copy, working_copy
-from maze.core.utils.stored_run import STORED_CONFIG, StoredRun
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options
 
 if TYPE_CHECKING:
     import gymnasium
@@ -454,7 +454,7 @@ def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping
 
 def _algorithm(run: StoredRun) -> str:
     """The chosen option of the group; a file of a stranger may say anything else."""
-    choice = run.choices.get("algorithm")
+    choice = chosen_options(run.directory).get("algorithm")
     if not isinstance(choice, str) or not _OPTION.fullmatch(choice):
         raise InvalidSpecificationError(
             f"load: {run.directory} does not say which algorithm it was trained with. Name it: "

@@ -49,11 +49,6 @@ class StoredRun:
         """
         return read_stored_config(self.path, "Name the model the policy was trained with: model=<option>.")
 
-    @cached_property
-    def choices(self) -> dict[str, Any]:
-        """The option of each group that the run was started with, as far as it is known."""
-        return chosen_options(self.directory)
-
     def sections(self, names: Sequence[str], refer: str = "{0}=<option>") -> dict[str, Any]:
         """Parts of the configuration as plain containers, judged: what they name may be built.
 
