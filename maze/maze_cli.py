@@ -115,7 +115,7 @@ def _completed(cfg: DictConfig, project: Path) -> list[str]:
 
         complete_policies(cfg, project, HydraConfig.get().overrides.task)
     if "trajectory_data" in cfg and "what_if" in cfg:
-        from maze.cli.recorded_run import complete_replay
+        from maze.cli.compared_policies import complete_replay
 
         complete_replay(cfg, project, HydraConfig.get().overrides.task)
     return taken_over
@@ -183,10 +183,11 @@ def _run_once(cfg: DictConfig) -> float | None:
 
 def _run_logged(cfg: DictConfig) -> float | None:
     from maze.cli.run_info import command_line
+    from maze.core.utils.import_guard import ImportGuard, imports_guarded
 
     _log_to_file(logging.INFO, command_line(sys.argv[1:]))
     try:
-        with _only_what_is_wanted(cfg):
+        with _only_what_is_wanted(cfg), imports_guarded(ImportGuard(Path(HydraConfig.get().runtime.cwd))):
             score = maze_run(cfg)
     except BaseException as error:
         _log_to_file(logging.ERROR, "The run has ended before its time.", error)
@@ -251,19 +252,35 @@ def _main(command: list[str]) -> int:
 
         print(f"maze-rl {installed_versions()['maze-rl'] or '(not installed)'}")
         return 0
-    flag, arguments = _split_flag(command)
-    if (shown := _what_to_show(flag, arguments)) is not None:
-        return _show(flag, shown)
+    from maze.cli.hydra_setup import project_importable
+    from maze.cli.stored_model import remember_trust, split_trust
+    from maze.core.utils.trust import trusted_here, trusting
+
+    try:
+        command, trusted = split_trust(command)
+        if trusted and not command:
+            return remember_trust(trusted)
+    except MazeError as error:
+        return _report(error, full=False)
+    with trusting(trusted), project_importable(command, trusted_here()):
+        flag, arguments = _split_flag(command)
+        if (shown := _what_to_show(flag, arguments)) is not None:
+            return _show(flag, shown)
+        return _compose_and_run(command, trusted)
+
+
+def _compose_and_run(command: list[str], trusted: Sequence[str]) -> int:
     full_errors = any(os.environ.get(name) == "1" for name in ("MAZE_FULL_ERROR", "HYDRA_FULL_ERROR"))
     signals: list[int] = []
-    from maze.cli.hydra_setup import project_importable
-
-    with ClaimedDirectories() as claimed, project_importable(command):
+    with ClaimedDirectories() as claimed:
         try:
+            flag, arguments = _split_flag(command)
             if flag == "--play":
                 from maze.cli.report import play_command
 
                 command = play_command(arguments)
+            if trusted:  # for jobs in other processes as well
+                command = [*command, f"++trusted_packages=[{','.join(trusted)}]"]
             overrides = for_hydra(with_own_algorithm([_readable_to_hydra(argument) for argument in command]))
             is_shown = any(argument.partition("=")[0] in ("--cfg", "-c") for argument in command)
             printed = _printed_with_wrappers() if is_shown and overrides != command else nullcontext()

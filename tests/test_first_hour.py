@@ -58,7 +58,7 @@ def test_the_first_page_runs_from_an_empty_directory_and_its_result_is_picked_up
     assert '"picture": 0' in page.read_text(encoding="utf-8")
     assert yaml.safe_load((run / "hydra_config.yaml").read_text())["env"] == {"_target_": "workshop.WorkshopEnv"}
 
-    printed = in_directory(tmp_path, *MAZE_RUN, "--play", str(run), "+trusted_packages=[workshop]")
+    printed = in_directory(tmp_path, *MAZE_RUN, "--play", str(run), "--trust", "workshop")
     page = Path(re.search(r"look at in a browser: (.*\.html)", printed)[1])
     assert "WorkshopEnv, episode 1" in page.read_text(encoding="utf-8")
 

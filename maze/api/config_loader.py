@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode as HydraRunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.placing import as_wrapper_configs, is_plain, place
@@ -29,6 +30,7 @@ from maze.cli.wrapper_overrides import apply_overrides, for_hydra
 from maze.core.errors import ConfigError
 from maze.core.utils.config_utils import is_pettingzoo_name
 from maze.core.utils.factory import TARGET_KEY, Factory
+from maze.core.utils.import_guard import ImportGuard, current_guard
 from maze.core.wrappers.wrapper import Wrapper
 from maze.runner import Runner
 from maze.train.trainers.common.config_classes import algorithm_class
@@ -70,6 +72,8 @@ class LoadedRun:
     """Paths of what no command line can state."""
     swept: Mapping[str, Any]
     """What distinguishes the run from the others of a multirun."""
+    guard: ImportGuard | None = field(default_factory=current_guard)
+    """What may be imported where a part of the configuration comes from an earlier run."""
 
 
 @dataclass
@@ -239,7 +243,7 @@ class ConfigurationLoader:
             with hydra_config(full):
                 config = self._job_config(full, placed)
                 workdir = self._workdir(full, number)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise _in_words_of_python(translated(error) or error) from error
         except InvalidSpecificationError:
             raise

@@ -19,6 +19,7 @@ from maze.core.log_stats.stats_format import name_parts, sample_values, scalar_v
 from maze.core.rollout.recording import EVENT_LOG_DIR, PAGE_DIR, TRAJECTORY_DIR
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import inside_directory
+from maze.core.utils.import_guard import imports_guarded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +65,7 @@ def roll_out(loaded: LoadedRun, project: Path, silent: bool) -> pd.DataFrame:
     start = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(output(silent))
+        stack.enter_context(imports_guarded(loaded.guard))
         stack.enter_context(inside_directory(directory))
         stack.enter_context(hydra_config(loaded.hydra))
         stack.enter_context(GlobalGenerators().active())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +16,13 @@ from maze.api.config_auditor import ConfigurationAuditor
 from maze.api.config_loader import ConfigurationLoader, LoadedRun
 from maze.api.process_state import output
 from maze.api.rollouts import Evaluation, roll_out
-from maze.api.stored_run import stored_arguments
 from maze.api.training_run import RunResult, TrainingRun
 from maze.api.utils import InvalidSpecificationError, RunContextError, RunMode
+from maze.core.errors import CheckpointError
+from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.storage import is_url, local_copy, working_copy
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options
 
 if TYPE_CHECKING:
     import gymnasium
@@ -44,6 +48,9 @@ ROLLOUT_DIR = "rollout"
 """Directory of rollouts, in that of the training run."""
 
 ROLLOUT_RUNNER = "sequential"
+_SECTIONS = ("env", "wrappers", "model")
+_WEIGHTS = ("state_dict.pt", "latest.pt")
+_OPTION = re.compile(r"[\w-]+(/[\w-]+)*")
 
 
 class RunContext:
@@ -168,9 +175,10 @@ class RunContext:
         :param arguments: Further arguments of the constructor; components take the place of those of the run.
         :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
         """
-        given = stored_arguments(Path(local_copy(str(run), "load")), trusted_packages, arguments)
-        stored_values = given.pop("overrides")
-        return cls(**given, overrides={**stored_values, **(overrides or {})})
+        with imports_guarded():
+            given = _stored_arguments(Path(local_copy(str(run), "load")), trusted_packages, arguments)
+            stored_values = given.pop("overrides")
+            return cls(**given, overrides={**stored_values, **(overrides or {})})
 
     # -- what it does ------------------------------------------------------------------------------------------
 
@@ -413,6 +421,60 @@ class RunContext:
         loader = ConfigurationLoader(auditor, RunMode.ROLLOUT, run_dir=directory, project=self._project)
         loader.load()
         return loader.runs[0]
+
+
+def _stored_arguments(run: Path, trusted_packages: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a RunContext that goes on from a training.
+
+    :param run: Directory of the training.
+    :param trusted_packages: Packages whose classes the run may name.
+    :param given: Arguments that take the place of what the run was configured with.
+    :raises InvalidSpecificationError: It is no directory of a training, or names what cannot be built again.
+    """
+    stored = StoredRun(run.absolute(), trusted_packages)
+    directory = stored.directory
+    if not (directory / STORED_CONFIG).is_file() or not any((directory / name).is_file() for name in _WEIGHTS):
+        raise InvalidSpecificationError(
+            f"load: {run} is not the directory of a training: expected {STORED_CONFIG.as_posix()} and "
+            f"{_WEIGHTS[0]} in it. maze-run --runs lists the runs below outputs."
+        )
+    arguments = dict(given)
+    wanted = [section for section in _SECTIONS if section not in given]
+    if {"policy", "critic"} & set(given):
+        wanted = [section for section in wanted if section != "model"]
+    values: dict[str, Any] = {"input_dir": str(directory)}
+    try:
+        arguments |= stored.sections(wanted, "{0}=... as an argument of load")
+        values |= _numbers(stored, "seeding")
+        if "algorithm" not in given:
+            values |= _numbers(stored, "algorithm")
+    except CheckpointError as error:
+        raise InvalidSpecificationError(f"load: {error}") from error
+    if "algorithm" not in given:
+        arguments["algorithm"] = _algorithm(stored)
+    return {**arguments, "overrides": values}
+
+
+def _algorithm(run: StoredRun) -> str:
+    """The chosen option of the group; a file of a stranger may say anything else."""
+    choice = chosen_options(run.directory).get("algorithm")
+    if not isinstance(choice, str) or not _OPTION.fullmatch(choice):
+        raise InvalidSpecificationError(
+            f"load: {run.directory} does not say which algorithm it was trained with. Name it: "
+            "load(..., algorithm='ppo')."
+        )
+    return choice
+
+
+def _numbers(run: StoredRun, section: str) -> dict[str, Any]:
+    """The plain values of a section by their paths: numbers and texts, nothing that is built."""
+    values = run.config.value(section)
+    plain = values.items() if isinstance(values, dict) else ()
+    return {
+        f"{section}.{key!s}": value
+        for key, value in plain
+        if key != TARGET_KEY and isinstance(value, bool | int | float | str)
+    }
 
 
 def _close(runs: Sequence[TrainingRun]) -> None:

@@ -32,6 +32,7 @@ from maze.core.utils.config_description import config_to_yaml
 from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.factory import Factory
 from maze.core.utils.files import inside_directory, write_whole
+from maze.core.utils.import_guard import imports_guarded
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.storage import Uploads, uploaded
 from maze.core.wrappers.observation_normalization.observation_normalization_utils import make_normalized_env_factory
@@ -295,8 +296,9 @@ class TrainingRun:
         known: Callable[[], Any] | None = self._env_factory or getattr(self.runner, "env_factory", None)
         if known is not None:
             return known
-        factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
-        return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
+        with imports_guarded(self.loaded.guard):
+            factory = EnvFactory(self.cfg.env, self.cfg.get("wrappers") or {})
+            return factory if self.run_dir is None else self._with_stored_statistics(factory, self.run_dir)
 
     @property
     def n_epochs(self) -> int:
@@ -386,6 +388,7 @@ class TrainingRun:
     def _inside(self, directory: Path, stats: StatsContext | None = None) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(output(self.silent))
+            stack.enter_context(imports_guarded(self.loaded.guard))
             stack.enter_context(inside_directory(directory))
             stack.enter_context(hydra_config(self.loaded.hydra))
             stack.enter_context(self._generators.active())

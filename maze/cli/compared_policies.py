@@ -1,4 +1,4 @@
-"""What `policies=[random, <run>, ...]` of a comparison stands for, and `candidate` and `baseline` of a gate."""
+"""Completes configurations with stored runs: policies of comparisons and gates, the rollout of a replay."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze.cli.errors import GATE, UsageError, is_gate
-from maze.cli.run_info import CONFIG_FILE, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE, VERSIONS_FILE, installed_versions
 from maze.cli.run_summary import algorithm_name
-from maze.cli.stored_model import packages_with_configurations, stored_sections
+from maze.cli.stored_model import packages_trusted_by
 from maze.core.errors import ConfigError, did_you_mean
+from maze.core.rollout.recording import TRAJECTORY_DIR
 from maze.core.utils.config_utils import read_config
 from maze.core.utils.factory import TARGET_KEY
+from maze.core.utils.files import read_json_object
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, read_plain_yaml
 
 _GROUP = "policy"
 _TRAINED = "torch_policy"
 _WEIGHTS = "state_dict.pt"
 _BUNDLE, _WHOLE_BUNDLE = ".maze", "maze.serve.policy.WholeBundlePolicy"
 _SB3 = ".zip"
+_AS_RECORDED = "recorded_actions"
 
 
 def complete_policies(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
@@ -145,8 +149,7 @@ class PolicyReader:
 
     def _training(self, run: Path) -> tuple[str, dict[str, Any]]:
         wanted = ["model", *(name for name in ("env", "wrappers") if name not in self._named)]
-        trusted = [*(self._cfg.get("trusted_packages") or ()), *packages_with_configurations()]
-        stored = stored_sections(run, wanted, trusted)
+        stored = StoredRun(run, packages_trusted_by(self._cfg)).sections(wanted)
         if self.env is None:
             self.env = stored.get("env")
         if self.wrappers is None:
@@ -171,3 +174,78 @@ class PolicyReader:
             )
         found: Any = OmegaConf.to_container(repository.load_config(f"{_GROUP}/{chosen}").config)
         return dict(found)
+
+
+def complete_replay(cfg: DictConfig, project: Path, overrides: Sequence[str]) -> None:
+    """Puts, in place, what the recorded rollout was configured with, unless the command names it itself.
+
+    That is the environment, the wrappers, the limit of steps, the seeds, and the policy of a what-if that names none.
+
+    :param cfg: The configuration of the replay.
+    :param project: Directory that relative paths refer to.
+    :param overrides: The command's arguments.
+    :raises UsageError: There are no trajectories.
+    """
+    if not cfg.trajectory_data:
+        raise UsageError(
+            "trajectory_data: name the directory of a rollout, or a file in its trajectory_data: "
+            "trajectory_data=outputs/<rollout>/<time>."
+        )
+    data = project / str(cfg.trajectory_data)
+    if (data / TRAJECTORY_DIR).is_dir():
+        data /= TRAJECTORY_DIR
+    if not (data.is_file() or any(data.glob("*.pkl"))):
+        raise UsageError(f"trajectory_data: there are no trajectories (*.pkl) at {data}.")
+    run = next((place for place in (data.parent, data.parent.parent) if (place / STORED_CONFIG).is_file()), None)
+    named = {override.lstrip("+~").partition("=")[0].partition(".")[0] for override in overrides}
+    recorded = {} if run is None else read_plain_yaml(run / CONFIG_FILE)
+    is_asked = cfg.what_if.step is not None
+    plays_on_itself = is_asked and cfg.what_if.policy is None
+    wanted = [section for section in ("env", "wrappers", "seeding") if section not in named]
+    stored = (
+        {}
+        if run is None
+        else StoredRun(run, packages_trusted_by(cfg)).sections([*wanted, *["policy"] * plays_on_itself])
+    )
+    runner = recorded.get("runner") or {}
+    with open_dict(cfg):
+        cfg.trajectory_data = str(data)
+        if run is None and "env" not in named:
+            cfg.env = None
+        for section in ("env", "wrappers"):
+            if section in stored:
+                cfg[section] = stored[section]
+        if "seeding" in wanted and recorded.get("seeding"):
+            cfg.seeding = recorded["seeding"]
+        own = cfg.runner
+        own.input_dir = str(recorded.get("input_dir") or "")
+        own.n_recorded = int(runner.get("n_episodes") or 1)
+        own.versions = _differing_versions(run)
+        if own.max_episode_steps is None:
+            own.max_episode_steps = runner.get("max_episode_steps") or 0
+        if own.deterministic is None:
+            own.deterministic = bool(runner.get("deterministic")) if plays_on_itself else True
+        if is_asked:
+            cfg.what_if.policy = _policy_of_what_if(cfg, project, named, stored, own.input_dir)
+
+
+def _policy_of_what_if(cfg: DictConfig, project: Path, named: set[str], stored: dict[str, Any], input_dir: str) -> Any:
+    """The configuration of the policy that goes on; `None`: the recorded actions do."""
+    policy = cfg.what_if.policy
+    if policy is None:
+        return {"policy": stored["policy"], "input_dir": input_dir} if "policy" in stored else None
+    if policy == _AS_RECORDED:
+        return None
+    wanted = OmegaConf.to_container(policy, resolve=True) if OmegaConf.is_config(policy) else policy
+    reader = PolicyReader(cfg, project, {*named, "wrappers"})
+    reader.where = "what_if.policy"
+    return reader.entry(wanted)[1]
+
+
+def _differing_versions(run: Path | None) -> str:
+    """How the installed versions differ from those that a run was recorded with."""
+    recorded: Any = {} if run is None else read_json_object(run / VERSIONS_FILE).get("versions") or {}
+    now = installed_versions()
+    different = [name for name in now if recorded.get(name, now[name]) != now[name]]
+    texts = [f"{name} {recorded[name]}, now {now[name]}" for name in different]
+    return f"it was recorded with {'; '.join(texts)}" if texts else ""

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from maze.core.annotations import override
 from maze.core.errors import SYNONYMS, ConfigError, GateNotPassedError, did_you_mean, first_line
@@ -86,6 +87,12 @@ def translated(error: BaseException) -> ConfigError | None:
         message = f"{key}: {first_line(error).rstrip('.')}" if key else first_line(error).rstrip(".")
     elif isinstance(error, HydraException):
         message = str(error).strip()
+    elif isinstance(error, YAMLError):
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or first_line(error)
+        place = (
+            "A configuration file" if mark is None else f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
+        )
+        message = f"{place}: this is no valid YAML: {problem}."
     return None if message is None else UsageError(message)
 
 

@@ -51,5 +51,4 @@ def _parsed(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--weights", dest="state_dict_file", help="file of the weights, state_dict.pt by default")
     parser.add_argument("--steps", dest="n_steps", type=int, help="steps that the policy takes for reference cases")
     parser.add_argument("--seed", type=int, help="seed of these steps")
-    parser.add_argument("--trust", dest="trusted_packages", action="append", help="package that the run may name")
     return vars(parser.parse_intermixed_args(list(arguments)))

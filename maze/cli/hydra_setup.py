@@ -53,19 +53,23 @@ def _make_tutorial_importable() -> None:
 
 
 @contextmanager
-def project_importable(arguments: Sequence[str]) -> Iterator[None]:
-    """Context in which modules of the working directory can be imported, if the command itself names one.
+def project_importable(arguments: Sequence[str], trusted: Sequence[str] = ()) -> Iterator[None]:
+    """Context in which modules of the working directory can be imported, if the command names or trusts one.
 
-    Otherwise they cannot: the working directory may be a stranger's, and what lies in it must not run by itself.
+    Otherwise they cannot: the working directory may come from an untrusted source.
 
     :param arguments: The command's.
+    :param trusted: Packages that it trusts.
     """
     project = Path.cwd()
-    lies_here = (
-        (project / f"{name}.py").is_file() or (project / name / "__init__.py").is_file()
+    named = (
+        name
         for argument in arguments
         for pattern in (_FIRST_OF_PATH, *((_NAME,) if _NAMES_PACKAGES.match(argument) else ()))
         for name in pattern.findall(argument.partition("=")[2])
+    )
+    lies_here = (
+        (project / f"{name}.py").is_file() or (project / name / "__init__.py").is_file() for name in (*trusted, *named)
     )
     if not any(lies_here):
         yield

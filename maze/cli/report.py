@@ -12,9 +12,10 @@ from typing import Any
 
 from maze.cli.errors import FlagParser
 from maze.cli.hydra_setup import value_text
-from maze.cli.run_info import CONFIG_FILE, chosen_options, find_run, is_run, read_plain_yaml
+from maze.cli.run_info import CONFIG_FILE, find_run, is_run
 from maze.cli.run_summary import facts_of, record_of
 from maze.core.errors import MazeError
+from maze.core.utils.stored_run import StoredRun, chosen_options, read_plain_yaml
 from maze.report.page import Page
 from maze.report.progress import PROGRESS_FILE, read_progress
 from maze.report.run_page import REPORT_FILE, RunFacts, run_page
@@ -175,17 +176,19 @@ def _defaults(directory: Path) -> dict[str, Any]:
 
 def _model(directory: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     """Pictures of the networks as SVG, and the text of those that are no graphs of blocks."""
-    from maze.cli.stored_model import packages_with_configurations, stored_sections
+    from maze.cli.stored_model import packages_trusted_by
     from maze.core.utils.factory import Factory
+    from maze.core.utils.import_guard import imports_guarded
     from maze.perception.models.model_composer import BaseModelComposer
     from maze.perception.models.space_config import SpacesConfig
 
     try:
-        model = stored_sections(directory, ["model"], packages_with_configurations()).get("model")
-        spaces = SpacesConfig.load(directory / "spaces_config.pkl")
-        composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
-            model, config_path="model", **vars(spaces)
-        )
+        with imports_guarded():
+            model = StoredRun(directory, packages_trusted_by(None)).sections(["model"]).get("model")
+            spaces = SpacesConfig.load(directory / "spaces_config.pkl")
+            composer = Factory(BaseModelComposer).instantiate(  # type: ignore[type-abstract]
+                model, config_path="model", **vars(spaces)
+            )
     except (MazeError, OSError):
         return [], []
     drawn = list(_drawn(composer))

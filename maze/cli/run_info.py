@@ -124,34 +124,6 @@ def _correct(file: Path, cfg: DictConfig, taken_over: Sequence[str]) -> None:
         write_whole(file, OmegaConf.to_yaml(stored))
 
 
-def read_plain_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file as plain containers, references in it unresolved; empty: it holds no mapping, or cannot be read.
-
-    Only what YAML itself knows is built, with libyaml where it is there: ten times as fast as OmegaConf. Files of runs
-    name nothing twice (`&name`, `*name`): one that does may be a few lines that unfold to more than memory holds.
-    """
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        content = yaml.load(path.read_bytes(), loader)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) and _is_tree(content) else {}
-
-
-def _is_tree(content: Any) -> bool:
-    """Whether no container in it is in it twice."""
-    seen: set[int] = set()
-    waiting = [content]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, (dict, list)):
-            if id(each) in seen:
-                return False
-            seen.add(id(each))
-            waiting += each.values() if isinstance(each, dict) else each
-    return True
-
-
 def text_of(path: Path) -> str:
     """What a text file holds, without blanks around it; empty where it cannot be read."""
     try:
@@ -172,14 +144,6 @@ def shown_path(path: Path, project: Path) -> Path:
     """A path as it is written in the directory of the command: relative where it lies below."""
     path = path.absolute()
     return path.relative_to(project) if path.is_relative_to(project) else path
-
-
-def chosen_options(directory: Path) -> dict[str, Any]:
-    """Which option of each group a run was started with, as far as it is known."""
-    found: Any = read_plain_yaml(directory / ".hydra" / "hydra.yaml")
-    for key in ("hydra", "runtime", "choices"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 # -- finding a run -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from maze.cli.errors import UsageError
 from maze.cli.hydra_setup import value_text
@@ -25,21 +24,21 @@ from maze.cli.run_info import (
     CONFIG_FILE,
     HYDRA_CONFIG,
     VERSIONS_FILE,
-    chosen_options,
     find_run,
     installed_versions,
     is_sweep,
-    read_plain_yaml,
     runs_below,
     shown_path,
     stored_arguments,
     text_of,
 )
 from maze.cli.sweeps.results import PREVIOUS_FORMAT, STUDY_FILE
-from maze.core.errors import MazeError
+from maze.core.errors import CheckpointError, MazeError
 from maze.core.log_stats.stats_format import significant
 from maze.core.utils.config_utils import gym_env_defaults
 from maze.core.utils.files import TEMPORARY_PREFIX, read_json_object
+from maze.core.utils.stored_config import read_stored_config, read_yaml
+from maze.core.utils.stored_run import chosen_options, read_plain_yaml
 from maze.train.utils.training_record import ENDED, INTERRUPTED, read_record
 
 if TYPE_CHECKING:
@@ -430,10 +429,9 @@ def _stored_config(directory: Path) -> tuple[DictConfig | None, str]:
         if not path.is_file():
             continue
         try:
-            cfg = OmegaConf.load(path)
-        except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            return None, f"{name} cannot be read ({type(error).__name__})"
-        return (cfg, "") if isinstance(cfg, DictConfig) else (None, f"{name} holds no configuration")
+            return OmegaConf.create(read_stored_config(path).value()), ""
+        except CheckpointError as error:
+            return None, str(error)
     return None, f"{HYDRA_CONFIG} is missing"
 
 
@@ -628,7 +626,7 @@ def _checked(path: Path) -> CheckedFile:
         if path.match(pattern):
             try:
                 content = read(path)
-            except (MazeError, OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+            except (MazeError, OSError, ValueError) as error:
                 text = " ".join(str(error).split()).replace(f"`{path}`", "it").replace(str(path), "it")
                 return CheckedFile(path.name, size, kind, text.partition(". ")[0].rstrip(".") or type(error).__name__)
             state = content if isinstance(content, Mapping) else None
@@ -670,7 +668,7 @@ def _read_events(path: Path) -> str:
 
 
 def _read_yaml(path: Path) -> None:
-    OmegaConf.load(path)
+    read_yaml(path)
 
 
 def _read_json(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a policy was trained with and in, read from the configuration that its training left behind."""
+"""Takes over what a stored run was configured with, where the command names nothing else."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
-from maze.cli.run_info import chosen_options
+from maze.cli.errors import UsageError
 from maze.cli.wrapper_overrides import changed_wrappers
-from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.stored_config import is_own_package, read_stored_config, refuse_foreign_targets
+from maze.core.utils.import_guard import NEVER_WHOLE
+from maze.core.utils.stored_config import is_own_package
+from maze.core.utils.stored_run import STORED_CONFIG, StoredRun, chosen_options
+from maze.core.utils.trust import remember, remembered
 
-STORED_CONFIG = Path(".hydra") / "config.yaml"
+TRUST = "--trust"
 _ROOTS = ("conf_rollout", "conf_train")
 """Root configurations whose environment is a default."""
 
@@ -28,7 +29,8 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     That is the environment and the wrappers, where one of Maze's own root configurations is used without an experiment
     (others name them), and the model. Single wrappers that the command configures come on top of the run's. What is
     taken over may name the environments, networks and their parts of Maze and torch, and what is defined in the
-    packages that the command names: by `trusted_packages`, by its own classes, or as packages with configurations.
+    trusted packages: those that the command names (`trusted_packages`, its own classes, packages with configurations)
+    and those that are remembered for the directory of the command.
 
     :param cfg: Configuration of a rollout or a training.
     :param overrides: The command's arguments, or the paths of what was given otherwise.
@@ -40,10 +42,10 @@ def use_stored_run(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     wanted = [section for section in _taken_over(cfg, given) if not _is_named(section, given)]
     if not directory or not wanted or not (Path(directory) / STORED_CONFIG).is_file():
         return []
-    trusted = [*(cfg.get("trusted_packages") or ()), *packages_with_configurations(), *_packages_named_in(cfg)]
-    stored = stored_sections(Path(directory), wanted, trusted)
+    run = StoredRun(directory, [*packages_trusted_by(cfg), *_packages_named_in(cfg)])
+    stored = run.sections(wanted)
     if "algorithm" in cfg and "model" in stored:
-        stored["model"] = _model_for(cfg, stored["model"], Path(directory))
+        stored["model"] = _model_for(cfg, stored["model"], run)
     if "wrappers" in stored:
         stored["wrappers"] = changed_wrappers(stored["wrappers"], _plain(cfg, "wrappers") or {})
     different = [section for section in stored if stored[section] != _plain(cfg, section)]
@@ -87,34 +89,6 @@ def _texts_in(node: Any) -> Iterator[str]:
         yield from _texts_in(entry)
 
 
-def stored_sections(
-    directory: Path, sections: Sequence[str], trusted_packages: Sequence[str] = (), refer: str = ""
-) -> dict[str, Any]:
-    """Parts of a run's configuration as plain containers, judged: what they name may be built.
-
-    :param directory: Directory of the run.
-    :param sections: Their names; those that the configuration lacks are left out.
-    :param trusted_packages: Packages whose classes may be named.
-    :param refer: How to name a section oneself; empty: as on the command line.
-    :raises CheckpointError: The configuration cannot be read, or names other code.
-    """
-    path = directory / STORED_CONFIG
-    config = read_stored_config(path, "Name the model the policy was trained with: model=<option>.")
-    found = {}
-    for section in sections:
-        way_out = f"name the {section} yourself, {refer or f'{section}=<option>, or its package, +'}"
-        try:
-            value = _plain(config, section)
-        except OmegaConfBaseException as error:
-            raise CheckpointError(
-                f"{path}: its {section} refers to what is not there ({error}). Otherwise {way_out.partition(',')[0]}."
-            ) from error
-        if value is not None:
-            refuse_foreign_targets(value, path, trusted_packages, way_out)
-            found[section] = value
-    return found
-
-
 def _taken_over(cfg: DictConfig, given: Sequence[str]) -> list[str]:
     policy = cfg.get("policy")
     builds_model = "algorithm" in cfg or (isinstance(policy, DictConfig) and "model" in policy)
@@ -132,7 +106,7 @@ def _is_named(section: str, given: Sequence[str]) -> bool:
     return any(re.match(rf"({names})({ends})", override) for override in given)
 
 
-def _model_for(cfg: DictConfig, model: Any, directory: Path) -> Any:
+def _model_for(cfg: DictConfig, model: Any, run: StoredRun) -> Any:
     """A stored model as the algorithm that goes on can train it.
 
     An algorithm that needs another kind of critic brings its own, and what the former one wanted of the distributions
@@ -140,7 +114,7 @@ def _model_for(cfg: DictConfig, model: Any, directory: Path) -> Any:
     """
     from maze.train.trainers.common.config_classes import algorithm_class
 
-    stored, own = str(_plain(read_stored_config(directory / STORED_CONFIG), "algorithm._target_")), cfg.algorithm
+    stored, own = str(run.config.value("algorithm._target_")), cfg.algorithm
     before = algorithm_class({TARGET_KEY: stored}) if stored.startswith("maze.train.trainers.") else None
     after = algorithm_class(own)
     if before is after or not isinstance(model, dict):
@@ -156,12 +130,51 @@ def _model_for(cfg: DictConfig, model: Any, directory: Path) -> Any:
     return model
 
 
-def packages_with_configurations() -> list[str]:
-    """Packages that an installed search path plugin, or the command, has Hydra look for configurations in."""
+def split_trust(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Takes `--trust <package>`, which every command knows, out of a command.
+
+    :param command: The arguments of `maze-run`.
+    :return: The other arguments, and the packages.
+    :raises UsageError: A package is missing, or is none that can be trusted.
+    """
+    rest: list[str] = []
+    packages: list[str] = []
+    arguments = iter(command)
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option != TRUST:
+            rest.append(argument)
+            continue
+        for package in (value if equals else next(arguments, "")).split(","):
+            if not package.isidentifier() or package in NEVER_WHOLE:
+                raise UsageError(
+                    f"{TRUST}: expected the name of a package of your own, {TRUST} my_project, found {package!r}."
+                )
+            packages.append(package)
+    return rest, packages
+
+
+def remember_trust(packages: Sequence[str]) -> int:
+    """Trusts packages in all commands of the working directory from now on: `maze-run --trust <package>`, alone."""
+    file = remember(Path.cwd(), packages)
+    print(f"Trusted in {Path.cwd()}: {', '.join(remembered(Path.cwd()))}. Written into {file}; edit it to forget them.")
+    return 0
+
+
+def packages_trusted_by(cfg: DictConfig | None) -> list[str]:
+    """Packages that a command trusts.
+
+    Those are the ones that it names, those that are remembered for its directory, and those in which Hydra looks for
+    configurations because of an installed search path plugin or of the command.
+
+    :param cfg: The command's configuration, if any.
+    """
+    named = [] if cfg is None else list(cfg.get("trusted_packages") or ())
     if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
-    return [str(source.path).partition(".")[0] for source in sources if source.schema == "pkg"]
+        return named
+    runtime = HydraConfig.get().runtime
+    configured = [str(source.path).partition(".")[0] for source in runtime.config_sources if source.schema == "pkg"]
+    return [*named, *configured, *remembered(Path(runtime.cwd))]
 
 
 def _packages_named_in(cfg: DictConfig) -> list[str]:

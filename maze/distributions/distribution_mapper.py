@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from gymnasium import spaces
 
-from maze.core.errors import ConfigError, did_you_mean
-from maze.core.utils.targets import refuse_forbidden_path
+from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
+from maze.core.utils.targets import locate
 from maze.distributions.bernoulli import BernoulliProbabilityDistribution
 from maze.distributions.beta import BetaProbabilityDistribution
 from maze.distributions.categorical import CategoricalProbabilityDistribution, GreedyCategoricalProbabilityDistribution
@@ -235,13 +234,10 @@ def _resolve_distribution(value: Any, where: str) -> type[Any]:
 def _import_class(path: Any, base: type[Any], where: str, known: Iterable[str]) -> type[Any]:
     if not isinstance(path, str) or "." not in path:
         raise ConfigError(f"{where}: expected a class or its import path, found {path!r}.{_known_hint(path, known)}")
-    refuse_forbidden_path(path, where)
-    module_name, _, class_name = path.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{where}: cannot import `{module_name}`: {error}.{_known_hint(path, known)}") from error
-    found = getattr(module, class_name, None)
+        found = locate(path, where)
+    except ConfigImportError as error:
+        raise ConfigImportError(f"{error}{_known_hint(path, known)}") from error
     if not isinstance(found, type) or not issubclass(found, base):
         raise ConfigError(f"{where}: `{path}` is not a {base.__name__} class.{_known_hint(path, known)}")
     return found

@@ -29,7 +29,7 @@ from maze.core.errors import ConfigError, ConfigImportError, EnvironmentContract
 from maze.core.events.pubsub import Pubsub
 from maze.core.log_events.episode_event_log import EpisodeEventLog
 from maze.core.log_events.kpi_calculator import KpiCalculator
-from maze.core.utils.targets import locate
+from maze.core.utils.targets import locate, named_module
 from maze.core.wrappers.gym_adapters import ACTION_MASK
 from maze.core.wrappers.gym_make import import_modules
 from maze.core.wrappers.maze_gym_env_wrapper import GymActionConversion, GymObservationConversion, GymRenderer
@@ -116,10 +116,7 @@ def _named(name: str, where: str) -> Callable[..., Any]:
 
 
 def _maker_in(module_name: str, where: str) -> Callable[..., Any]:
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigImportError(f"{where}: `{module_name}` cannot be imported: {error}") from error
+    module = named_module(module_name, where)
     for maker in ("env", "parallel_env"):
         if callable(made := getattr(module, maker, None)):
             return made  # type: ignore[no-any-return]  # of a package without annotations

@@ -216,7 +216,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 entry = json.loads(line)
                 if not isinstance(entry, dict):
                     raise ValueError("not an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if number == len(lines):
                     _LOGGER.warning("%s ends in the middle of line %d; that line is left out.", file, number)
                     continue
@@ -318,7 +318,9 @@ def replay(
                 result.n_not_by_policy += len(line["rows"])
                 for row in line["rows"]:
                     episodes.inputs(bundle, step_key, row)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # a line may hold anything
             raise CheckpointError(
                 f"{where} is no entry of a decision log ({type(error).__name__}: {error})."
             ) from error

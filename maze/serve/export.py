@@ -59,11 +59,13 @@ def export_run(
     :raises CheckpointError: It is no training run, or its files cannot be read.
     :raises ExportError: A part of the policy cannot be exported.
     """
-    from maze.core.agent_deployment.stored_run import read_stored_run
     from maze.core.rollout.rollout_runner import RolloutRunner
+    from maze.core.utils.import_guard import imports_guarded
+    from maze.core.utils.stored_run import StoredRun
 
-    run = read_stored_run(run_dir, "cpu", state_dict_file, trusted_packages)
-    env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
+    with imports_guarded():
+        run = StoredRun(run_dir, trusted_packages).deployed("cpu", state_dict_file)
+        env, policy = RolloutRunner.init_env_and_agent(run.env, run.wrappers or {}, 0, run.policy, str(run_dir))
     assert isinstance(policy, TorchPolicy), "what a run stores"
     try:
         return export_policy(policy, env, {"name": name or run_dir.name, **_run_card(run_dir)}, n_steps, seed)

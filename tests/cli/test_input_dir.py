@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from maze.core.agent_deployment.agent_deployment import AgentDeployment
+from maze.core.errors import CheckpointError
 from maze.maze_cli import main
 
 TINY = [
@@ -201,9 +205,12 @@ def test_no_stored_name_leads_out_of_the_directory_of_runs(run: Path, tmp_path: 
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["rollout-gym_env-torch_policy-sequential"]
 
 
-def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def lane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run in an environment of a module in the working directory; the module is not imported."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "lane.py").write_text(
         "import gymnasium\n\n\nclass Lane(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Box(0, 1, (1,))\n"
@@ -214,23 +221,100 @@ def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
         "        return self.observation_space.sample(), 1.0, True, False, {}\n",
         encoding="utf-8",
     )
-    path = list(sys.path)
     assert main(["-cn", "conf_train", "env._target_=lane.Lane", "algorithm=a2c", *TINY, "hydra.run.dir=run"]) == 0
-    sys.modules.pop("lane")
+    del sys.modules["lane"]
+    path = list(sys.path)
+    yield
+    assert sys.path == path
+    sys.modules.pop("lane", None)
+
+
+def test_modules_of_the_working_directory_are_found_if_the_command_names_them(
+    lane: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     capfd.readouterr()
     assert main(["--runs", "run"]) == 0
     assert capfd.readouterr().out.splitlines()[1].split()[:3] == ["run", "Lane", "a2c"]
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
-        monkeypatch.delenv(name, raising=False)
     assert main(["--play", "run", "+trusted_packages=[lane]"]) == 0
     (page,) = tmp_path.glob("outputs/*/*/episode_pages/*.html")
     assert "Lane, episode 1" in page.read_text(encoding="utf-8")
-    assert sys.path == path
     sys.modules.pop("lane")
     capfd.readouterr()
     assert main([*ROLLOUT, "input_dir=run"]) == 1  # what a run names is not looked for here
     assert "lane.Lane" in capfd.readouterr().err
     assert "lane" not in sys.modules
+
+
+SHORT = ["runner.n_episodes=2", "runner.max_episode_steps=2"]
+COMMANDS = {
+    "rollout": [*ROLLOUT, "input_dir=run"],
+    "parallel rollout": [*ROLLOUT, "input_dir=run", "runner=parallel", "runner.n_processes=1"],
+    "play": ["--play", "run"],
+    "resume": ["-cn", "conf_train", "algorithm=a2c", *TINY, "input_dir=run", "resume=true", "algorithm.n_epochs=2"],
+    "gate": [
+        "-cn",
+        "conf_gate",
+        "candidate=run",
+        "baseline=random",
+        "runner.n_episodes=2",
+        "runner.max_episode_steps=2",
+    ],
+    "compare": ["-cn", "conf_compare", "policies=[random,run]", "runner.n_episodes=2", "runner.max_episode_steps=2"],
+    "export": ["--export", "run", "--steps", "5"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_trust_is_given_to_every_command_in_the_same_way(
+    lane: None, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused, passed_or_not = main(COMMANDS[command]), (0, 1) if command == "gate" else (0,)
+    assert refused in (1, 2)
+    assert re.search(r"lane\.Lane.*--trust lane on the command line", capfd.readouterr().err)
+    for option in (["--trust", "lane"], ["--trust=lane"]):
+        assert main([*option, *COMMANDS[command]]) in passed_or_not
+        assert main([*COMMANDS[command], *option]) in passed_or_not
+        assert "lane.Lane" not in capfd.readouterr().err
+        del sys.modules["lane"]
+
+
+@pytest.mark.slow
+def test_trust_is_remembered_for_the_directory_that_the_user_works_in(
+    lane: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--trust", "lane"]) == 0
+    assert f"Trusted in {tmp_path}: lane" in capfd.readouterr().out
+    for command in ("rollout", "parallel rollout", "export"):
+        assert main(COMMANDS[command]) == 0
+        sys.modules.pop("lane", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    AgentDeployment.from_run("run").close()
+    del sys.modules["lane"]
+    sys.path.remove(str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")  # somebody else's directory, which may hold any file
+    shutil.copytree(tmp_path / "settings", tmp_path / "run" / "settings")
+    shutil.copy(tmp_path / "lane.py", tmp_path / "run")
+    assert main([*ROLLOUT, "input_dir=."]) == 1
+    with pytest.raises(CheckpointError, match=r"lane\.Lane"):
+        AgentDeployment.from_run(".")
+    assert "lane" not in sys.modules
+
+
+@pytest.mark.parametrize("package", ["", "torch", "maze", "os", "not-a-name", "a.b"])
+def test_only_packages_of_ones_own_can_be_trusted(package: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trust", package]) == 2
+    assert "--trust: expected the name of a package of your own" in capfd.readouterr().err
+
+
+def test_a_broken_configuration_is_named_with_its_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "conf" / "env").mkdir(parents=True)
+    file = tmp_path / "conf" / "env" / "mine.yaml"
+    file.write_text("name: [1\nkwargs: {")
+    assert main(["-cd", str(tmp_path / "conf"), "env=mine"]) == 2
+    error = capfd.readouterr().err
+    assert f"{file}, line 2, column 7: this is no valid YAML" in error
+    assert "Traceback" not in error
 
 
 def test_playing_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:

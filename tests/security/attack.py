@@ -26,7 +26,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -162,9 +162,7 @@ def loaders() -> dict[str, Callable[[Path], Any]]:
     from maze.perception.models.space_config import SpacesConfig
 
     def config(path: Path) -> None:
-        from maze.core.utils.factory import plain_container
-
-        refuse_foreign_targets(plain_container(read_stored_config(path)), path)
+        refuse_foreign_targets(read_stored_config(path).value(), path)
 
     def study(path: Path) -> Any:
         path.replace(path.with_name(STUDY_FILE))
@@ -451,6 +449,45 @@ class Generator:
         if is_archive:
             content = content[:-2] + struct.pack("<H", 20)
         return content + b"maze-crc32:%08x\n" % zlib.crc32(content)
+
+
+_JSON_VALUES: list[Any] = [
+    None, True, -1, 0, 3, 10**30, 1.5, 1e308, float("nan"), "", "x", "0", [], {}, [[]], [None], {"x": 1}, [0] * 70,
+    {"dtype": "float32", "shape": [2], "values": [1, 2]}, {"dtype": "float32", "shape": [10**9], "values": []},
+    {"dtype": "int64", "shape": [], "values": [[1]]}, {"dtype": "bool", "shape": [0], "offset": 0},
+]  # fmt: skip
+
+
+def mutated_json(chooser: random.Random, value: Any) -> Any:
+    """A copy with some values removed, renamed, nested or replaced, by those of other places as well."""
+    value = json.loads(json.dumps(value))
+    for _ in range(chooser.choice([1, 1, 1, 2, 4])):
+        holders = [node for node in _containers(value) if node]
+        if not holders:
+            break
+        holder, other = chooser.choice(holders), chooser.choice(holders)
+        key = chooser.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        how = chooser.random()
+        if how < 0.2:
+            del holder[key]
+        elif how < 0.3 and isinstance(holder, dict):
+            holder[chooser.choice(["x", "0", "", "values"])] = holder.pop(key)
+        elif how < 0.4:
+            holder[key] = chooser.choice([[holder[key]], {"x": holder[key]}, str(holder[key])])
+        elif how < 0.6:
+            holder[key] = json.loads(
+                json.dumps(chooser.choice(list(other.values() if isinstance(other, dict) else other)))
+            )
+        else:
+            holder[key] = chooser.choice(_JSON_VALUES)
+    return value
+
+
+def _containers(node: Any) -> Iterator[Any]:
+    if isinstance(node, (dict, list)):
+        yield node
+        for entry in node.values() if isinstance(node, dict) else node:
+            yield from _containers(entry)
 
 
 def _text(text: str) -> bytes:

@@ -22,7 +22,7 @@ from maze.core.errors import CheckpointError, MazeError
 from maze.core.trajectory_recording.records.trajectory_record import load_trajectory
 from maze.core.utils.checkpoint import load_state, save_state
 from maze.core.utils.safe_pickle import safe_load
-from tests.security.attack import attack, legitimate_files, loaders
+from tests.security.attack import _text, attack, legitimate_files, loaders
 
 
 @pytest.mark.long
@@ -142,6 +142,20 @@ def doubled(number: int) -> bytes:
     return b"]\x94(h" + bytes([number]) + b"h" + bytes([number]) + b"e"
 
 
+def recalled(argument: bytes, module: str, name: str, times: int) -> bytes:
+    """The same call many times, with an argument that the file holds once."""
+    return (
+        b"\x80\x04"
+        + argument
+        + b"\x940"
+        + _text(module)
+        + _text(name)
+        + b"\x93\x940("
+        + b"h\x01h\x00\x85R" * times
+        + b"t."
+    )
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -153,8 +167,14 @@ def doubled(number: int) -> bytes:
         b"\x80\x04\x96" + struct.pack("<Q", 2**40) + b".",
         b"\x80\x04N" + b"r" + struct.pack("<I", 2**32 - 1) + b"0.",
         b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N0.",
+        recalled(b"B" + struct.pack("<I", 2**20) + bytes(2**20), "builtins", "bytearray", 4000),
+        recalled(b"X" + struct.pack("<I", 2**20) + b"a" * 2**20, "_codecs", "encode", 4000),
+        recalled(b"(" + b"K\x01" * 100_000 + b"l", "builtins", "set", 400),
+        b"\x80\x04(" + b"K\x01" * 990 + b"t\x940}("
+        + b"".join(b"h\x00J" + struct.pack("<i", number) + b"\x86N" for number in range(2000)) + b"u.",
     ],
-    ids=["opcodes", "deep key", "wide key", "wide lists", "itself", "bytearray", "memo", "frame"],
+    ids=["opcodes", "deep key", "wide key", "wide lists", "itself", "bytearray", "memo", "frame", "copies of bytes",
+         "copies of a text", "sets of a list", "keys that share a part"],
 )  # fmt: skip
 def test_small_files_fill_neither_memory_nor_time_nor_stack(content):
     refused(content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from maze.serve.client import PolicyClient
 from maze.serve.decision_log import DecisionLog, decoded, encoded, log_files, read_lines, read_rng, replay, written_rng
 from maze.serve.served import Settings, as_json
 from maze.serve.server import main
+from tests.security.attack import mutated_json
 from tests.serve.serving import always, cartpole, cartpole_observations, pendulum, served, stacked
 
 
@@ -67,6 +69,22 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 N_DECIDED = 30 + 30 + 5 + 2 * 25
+
+
+def test_entries_of_any_content_are_refused_or_replayed(log: Path, tmp_path: Path) -> None:
+    bundles = [PolicyBundle(content) for content in (cartpole(), stacked(), always(1))]
+    header, *lines = log_files(log)[0].read_bytes().splitlines()
+    file, n_refused = tmp_path / "decisions-000001.jsonl", 0
+    for number in range(200):
+        chooser = random.Random(number)
+        entry = mutated_json(chooser, json.loads(chooser.choice(lines)))
+        file.write_bytes(b"\n".join([header, json.dumps(entry).encode(), b""]))
+        with np.errstate(all="ignore"):
+            try:
+                replay(tmp_path, bundles)
+            except CheckpointError:
+                n_refused += 1
+    assert n_refused > 30
 
 
 def test_a_log_is_replayed_bit_for_bit(log: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import struct
 import zipfile
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from maze.serve import bundle_file
 from maze.serve.bundle import PolicyBundle
 from maze.serve.bundle_file import BundleError, packed, unpacked
+from tests.security.attack import mutated_json
 
 
 @pytest.fixture
@@ -194,6 +196,19 @@ def test_descriptions_that_make_no_sense_are_refused(members, edit):
 def test_drift_sections_that_are_not_those_of_the_observation_are_refused(members, edit):
     """Such a section would fail later, when observations are compared with it."""
     assert "drift" in refused(edited(members, lambda description: edit(description["steps"][0]["drift"])))
+
+
+def test_descriptions_of_any_content_are_refused_or_read(members):
+    description = json.loads(members["bundle.json"])
+    n_refused = 0
+    for number in range(200):
+        changed = json.dumps(mutated_json(random.Random(number), description)).encode()
+        with np.errstate(all="ignore"):
+            try:
+                PolicyBundle(packed({**members, "bundle.json": changed}))
+            except BundleError:
+                n_refused += 1
+    assert n_refused > 100
 
 
 def test_a_policy_that_acts_otherwise_is_refused(members):

@@ -49,7 +49,7 @@ def main() -> int:
     serve_a_week(serve)
     pages = (f"{trained}/report.html", f"{base}/compared/report.html", f"{base}/gate/gate.md")
     print("\nLook at", *pages, sep="\n  ")
-    print(f"Watch the policy: maze-run --play {trained} +trusted_packages=[stockroom]")
+    print(f"Watch the policy: maze-run --play {trained} --trust stockroom")
     return 0
 
 

@@ -33,6 +33,8 @@ from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStats
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType, Factory
+from maze.core.utils.import_guard import imports_guarded
+from maze.core.utils.stored_run import StoredRun
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper, stats_value
 from maze.core.wrappers.monitoring_wrapper import base_maze_env
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
@@ -145,10 +147,9 @@ class AgentDeployment:
         :param trusted_packages: Packages of your own whose classes and functions the stored configuration may name,
             beside the environments, wrappers and networks of Maze and torch.
         """
-        from maze.core.agent_deployment.stored_run import read_stored_run
-
-        run = read_stored_run(Path(run_dir), device, state_dict_file, trusted_packages)
-        return cls(run.policy, run.env, run.wrappers, num_candidates, deterministic, input_dir=str(run_dir))
+        with imports_guarded():
+            run = StoredRun(run_dir, trusted_packages).deployed(device, state_dict_file)
+            return cls(run.policy, run.env, run.wrappers, num_candidates, deterministic, input_dir=str(run_dir))
 
     @classmethod
     def from_bundle(

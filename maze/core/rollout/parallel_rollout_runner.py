@@ -27,6 +27,7 @@ from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, Rol
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
+from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
 from maze.core.utils.pickling import pickled
 from maze.core.utils.targets import locate
 from maze.utils.process import become_worker, end, exit_text
@@ -318,7 +319,7 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
         payload: Any = arguments
     else:
         payload = pickled(arguments, "Environment or agent: it")
-    process = context.Process(target=_work, args=(index, payload, sender))  # type: ignore[attr-defined]
+    process = context.Process(target=_work, args=(index, payload, sender, current_guard()))  # type: ignore[attr-defined]
     with warnings.catch_warnings():
         # Python counts the idle threads of numerical libraries, which survive a fork well.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
@@ -327,12 +328,13 @@ def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments:
     return _Worker(index, process, receiver, episodes)
 
 
-def _work(index: int, payload: Any, sender: Connection) -> None:
+def _work(index: int, payload: Any, sender: Connection, guard: ImportGuard | None) -> None:
     become_worker()
     if index > 0:
         warnings.simplefilter("ignore")  # the first worker says it for all of them
-    arguments = cloudpickle.loads(payload) if isinstance(payload, bytes) else payload
-    ParallelRolloutWorker.run(reporting_queue=_PipeQueue(sender), **arguments)
+    with imports_guarded(guard):
+        arguments = cloudpickle.loads(payload) if isinstance(payload, bytes) else payload
+        ParallelRolloutWorker.run(reporting_queue=_PipeQueue(sender), **arguments)
 
 
 def _close(workers: list[_Worker]) -> None:

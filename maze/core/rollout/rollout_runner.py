@@ -6,8 +6,7 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,9 @@ from maze.core.env.space_arrays import check_in_space
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import CheckpointError, ConfigError, EnvironmentContractError, MazeError
 from maze.core.rollout.recording import StepRenderer
-from maze.core.utils.config_utils import EnvFactory, whole_number
+from maze.core.utils.config_utils import EnvFactory, whole_number, with_files_of
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
-from maze.core.utils.files import inside_directory
+from maze.core.utils.import_guard import ForeignModuleError
 from maze.core.utils.seeding import MazeSeeding
 from maze.core.utils.targets import locate
 from maze.core.wrappers.observation_normalization.observation_normalization_wrapper import (
@@ -141,7 +140,11 @@ class RolloutRunner(Runner, ABC):
         env_timeout: float | None = None,
     ) -> tuple[MazeEnv[Any], Policy]:
         """Builds environment and agent. Relative file names in their configurations refer to `input_dir`."""
-        with working_directory(input_dir):
+        if input_dir:
+            env_config = with_files_of(input_dir, env_config, "env")
+            wrappers_config = with_files_of(input_dir, wrappers_config, "wrappers")
+            agent_config = with_files_of(input_dir, agent_config, "policy")
+        try:
             env: Any = _build_env(env_config)
             env = WrapperFactory.wrap_from_config(env, wrappers_config or {})
             freeze_statistics(env)
@@ -150,6 +153,10 @@ class RolloutRunner(Runner, ABC):
             trained_for: Any = getattr(agent, "spaces", None)
             if hasattr(trained_for, "require_same"):
                 trained_for.require_same(env, "policy")
+        except CheckpointError as error:
+            if not input_dir or isinstance(error, ForeignModuleError):
+                raise
+            raise CheckpointError(f"input_dir={input_dir}: {error}") from error
         if max_episode_steps:
             env = TimeLimitWrapper.wrap(env, max_episode_steps=max_episode_steps)
         if env_timeout is not None:
@@ -299,27 +306,11 @@ def _build_agent(config: Any, env: MazeEnv[Any]) -> Policy:
 
 
 def _warn_of_missing_normalization(env: Any, input_dir: str) -> None:
-    statistics = Path("statistics.pkl")
+    statistics = Path(input_dir, "statistics.pkl")
     if input_dir and statistics.is_file() and not isinstance(env, ObservationNormalizationWrapper):
         warnings.warn(
-            f"input_dir: {input_dir} holds normalization statistics ({statistics}), but the environment normalizes no "
-            "observations. Use the wrappers that the policy was trained with, for instance wrappers=vector_obs.",
+            f"input_dir: {input_dir} holds normalization statistics ({statistics.name}), but the environment "
+            "normalizes no observations. Use the wrappers that the policy was trained with, for instance "
+            "wrappers=vector_obs.",
             stacklevel=2,
         )
-
-
-@contextmanager
-def working_directory(directory: str) -> Iterator[None]:
-    """Context with the directory of a run as working directory; an empty name: the present one."""
-    if not directory:
-        yield
-        return
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(inside_directory(directory))
-        except OSError as error:
-            raise ConfigError(f"input_dir: cannot enter {directory}: {error.strerror}.") from error
-        try:
-            yield
-        except CheckpointError as error:
-            raise CheckpointError(f"input_dir={directory}: {error}") from error

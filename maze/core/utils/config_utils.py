@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from maze.core.env.structured_env import StructuredEnv
 from maze.core.errors import ConfigError, ConfigValueError
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType, Factory, plain_container
-from maze.core.utils.targets import locate
+from maze.core.utils.import_guard import current_guard, imports_guarded
+from maze.core.utils.targets import is_file_name, locate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -82,6 +83,34 @@ def list_to_dict(list_or_dict: list[Any] | Mapping[Any, Any]) -> Mapping[Any, An
     return dict(enumerate(list_or_dict))
 
 
+def with_files_of(directory: str | Path, config: Any, key: str) -> Any:
+    """A configuration whose relative file names refer to a directory.
+
+    Those are the texts that end like a file's name, and those by which a file or directory lies there.
+
+    :param directory: The directory.
+    :param config: The configuration; objects in it stay what they are.
+    :param key: Its key, for messages.
+    :raises ConfigError: There is no such directory.
+    """
+    place = Path(directory).absolute()
+    if not place.is_dir():
+        raise ConfigError(f"input_dir: there is no directory {directory}.")
+
+    def completed(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {name: completed(value) for name, value in node.items()}
+        if type(node) in (list, tuple):
+            return type(node)(map(completed, node))
+        if isinstance(node, Path):
+            return place / node
+        if not isinstance(node, str) or not node.strip(".") or "\0" in node or "://" in node or len(node) > 255:
+            return node
+        return str(place / node) if is_file_name(node) or (place / node).exists() else node
+
+    return completed(plain_container(config, key))
+
+
 class EnvFactory:
     """Makes environments, each with its wrappers; can be sent to other processes.
 
@@ -102,15 +131,17 @@ class EnvFactory:
         self.env = plain_container(env, "env")
         self.wrappers = plain_container(wrappers, "wrappers")
         self.timeout = timeout
+        self._guard = current_guard()
 
     def __call__(self) -> Any:
         """Makes an environment."""
         from maze.core.wrappers.time_limit_wrapper import CallTimeLimitWrapper
         from maze.core.wrappers.wrapper_factory import WrapperFactory
 
-        env = self._make_env()
-        if self.wrappers:
-            env = WrapperFactory.wrap_from_config(env, self.wrappers)
+        with imports_guarded(self._guard):
+            env = self._make_env()
+            if self.wrappers:
+                env = WrapperFactory.wrap_from_config(env, self.wrappers)
         return env if self.timeout is None else CallTimeLimitWrapper.wrap(env, seconds=self.timeout)
 
     def _make_env(self) -> Any:
@@ -276,6 +307,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.singleton import Singleton
     from hydra.errors import HydraException
+    from yaml import YAMLError
 
     overrides = [f"{key}={_override_value(value)}" for key, value in hydra_overrides.items()]
     state_of_caller = Singleton.get_state()
@@ -283,7 +315,7 @@ def read_hydra_config(config_module: str, config_name: str | None = None, **hydr
         GlobalHydra.instance().clear()
         with initialize_config_module(config_module, version_base="1.3"):
             return compose(config_name or _root_config_name(config_module), overrides=overrides)
-    except HydraException as error:
+    except (HydraException, YAMLError) as error:
         raise ConfigError(f"Configuration of `{config_module}` cannot be composed: {error}") from error
     finally:
         Singleton.set_state(state_of_caller)

@@ -44,6 +44,7 @@ Find = Callable[[str, str], Rule]
 
 _MAX_EXPANSION_PER_BYTE = 100
 _MAX_EXPANSION = 1_000_000
+_MAX_COPIES_PER_BYTE = 10
 _MAX_KEY_PARTS = 1000
 _MAX_FRAGILE_NESTING = 1000
 
@@ -54,6 +55,7 @@ _ATOMS = frozenset({str, int, float, bool, bytes, complex, type(None)})
 _LISTS = (list, deque)
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = frozenset({*_LISTS, *_MAPPINGS, tuple, set, frozenset})
+_SIZED = frozenset({*_CONTAINERS, str, bytes, bytearray})
 _HASHED_AT_ONCE = (np.generic, np.dtype, datetime.date, datetime.time, datetime.timedelta, PurePath, UUID, type)
 _NAMES_ITSELF = (type, FunctionType, BuiltinFunctionType)
 
@@ -99,6 +101,7 @@ class _Reader:
         self._unbuilt: dict[int, tuple[Any, Callable[[Any, Any], None]]] = {}
         self._shared: list[Any] = []
         self._n_nested = 0
+        self._n_left = _MAX_EXPANSION + _MAX_COPIES_PER_BYTE * len(content)
 
     def read(self) -> Any:
         content, stack, memo = self.content, self.stack, self.memo
@@ -197,6 +200,7 @@ class _Reader:
             raise refuse(f"it wants {_name(what)} to be {verb}, which data has no need of")
         if type(arguments) is not tuple or type(named_arguments) is not dict:
             raise refuse("it gives arguments in something else than a tuple and a dictionary")
+        self._spend(arguments)
         made = make(*arguments, **named_arguments)
         build = self._rules[id(what)].build
         if build is not None:
@@ -208,10 +212,17 @@ class _Reader:
         _, build = self._unbuilt.pop(id(made), (None, None))
         if build is None:
             raise refuse(f"it sets the state of {_name(made)}, which it has not made or has set already")
+        self._spend(state if type(state) is tuple else (state,))
         build(made, state)
         if type(made) is np.ndarray and made.dtype.hasobject:
             for part in made.flat:
                 self._count_nested(part)
+
+    def _spend(self, values: Iterable[Any], n_parts: int = 0) -> None:
+        """Bounds what objects are made of in all: a file can give the same large value to any number of them."""
+        self._n_left -= n_parts + sum(len(value) for value in values if type(value) in _SIZED)
+        if self._n_left < 0:
+            raise refuse("it uses the same values again and again, more often than would fit into memory")
 
     def _count_nested(self, part: Any) -> None:
         """Bounds chains of containers that Python takes apart recursively, which overflows the stack."""
@@ -267,6 +278,7 @@ class _Reader:
     def check_key(self, key: Any) -> None:
         """Refuses keys whose hash may take for ever (the same tuple many times in itself) or overflows the stack."""
         left = [key]
+        n_parts = 0
         for n_parts, part in enumerate(left):  # grows on the way
             if n_parts > _MAX_KEY_PARTS:
                 raise refuse("it holds a key of too many parts")
@@ -284,6 +296,7 @@ class _Reader:
                 )  # a class that the reader of the file has allowed
             ):
                 raise refuse(f"it has {_name(part)} as a key")
+        self._spend((), n_parts)
 
     def _share(self, value: Any) -> None:
         if type(value) is tuple and len(value) <= 8 and all(type(part) in _ATOMS for part in value):
@@ -353,15 +366,6 @@ def _long(reader: _Reader, n_bytes: int) -> None:
     reader.stack.append(int.from_bytes(reader.take(n_bytes), "little", signed=True))
 
 
-def _tuple(reader: _Reader, n_items: int) -> None:
-    stack = reader.stack
-    if len(stack) < n_items:
-        raise IndexError("it takes more values than it has")
-    items = tuple(stack[len(stack) - n_items :])
-    del stack[len(stack) - n_items :]
-    stack.append(items)
-
-
 def _pop(reader: _Reader) -> None:
     if reader.marks and reader.marks[-1] == len(reader.stack):
         reader.marks.pop()
@@ -382,7 +386,10 @@ def _set_item(reader: _Reader) -> None:
 
 def _append(reader: _Reader) -> None:
     item = reader.stack.pop()
-    reader.extend((item,))
+    if type(reader.stack[-1]) is list:
+        reader.stack[-1].append(item)
+    else:
+        reader.extend((item,))
 
 
 def _new(reader: _Reader) -> None:
@@ -424,9 +431,9 @@ _OPERATIONS: dict[int, Callable[[_Reader], object]] = {
     0x8E: lambda r: _bytes(r, r.number(_UNSIGNED8)),
     0x96: _bytearray,
     ord(")"): lambda r: r.stack.append(()),
-    0x85: lambda r: _tuple(r, 1),
-    0x86: lambda r: _tuple(r, 2),
-    0x87: lambda r: _tuple(r, 3),
+    0x85: lambda r: r.stack.append((r.stack.pop(),)),
+    0x86: lambda r: r.stack.append((r.stack.pop(-2), r.stack.pop())),
+    0x87: lambda r: r.stack.append((r.stack.pop(-3), r.stack.pop(-2), r.stack.pop())),
     ord("t"): lambda r: r.stack.append(tuple(r.since_mark())),
     ord("]"): lambda r: r.stack.append([]),
     ord("l"): lambda r: r.stack.append(r.since_mark()),

@@ -1,28 +1,37 @@
-"""Configurations that lie in the directories of earlier runs, and may come from anybody.
+"""Stored configurations: those in the directories of earlier runs, which may come from untrusted sources.
 
-Building a configuration calls what it names. Of a stored one therefore only classes of known kinds are built: what the
-name leads to is judged, not how it is spelt, and wherever in the configuration it stands.
+Building a configuration imports and calls what it names. Of a stored one only classes of known kinds are built. Each
+text is judged by what it does where it stands: Maze imports modules for `_target_`, for entries of `import`, for texts
+`package.module.Name` and for texts `module:name`, and only if their parts are identifiers
+(:mod:`maze.core.utils.targets`). Any other text imports nothing.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import AliasEvent, YAMLError
+
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML without libyaml
+    from yaml import SafeLoader  # type: ignore[assignment]
 
 from maze.core.errors import CheckpointError
 from maze.core.utils.factory import TARGET_KEY
-from maze.core.utils.targets import is_file_name
+from maze.core.utils.import_guard import NEVER_WHOLE, trust_hint
+from maze.core.utils.targets import is_file_name, is_module_name
 
 # fmt: off
 _KINDS = frozenset({
@@ -62,121 +71,319 @@ _FUNCTIONS = frozenset({
 # fmt: on
 
 _LIBRARIES = ("gymnasium", "maze", "maze_envs", "torch")
-NEVER_WHOLE = frozenset(
-    {*_LIBRARIES, "builtins", "hydra", "hydra_plugins", "numpy", "omegaconf", *sys.stdlib_module_names}
-)
-"""Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
 _REGISTERS_ENVIRONMENTS = frozenset({"ale_py"})
 """Packages that configurations of Maze have imported for the environments that they register."""
 _IMPORTED_ON_DEMAND = ("maze", "maze_envs")
 _TORCH_MODULES = ("torch.nn.modules.", "torch.optim.")
 
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_MODULE_AND_ID = re.compile(r"([^\W\d]\w*)[\w.]*:[^\s:]+")
-_SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")  # taken from gymnasium, whatever it says
+_SPACE = re.compile(r"(gym|gymnasium)\.spaces\.\w+")
 _INTERPOLATION = re.compile(r"\$\{([^}]*)")
+_WHOLE_INTERPOLATION = re.compile(r"\$\{\s*([^}]*?)\s*\}")
 _IMPORTS = "import"
 """Key of an environment's configuration for modules that are imported first."""
+_SPACES = "action_space"
+"""Key of a spaces' class, which is taken from gymnasium, whatever module its path names."""
 _WRITES_FILES = "RecordVideo"
-_RESOLVERS = frozenset({"now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select"})
+_RESOLVERS = ("now", "oc.dict.keys", "oc.dict.values", "oc.env", "oc.select")
+
+MOST_BYTES = 1 << 20
+_MOST_VALUES, _DEEPEST = 50_000, 50
+_LONGEST_RESOLVED, _LONGEST_CHAIN = 1 << 22, 50
+"""How many characters may come of interpolations, and of how many that refer to each other."""
+_COST_OF_REFERENCE = 10
+"""As how many values an interpolation counts."""
+_MOST_NAMED = 1_000
+"""How many different packages the texts of a configuration may seem to name."""
+_MOST_DIGITS = 4_000
+
+_Key: TypeAlias = tuple[Any, ...]
+_NOTHING: Any = object()
 
 
-def refuse_foreign_targets(config: Any, path: Path, trusted_packages: Sequence[str] = (), way_out: str = "") -> None:
-    """Raises where a stored configuration names code that its reader has not chosen.
+class StoredText(NamedTuple):
+    """A value of a configuration that is no container, or a key."""
+
+    key: str
+    """Where it stands."""
+    value: Any
+    use: str = ""
+    """The key that says what it is used for: `_target_`, `import`, `action_space`; empty: an argument."""
+
+
+def refuse_foreign_targets(
+    config: Any, path: Path, trusted_packages: Sequence[str] = (), way_out: str = "", section: str = ""
+) -> None:
+    """Raises where a stored configuration names code that is neither known nor trusted.
 
     Allowed are, at any depth: classes of known kinds (environments, wrappers, policies, networks, their parts) of Maze
     and torch, the functions that make Maze's own environments, and whatever is defined in the trusted packages.
 
-    :param config: The configuration, of plain containers.
+    :param config: The configuration, of plain containers, with interpolations resolved.
     :param path: The file that it comes from.
     :param trusted_packages: Packages of the user's own. Maze, torch, Python's own and a few others are never trusted as
         a whole, even if they are named.
-    :param way_out: What to do if the code is trusted after all.
+    :param way_out: What to do instead of trusting the code.
+    :param section: Key of the configuration in the file.
     """
     trusted = tuple(package for package in trusted_packages if package not in NEVER_WHOLE)
-    for text, is_target in _texts(config):
-        reason = _objection(text, is_target, trusted)
-        if isinstance(text, str) and text.rpartition(".")[2] == _WRITES_FILES:
-            reason = "writes files wherever it is told to"
+    looked_for: set[str] = set()
+
+    @cache
+    def can_be_imported(package: str) -> bool:
+        looked_for.add(package)
+        if len(looked_for) > _MOST_NAMED:
+            raise CheckpointError(f"{path} names more than {_MOST_NAMED} different packages.")
+        return _can_be_imported(package)
+
+    for text in texts_of(config, section):
+        reason = _objection(text, trusted, can_be_imported)
+        if isinstance(text.value, str) and text.value.rpartition(".")[2] == _WRITES_FILES:
+            reason = "writes files to any directory"
         if reason:
-            package = re.split("[.:]", str(text))[0]
-            name_it = "" if package in NEVER_WHOLE else f" If you trust it, {way_out}trusted_packages=[{package!r}]."
+            hint = trust_hint(re.split("[.:]", str(text.value))[0])
             raise CheckpointError(
-                f"{path} names {text}, which {reason}. Stored configurations are built of classes of known kinds "
-                "(environments, wrappers, policies, networks and their parts) of Maze and torch, and of the packages "
-                f"that you name.{name_it}"
+                f"{path} names {text.value}, which {reason} (key {text.key}). Stored configurations are built of "
+                "classes of known kinds (environments, wrappers, policies, networks and their parts) of Maze and "
+                f"torch, and of trusted packages.{hint}{way_out and f' Otherwise {way_out}.'}"
             )
 
 
-def read_stored_config(path: Path, way_out: str = "") -> DictConfig:
-    """Reads the configuration that a run has left, without resolving what it refers to.
+def read_yaml(path: Path) -> Any:
+    """Reads a YAML file of bounded size as plain containers, as OmegaConf reads it, with libyaml where it is installed.
+
+    :param path: The file.
+    :raises CheckpointError: It cannot be read; is too large or too deep; or repeats parts of itself by references, by
+        which a few lines can unfold to more than memory holds.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise CheckpointError(f"{path} cannot be read: it is larger than {MOST_BYTES} bytes.")
+        n_values = depth = 0
+        for event in yaml.parse(content, _Loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise CheckpointError(f"{path} repeats parts of itself by references, which no run writes.")
+            n_values += isinstance(event, yaml.NodeEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if n_values > _MOST_VALUES or depth > _DEEPEST:
+                raise CheckpointError(
+                    f"{path} cannot be read: it holds more than {_MOST_VALUES} values, or more than {_DEEPEST} "
+                    "containers in each other."
+                )
+        return yaml.load(content, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as YAML ({type(error).__name__}{_place(error)}).") from error
+
+
+def _place(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "")
+    return "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+class _Loader(SafeLoader):
+    """Reads what OmegaConf writes: floats without a point, texts that look like dates, paths."""
+
+
+def _refused_kind(loader: Any, node: yaml.Node) -> Any:
+    raise ValueError(f"{node.tag} is no value of a configuration")
+
+
+def _short_int(loader: Any, node: yaml.ScalarNode) -> Any:
+    """A whole number; those of very many digits take a time that grows with their square."""
+    if len(node.value) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(node.value)} digits")
+    return loader.construct_yaml_int(node)
+
+
+_FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{_FLOAT})$"), list("-+0123456789."))
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _short_int)
+for _kind in ("binary", "omap", "pairs", "set", "timestamp"):  # no values of configurations
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _refused_kind)
+_Loader.add_multi_constructor(
+    "tag:yaml.org,2002:python/object/apply:pathlib.",
+    lambda loader, kind, node: Path(*map(str, loader.construct_sequence(node))),
+)
+
+
+def read_stored_config(path: Path, way_out: str = "") -> StoredConfig:
+    """Reads the configuration that a run has left; its interpolations are not resolved yet.
 
     :param path: The file.
     :param way_out: What to do if it cannot be read.
     :raises CheckpointError: It is no configuration, or calls functions to get values.
     """
     try:
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(path.read_text(encoding="utf-8"))):
-            raise CheckpointError(
-                f"{path} repeats parts of itself by references, which no run writes. {way_out}".strip()
-            )
-        config = OmegaConf.load(path)
-        plain = OmegaConf.to_container(config, resolve=False)
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as the configuration of a training run ({type(error).__name__}). {way_out}".strip()
-        ) from error
-    if not isinstance(config, DictConfig):
-        raise CheckpointError(f"{path} cannot be read as the configuration of a training run: it holds no mapping.")
-    for text, _ in _texts(plain):
-        for match in _INTERPOLATION.finditer(text if isinstance(text, str) else ""):
+        plain = read_yaml(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} {way_out}".strip()) from error
+    if not isinstance(plain, dict):
+        raise CheckpointError(f"{path} cannot be read as the configuration of a run: it holds no mapping.")
+    for text in texts_of(plain):
+        for match in _INTERPOLATION.finditer(text.value if isinstance(text.value, str) else ""):
             resolver, colon, _ = match[1].partition(":")
             if "$" in match[1] or (colon and resolver.strip() not in _RESOLVERS):
                 raise CheckpointError(
-                    f"{path} holds `{text}`, and stored configurations may only refer to other values in them. "
-                    f"Allowed functions: {', '.join(sorted(_RESOLVERS))}."
+                    f"{path} holds `{text.value[:200]}`, and stored configurations may only refer to other values in "
+                    f"them. Allowed functions: {', '.join(_RESOLVERS)}."
                 )
-    return config
+    return StoredConfig(plain, path)
 
 
-def _texts(node: Any) -> Iterator[tuple[Any, bool]]:
-    """All texts in a configuration, keys included, and whether they stand where a class or function is named."""
+class StoredConfig:
+    """A configuration whose interpolations are resolved within bounds of size and time.
+
+    :param plain: Plain containers.
+    :param path: The file, for messages.
+    """
+
+    def __init__(self, plain: dict[Any, Any], path: Path) -> None:
+        self.plain = plain
+        self.path = path
+
+    def value(self, key: str = "") -> Any:
+        """A part of the configuration, with interpolations resolved; `None` where there is none.
+
+        :param key: Names with dots between them; empty: the whole configuration.
+        :raises CheckpointError: It refers to a value that does not exist, to itself, or to more than a run writes.
+        """
+        try:
+            return _Resolution(self).select(key.split(".") if key else [], default=None)
+        except (yaml.YAMLError, ValueError) as error:  # a default or a format that an interpolation holds
+            raise CheckpointError(f"{self.path}: {key} cannot be resolved ({error}).") from error
+
+
+class _Resolution:
+    """Resolves one part of a configuration; counts what comes of it."""
+
+    def __init__(self, config: StoredConfig) -> None:
+        self._root, self._path = config.plain, config.path
+        self._n_left, self._length_left = _MOST_VALUES, _LONGEST_RESOLVED
+        self._open: set[_Key] = set()
+
+    def select(self, names: Sequence[Any], default: Any = _NOTHING) -> Any:
+        """The value that names lead to, resolved."""
+        node: Any = self._root
+        key: _Key = ()
+        for name in names:
+            if isinstance(node, str) and "${" in node:
+                node = self._resolved(node, key)
+            entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+            found = next(((each, value) for each, value in entries if str(each) == str(name)), None)
+            if found is None:
+                if default is not _NOTHING:
+                    return default
+                raise self._error(".".join(map(str, names)), "does not exist, and another value refers to it")
+            node, key = found[1], (*key, found[0])
+        return self._resolved(node, key)
+
+    def _resolved(self, node: Any, key: _Key) -> Any:
+        self._n_left -= 1
+        self._length_left -= len(node) if isinstance(node, str) else 0
+        if self._n_left < 0 or self._length_left < 0:
+            raise self._error(key, f"unfolds to more than {_MOST_VALUES} values or {_LONGEST_RESOLVED} characters")
+        if isinstance(node, dict):
+            return {name: self._resolved(value, (*key, name)) for name, value in node.items()}
+        if isinstance(node, list):
+            return [self._resolved(value, (*key, index)) for index, value in enumerate(node)]
+        if not isinstance(node, str) or "${" not in node:
+            return node
+        if key in self._open or len(self._open) >= _LONGEST_CHAIN:
+            raise self._error(key, "refers to itself, or through too many other values")
+        self._open.add(key)
+        parts = _WHOLE_INTERPOLATION.split(node)
+        values = [self._referred(part, key) if index % 2 else part for index, part in enumerate(parts)]
+        self._open.discard(key)
+        if len(values) == 3 and values[0] == values[2] == "":
+            return values[1]
+        text = "".join(str(value) for value in values)
+        self._length_left -= len(text)
+        if "${" in text or any(isinstance(value, (dict, list)) for value in values):
+            raise self._error(key, f"holds `{node[:200]}`, which is no text")
+        return text
+
+    def _referred(self, interpolation: str, key: _Key) -> Any:
+        resolver, colon, argument = interpolation.partition(":")
+        reference, comma, default = (argument if colon else interpolation).partition(",")
+        reference = reference.strip(" '\"")
+        self._n_left -= _COST_OF_REFERENCE
+        if resolver == "now":
+            return datetime.now().strftime(argument)
+        if resolver == "oc.env":
+            found = os.environ.get(reference, default.strip(" '\"") if comma else None)
+            if found is None and default.strip() != "null":
+                raise self._error(key, f"needs the environment variable {reference}")
+            return found
+        n_up = len(reference) - len(reference.lstrip("."))
+        names = [*(key[:-n_up] if n_up else ()), *re.findall(r"[^.\[\]'\"]+", reference)]
+        if resolver == "oc.select":
+            return self.select(names, yaml.load(default, _Loader) if comma else None)
+        value = self.select(names)
+        return (
+            list(value if resolver == "oc.dict.keys" else value.values())
+            if colon and isinstance(value, dict)
+            else value
+        )
+
+    def _error(self, key: _Key | str, what: str) -> CheckpointError:
+        name = key if isinstance(key, str) else ".".join(map(str, key))
+        return CheckpointError(f"{self._path}: {name[:200] or 'it'} {what}.")
+
+
+def texts_of(node: Any, key: str = "", use: str = "") -> Iterator[StoredText]:
+    """All values in a configuration, at any depth, and its keys."""
     if isinstance(node, dict):
-        for key, value in node.items():
-            if key == TARGET_KEY:
-                yield value, True
-            elif key == _IMPORTS:
-                yield from ((f"{name}:*", False) for name in ([value] if isinstance(value, str) else value or ()))
+        for name, value in node.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name in (TARGET_KEY, _IMPORTS, _SPACES):
+                yield from texts_of(value, inner, name) if name != TARGET_KEY else (StoredText(inner, value, name),)
             else:
-                yield key, False
-                yield from _texts(value)
+                yield StoredText(key or inner, name, _IMPORTS if use == _IMPORTS else "")
+                yield from texts_of(value, inner, use if use == _IMPORTS else "")
     elif isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _texts(value)
+        for index, value in enumerate(node):
+            yield from texts_of(value, f"{key}[{index}]", use)
     else:
-        yield node, False
+        yield StoredText(key, node, use)
 
 
-def _objection(text: Any, is_target: bool, trusted: tuple[str, ...]) -> str:
-    """Why a text must not be taken for a name by those who build the configuration; empty if nothing is wrong."""
-    if not isinstance(text, str):
-        return "is no dotted path to a class" if is_target else ""
-    if "${" in text:
+def _objection(text: StoredText, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]) -> str:
+    """Why a text must not reach the code that builds the configuration; empty if nothing is wrong."""
+    value = text.value
+    if not isinstance(value, str):
+        return "is no name" if text.use == TARGET_KEY or (text.use == _IMPORTS and value is not None) else ""
+    if "${" in value:
         return "would be resolved after it has been judged"
-    if with_module := _MODULE_AND_ID.fullmatch(text):  # gymnasium imports the module that such an id begins with
-        is_known = with_module[1] in trusted or with_module[1] in _REGISTERS_ENVIRONMENTS
-        is_foreign = not is_known and is_importable(with_module[1])
-        return "has a module imported" if is_foreign else ""
-    if _PATH.fullmatch(text) and not _SPACE.fullmatch(text) and not is_file_name(text):
-        return _objection_to_path(text, is_target, trusted)
-    # Short names are those of wrappers, which whoever builds them looks up among his own.
-    return "is no dotted path to a class" if is_target and "." in text else ""
+    if text.use == _IMPORTS:
+        return _objection_to_module(value, trusted)
+    module, colon, _ = value.partition(":")
+    if text.use == TARGET_KEY:
+        # Short names are those of wrappers, which are looked up among Maze's own and imported ones.
+        return "" if value.isidentifier() else _objection_to_path(value, True, trusted, can_be_imported)
+    if colon and is_module_name(module):  # gymnasium and PettingZoo import the module that such an id begins with
+        return _objection_to_module(module, trusted) if can_be_imported(module.partition(".")[0]) else ""
+    is_harmless = "." not in value or is_file_name(value) or (text.use == _SPACES and _SPACE.fullmatch(value))
+    return "" if is_harmless else _objection_to_path(value, False, trusted, can_be_imported)
 
 
-def _objection_to_path(path: str, is_target: bool, trusted: tuple[str, ...]) -> str:
+def _objection_to_module(module: str, trusted: tuple[str, ...]) -> str:
+    is_known = is_module_name(module) and module.partition(".")[0] in (*trusted, *_REGISTERS_ENVIRONMENTS)
+    return "" if is_known else "has a module imported"
+
+
+def _objection_to_path(
+    path: str, is_target: bool, trusted: tuple[str, ...], can_be_imported: Callable[[str], bool]
+) -> str:
+    if not is_module_name(path):  # nothing is imported by such a name
+        return "is no dotted path to a class" if is_target else ""
     package = path.partition(".")[0]
     if package not in (*_LIBRARIES, *trusted):
-        return "is part of neither" if is_target or is_importable(package) else ""
+        return "is part of neither" if is_target or can_be_imported(package) else ""
     found = _find(path)
     if found is None:
         return "does not exist there" if is_target else ""
@@ -250,3 +457,8 @@ def is_importable(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _can_be_imported(package: str) -> bool:
+    """Whether a text may name a module: one that is installed, or lies in the working directory."""
+    return is_importable(package) or PathFinder.find_spec(package, [""]) is not None

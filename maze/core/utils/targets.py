@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from maze.core.errors import ConfigError, ConfigImportError, did_you_mean
+from maze.core.utils.import_guard import ForeignModuleError
 
 # fmt: off
 _FORBIDDEN_MODULES = frozenset({
@@ -35,6 +36,28 @@ def is_file_name(path: str) -> bool:
     return path.rpartition(".")[2] in _FILE_SUFFIXES
 
 
+def is_module_name(name: str) -> bool:
+    """Whether a text can be imported: identifiers with dots between them. Maze imports nothing else by its name."""
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def named_module(name: str, where: str) -> ModuleType:
+    """Imports a module that a configuration names.
+
+    :param name: Dotted name.
+    :param where: Key of the configuration, for messages.
+    :raises ConfigError: It is no name of a module, or cannot be imported.
+    """
+    if not is_module_name(name):
+        raise ConfigError(f"{_prefix(where)}`{name}` is no name of a module.")
+    try:
+        return importlib.import_module(name)
+    except ForeignModuleError:
+        raise
+    except ImportError as error:
+        raise ConfigImportError(f"{_prefix(where)}module `{name}` cannot be imported: {error}") from error
+
+
 def locate(path: str, where: str = "") -> Any:
     """The object at a dotted path, such as `package.module.Class`.
 
@@ -44,7 +67,7 @@ def locate(path: str, where: str = "") -> Any:
     """
     refuse_forbidden_path(path, where)
     parts = path.split(".")
-    if len(parts) < 2 or not all(parts):
+    if len(parts) < 2 or not is_module_name(path):
         raise ConfigError(f"{_prefix(where)}`{path}` is no dotted path to a class or function.")
     module, depth = _import_deepest_module(parts, path, where)
     found: Any = module
@@ -115,6 +138,8 @@ def _import_deepest_module(parts: list[str], path: str, where: str) -> tuple[Mod
         name = ".".join(parts[:depth])
         try:
             return importlib.import_module(name), depth
+        except ForeignModuleError:
+            raise
         except ModuleNotFoundError as error:
             # Either this is not (yet) the module's name, or the module exists and something it needs does not.
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):

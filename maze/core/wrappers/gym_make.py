@@ -18,6 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator, parse_env_id, registry
 
 from maze.core.errors import ConfigError, did_you_mean, install_command
+from maze.core.utils.targets import is_module_name, locate, named_module
 from maze.core.wrappers.gym_adapters import in_current_api, takes_seed
 
 _OLDER_GYM = (
@@ -38,8 +39,14 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     :raises ConfigError: There is no such environment, a package is missing, or it does not take the arguments.
     """
     broken: dict[str, Exception] = {}
-    if ":" not in name and newest_version(name) is None and name not in registry:
-        broken = _register_from_installed_packages(name)
+    module, colon, rest = name.partition(":")
+    try:
+        if (colon and not is_module_name(module)) or ":" in rest:
+            raise gymnasium.error.UnregisteredEnv("expected an id, or <module>:<id>.")
+        if not colon and newest_version(name) is None and name not in registry:
+            broken = _register_from_installed_packages(name)
+    except gymnasium.error.Error as error:
+        raise ConfigError(_cannot_be_made(name, error, broken)) from error
     current = _successor(name)
     if current is not None:
         warnings.warn(f"Environment `{name}` is retired; `{current}` is used instead.", UserWarning, stacklevel=3)
@@ -64,17 +71,14 @@ def make_gymnasium_env(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         raise ConfigError(f"Environment `{name}` does not take the arguments {sorted(kwargs)}: {error}") from error
 
 
-def import_modules(names: Sequence[str]) -> None:
+def import_modules(names: str | Sequence[str]) -> None:
     """Imports modules that register environments.
 
-    :param names: Dotted names.
+    :param names: Dotted names, or a single one.
     :raises ConfigError: A module cannot be imported.
     """
-    for name in names:
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            raise ConfigError(f"env.import: module `{name}` cannot be imported: {error}") from error
+    for name in [names] if isinstance(names, str) else names:
+        module = named_module(name, "env.import")
         if hasattr(module, "register_envs"):  # what some packages ask to be called
             gymnasium.register_envs(module)
 
@@ -87,8 +91,6 @@ def gym_wrapped(env: gymnasium.Env[Any, Any], wrappers: Sequence[str | Mapping[s
         to its arguments, of which lists are given as tuples.
     :raises ConfigError: An entry is no wrapper with its arguments, or cannot wrap the environment.
     """
-    from maze.core.utils.targets import locate
-
     for index, entry in enumerate(wrappers):
         where = f"env.gym_wrappers[{index}]"
         if isinstance(entry, Mapping) and len(entry) != 1:

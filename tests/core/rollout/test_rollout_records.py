@@ -295,7 +295,7 @@ def test_a_run_that_lacks_a_file_is_named_with_it(
 
 
 def test_a_missing_run_is_named_in_python_too() -> None:
-    with pytest.raises(ConfigError, match=r"input_dir: cannot enter nowhere: No such file"):
+    with pytest.raises(ConfigError, match=r"input_dir: there is no directory nowhere"):
         RolloutRunner.init_env_and_agent(ENV, {}, 5, RANDOM, "nowhere")
     assert Path.cwd() == Path(os.getcwd())
 

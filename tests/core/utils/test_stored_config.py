@@ -167,7 +167,58 @@ def test_values_are_not_calculated_by_functions(text, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(f'a: 1\nb: "{text}"\nc: "\\x24{{oc.env:HOME}}"\n')
     if text == "${a}":
-        assert read_stored_config(path).b == 1
+        assert read_stored_config(path).value("b") == 1
         return
     with pytest.raises(CheckpointError, match=r"may only refer to other values|GrammarParseError"):
         read_stored_config(path)
+
+
+def test_interpolations_are_resolved_as_omegaconf_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHERE", "here")
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "a: 1\nb: ${a}\nc: 'x ${a} ${b}'\nd: {e: [1, '${.0}', '${..f}', '${d.e[0]}'], f: 1e-3, g: '${d.e.1}'}\n"
+        "h: ${d}\ni: ${oc.env:WHERE}\nj: ${oc.env:NOWHERE,x}\nk: ${oc.select:nowhere,5}\nl: ${oc.select:d.f}\n"
+        "m: ${oc.dict.keys:d}\nn: ${oc.dict.values:d}\no: ${h.f}\np: 2020-01-01\nq: .5\nr: 1_0\ns: yes\nt: null\n"
+        "u: ${t}\nv: !!python/object/apply:pathlib.PosixPath [x, y]\nw: 1e3\nx: .inf\ny: 0x10\nz: '1e-3'\n"
+    )
+    assert read_stored_config(path).value() == OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+
+
+def repeated(start: str, line: str, n_lines: int = 29) -> str:
+    return "\n".join([start, *(line.replace("$n", str(n)).replace("$m", str(n - 1)) for n in range(1, n_lines))])
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        repeated("a0: x", "a$n: ${a$m}${a$m}"),
+        repeated("a0: [x]", "a$n: ['${a$m}', '${a$m}']"),
+        repeated("a0: x", "a$n: ${oc.select:a$m}${oc.select:'a$m'}"),
+        repeated("a0: {x: x}", "a$n: {x: '${oc.dict.values:a$m}', y: '${oc.dict.values:a$m}'}"),
+        "b:\n" + repeated("  a0: x", "  a$n: ${.a$m}${.a$m}"),
+        "a: " + "x" * 100_000 + "\nb: " + "${a}" * 200,
+        repeated("a0: x", "a$n: ${a$m}", 500),
+        "a: ${a}",
+        "a: {b: '${a}'}",
+        "a: ${oc.dict.values:a}",
+        "a: " + "[" * 5000 + "]" * 5000,
+        "a: [" + "x, " * 400_000 + "]",
+        "a: " + "1:" * 400_000 + "1",
+        "a: 0x" + "f" * 900_000,
+        "a: " + "x" * 2_000_000,
+        "a: {" + ", ".join(f"k{n}.x: 1" for n in range(20_000)) + "}",
+        "a: &a [1]\nb: *a",
+        "a: !!set {evil.X}",
+        "a: [1\nb: {",
+        "a: ${oc.select:b,[}",
+        "a: ${nowhere}",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_small_files_that_unfold_to_much_are_refused(text, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.yaml"):
+        refuse_foreign_targets(read_stored_config(path).value(), path)

@@ -144,7 +144,7 @@ def packages_of(env: MazeEnv[Any]) -> frozenset[str]:
 
     Maze, torch, gymnasium, Python's own and a few others never count.
     """
-    from maze.core.utils.stored_config import NEVER_WHOLE
+    from maze.core.utils.import_guard import NEVER_WHOLE
 
     parts: list[Any] = []
     layer: Any = env

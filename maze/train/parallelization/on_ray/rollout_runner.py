@@ -12,9 +12,10 @@ from typing import Any
 from maze.core.annotations import override
 from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, play_recorded
 from maze.core.rollout.recording import EpisodeStatsReport
-from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner, working_directory
+from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
-from maze.core.utils.files import write_whole
+from maze.core.utils.files import inside_directory, write_whole
+from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
 from maze.core.utils.storage import local_copy, origin_of
 from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
 from maze.train.parallelization.placement import placed
@@ -30,12 +31,21 @@ class RemoteRollouts:
     :param what: Environment, wrappers, steps after which episodes are cut off, and agent.
     :param run: The directory (or URL) of the run that the agent is from.
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param how: What else :func:`play_recorded` is told.
+    :param guard: What may be imported for them.
+    :param how: Further arguments of :func:`play_recorded`.
     """
 
-    def __init__(self, what: tuple[Any, Any, int, Any], run: str, env_timeout: float | None, **how: Any) -> None:
+    def __init__(
+        self,
+        what: tuple[Any, Any, int, Any],
+        run: str,
+        env_timeout: float | None,
+        guard: ImportGuard | None = None,
+        **how: Any,
+    ) -> None:
         directory = local_copy(run, "input_dir")
-        self._env, self._agent = RolloutRunner.init_env_and_agent(*what, directory, env_timeout=env_timeout)
+        with imports_guarded(guard):
+            self._env, self._agent = RolloutRunner.init_env_and_agent(*what, directory, env_timeout=env_timeout)
         self._how = how
 
     def play(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
@@ -61,7 +71,7 @@ def _directory_of_files() -> Iterator[dict[str, bytes]]:
     """Context with a working directory of its own; afterwards, the files that were written there, by their paths."""
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as directory:
-        with working_directory(directory):
+        with inside_directory(directory):
             yield files
         written = [path for path in Path(directory).rglob("*") if path.is_file()]
         files.update({str(path.relative_to(directory)): path.read_bytes() for path in written})
@@ -95,7 +105,7 @@ class RayRolloutRunner(DistributedRolloutRunner):
         what, run = (env, wrappers, self.max_episode_steps, agent), origin_of(self.input_dir)
         recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
         how = {"recording": recording, "deterministic": self.deterministic, "best_of": self.best_of}
-        maker = partial(RemoteRollouts, what, run, self.env_timeout, **how)
+        maker = partial(RemoteRollouts, what, run, self.env_timeout, current_guard(), **how)
         try:
             crew = self.placement.crew(self.n_episodes)
             assert crew is not None, "a runner of rollouts on Ray is placed there"

@@ -1,0 +1,240 @@
+"""Import guard: while a stored configuration is built, only known packages can be imported.
+
+The second line of defence behind :mod:`maze.core.utils.stored_config`. It does not depend on how a text is spelt: a
+finder in front of all others sees every module that is about to be imported.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import metadata
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from maze.core.errors import CheckpointError
+
+_DISTRIBUTION = "maze-rl"
+OWN_PACKAGES = frozenset({"hydra_plugins", "maze", "maze_envs", "tutorial_maze_env"})
+_FOR_DEVELOPERS = ("all", "dev", "dev-all", "docs")
+"""Extras of Maze that no run needs."""
+NEVER_WHOLE = frozenset(
+    {*OWN_PACKAGES, "builtins", "gymnasium", "hydra", "numpy", "omegaconf", "torch", *sys.stdlib_module_names}
+)
+"""Packages whose functions could do anything: naming one of their classes does not make all of them trusted."""
+_ACT_WHEN_IMPORTED = frozenset({"__hello__", "__phello__", "antigravity", "idlelib", "this", "turtledemo"})
+"""Modules of the standard library that do more than define names."""
+_ROOT = Path(__file__).resolve().parents[3]
+_REQUIREMENT = re.compile(r"\s*([\w.-]+)\s*(?:\[([^\]]*)\])?")
+_OF_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)")
+
+
+class ForeignModuleError(CheckpointError, ModuleNotFoundError):
+    """A stored configuration makes Maze, or a library, import a module that is not known; also an import error."""
+
+
+class ImportGuard:
+    """Allows imports of Maze, its declared dependencies, the standard library and trusted packages.
+
+    Imports by code that is none of these are allowed as well: such code is the user's own, and it runs already. The
+    guard holds in the context (thread, task) that enters it, and in the environments that are made there. It can be
+    sent to other processes.
+
+    :param project: Directory that the user works in; no library is imported from there.
+    """
+
+    def __init__(self, project: Path | None = None) -> None:
+        self._texts: list[tuple[str, str]] = []
+        self._directories = {(project or Path.cwd()).resolve()}
+        self._trusted: set[str] = set()
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether a stored configuration was read."""
+        return bool(self._texts)
+
+    def watch(self, directory: Path, texts: Iterable[tuple[str, Any]], trusted_packages: Iterable[str]) -> None:
+        """Guards what is built from a configuration.
+
+        :param directory: Directory of the run; no library is imported from there.
+        :param texts: Keys and values of the configuration.
+        :param trusted_packages: Further packages that may be imported.
+        """
+        self._directories.add(directory.resolve())
+        self._texts += [(key, text) for key, text in texts if isinstance(text, str)]
+        self._trusted.update(package for package in trusted_packages if package not in NEVER_WHOLE)
+
+    @contextmanager
+    def active(self) -> Iterator[ImportGuard]:
+        """Context in which the guard holds.
+
+        :raises ForeignModuleError: An import was refused, and what was to be built cannot do without the module.
+        """
+        if not sys.meta_path or sys.meta_path[0] is not _FINDER:
+            sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
+        token = _ACTIVE.set(self)
+        try:
+            yield self
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if (refused := _cause(error)) is not None:
+                raise ForeignModuleError(str(refused), name=refused.name) from error
+            raise
+        finally:
+            _ACTIVE.reset(token)
+
+    def spec_of(self, name: str, is_submodule: bool) -> ModuleSpec | None:
+        """Where a module is to be taken from; `None`: where Python finds it.
+
+        :raises ForeignModuleError: The module may not be imported.
+        """
+        package = name.partition(".")[0]
+        if package in self._trusted or not _is_import_of_library(name, self._trusted):
+            return None
+        if package in _ACT_WHEN_IMPORTED or not _is_library(package):
+            raise self._refusal(name, f"{package!r} belongs neither to Maze nor to its dependencies")
+        if is_submodule or package in sys.builtin_module_names:
+            return None
+        return self._installed(name)
+
+    def _installed(self, name: str) -> ModuleSpec | None:
+        """Where a library is installed, where the working directory or a run could be taken for that place."""
+        near = [place for place in sys.path if self._is_near(place)]
+        if not near:
+            return None
+        spec = PathFinder.find_spec(name, [place for place in sys.path if place not in near])
+        if spec is None and PathFinder.find_spec(name, near) is not None:
+            raise self._refusal(name, "it lies in the working directory, and is no installed library")
+        return spec
+
+    def _is_near(self, place: str) -> bool:
+        path = Path(place).resolve()
+        return path != _ROOT and path in {Path.cwd(), *self._directories}
+
+    def _refusal(self, name: str, reason: str) -> ForeignModuleError:
+        parts = name.split(".")
+        for depth in range(len(parts), 0, -1):
+            named = re.compile(rf"(?<![\w.]){re.escape('.'.join(parts[:depth]))}(?!\w)")
+            if found := next(((key, text) for key, text in self._texts if named.search(text)), None):
+                where = f"{found[0]}: {found[1]!r} would import the module {name!r}"
+                break
+        else:
+            where = f"A stored configuration would import the module {name!r}"
+        return ForeignModuleError(f"{where}: {reason}.{trust_hint(parts[0])}", name=name)
+
+
+def trust_hint(package: str) -> str:
+    """How to allow a package of one's own; empty for those that are never trusted as a whole."""
+    if package in NEVER_WHOLE or not package.isidentifier():
+        return ""
+    return f" If you trust it: --trust {package} on the command line, trusted_packages=[{package!r}] in Python."
+
+
+def current_guard() -> ImportGuard | None:
+    """The guard of this context."""
+    return _ACTIVE.get()
+
+
+@contextmanager
+def imports_guarded(guard: ImportGuard | None = None) -> Iterator[ImportGuard]:
+    """Context with an import guard, for what is built from stored configurations that are read before or in it.
+
+    :param guard: The guard; `None`: the one of the surrounding context, or a new one.
+    """
+    with (guard or current_guard() or ImportGuard()).active() as active:
+        yield active
+
+
+class _GuardingFinder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        guard = _ACTIVE.get()
+        return None if guard is None or not guard.is_armed else guard.spec_of(fullname, path is not None)
+
+
+_ACTIVE: ContextVar[ImportGuard | None] = ContextVar("maze_import_guard", default=None)
+_FINDER = _GuardingFinder()
+
+
+def _cause(error: BaseException | None) -> ForeignModuleError | None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, ForeignModuleError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _is_import_of_library(name: str, trusted: set[str]) -> bool:
+    """Whether a library (or Maze) imports a module, rather than the user's own code.
+
+    The standard library imports on behalf of its callers. `importlib.util.find_spec` only looks for the module.
+    """
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module == "importlib.util" and frame.f_locals.get("fullname") == name:
+            return False
+        package = str(module).partition(".")[0]
+        if package and package not in sys.stdlib_module_names:
+            return package not in trusted and _is_library(package)
+        frame = frame.f_back
+    return True
+
+
+def _is_library(package: str) -> bool:
+    return package in sys.stdlib_module_names or package in OWN_PACKAGES or package in _modules_of_dependencies()
+
+
+@cache
+def _modules_of_dependencies() -> frozenset[str]:
+    """Top-level modules of what Maze declares as its dependencies, and of what these depend on.
+
+    All installed distributions count where Maze itself is not installed and declares nothing.
+
+    Metadata in the working directory, which may be a stranger's, is not read.
+    """
+    places = [place for place in sys.path if place and (Path(place) == _ROOT or Path(place).resolve() != Path.cwd())]
+    found: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
+    installed = next(iter(metadata.distributions(name=_DISTRIBUTION, path=places)), None)
+    roots = [_DISTRIBUTION] if installed else [str(each.name) for each in metadata.distributions(path=places)]
+    waiting = [(name, frozenset[str]()) for name in roots]
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        distribution = next(iter(metadata.distributions(name=name, path=places)), None)
+        if distribution is None:
+            continue
+        for requirement in distribution.requires or ():
+            extra = _OF_EXTRA.search(requirement)
+            is_wanted = extra is None or (
+                extra[1] not in _FOR_DEVELOPERS if name == _DISTRIBUTION else extra[1] in extras
+            )
+            if is_wanted and (required := _REQUIREMENT.match(requirement)) is not None:
+                asked = frozenset(text.strip() for text in (required[2] or "").split(",") if text.strip())
+                waiting.append((required[1].lower(), asked))
+        found.update(_modules_of(distribution))
+    return frozenset(found)
+
+
+def _modules_of(distribution: metadata.Distribution) -> Iterator[str]:
+    named = distribution.read_text("top_level.txt")
+    if named:
+        yield from named.split()
+    for line in (distribution.read_text("RECORD") or "").splitlines():
+        first = line.partition(",")[0].partition("/")[0]
+        if first.partition(".")[0].isidentifier() and not first.endswith((".dist-info", ".data")):
+            yield first.partition(".")[0]
