@@ -128,10 +128,10 @@ def trained(name: str, run: Path, n_epochs: int = 1) -> Path:
 
 def loaded(run: Path) -> tuple[Any, TorchPolicy]:
     """Environment and policy of a run, as they were trained."""
-    from maze.core.agent_deployment.stored_run import read_stored_run
     from maze.core.rollout.rollout_runner import RolloutRunner
+    from maze.core.utils.stored_run import StoredRun
 
-    stored = read_stored_run(run, "cpu", "state_dict.pt", TRUSTED)
+    stored = StoredRun(run, TRUSTED).deployed("cpu", "state_dict.pt")
     env, policy = RolloutRunner.init_env_and_agent(stored.env, stored.wrappers or {}, 0, stored.policy, str(run))
     assert isinstance(policy, TorchPolicy), "what a run stores"
     return env, policy

@@ -242,13 +242,13 @@ def evaluate(
 
     The run's wrappers are around it, but for those that alter rewards or cut episodes off: these are the training's.
     """
-    from maze.core.agent_deployment.stored_run import read_stored_run
     from maze.core.rollout.rollout_runner import RolloutRunner
+    from maze.core.utils.stored_run import StoredRun
     from maze.core.wrappers.time_limit_wrapper import TimeLimitWrapper
     from maze.core.wrappers.wrapper import RewardWrapper
     from maze.core.wrappers.wrapper_factory import WrapperFactory
 
-    run = read_stored_run(directory, "cpu", file, trusted_packages=())
+    run = StoredRun(directory).deployed("cpu", file)
     wrappers = [
         {"_target_": wrapper_type, **arguments}
         for wrapper_type, arguments in WrapperFactory.configured(run.wrappers or {})
