@@ -146,7 +146,8 @@ def end(process: BaseProcess, timeout: float) -> None:
 def exit_text(exit_code: int | None) -> str:
     """How a process ended, in words; a negative exit code is the signal that killed it."""
     if exit_code is not None and exit_code < 0:
-        return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+        name = next((known.name for known in signal.Signals if known == -exit_code), "unknown")
+        return f"was killed by signal {-exit_code} ({name})"
     return f"exited with code {exit_code}"
 
 

@@ -20,9 +20,9 @@ import numpy as np
 from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
+from maze.core.utils.worker_process import Failure, exception_of, failure_of
+from maze.train.parallelization.distributed_actors.distributed_actors import Work, WorkCounter
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
-from maze.train.parallelization.vector_env.channel import Failure, exception_of, failure_of
 from maze.utils.process import use_one_thread, version_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 
 import numpy as np
 
@@ -41,7 +39,8 @@ class SharedArrays:
             spec for part in (observation_specs, action_specs) for by_key in part.values() for spec in by_key.values()
         ]
         size = sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT)
-        self._memory = map_memory(size, fd)
+        self.memory = map_memory(size, fd)
+        """Its descriptor gives another process access."""
         self._offset = 0
         self.observations = self._allocate_all(observation_specs)
         self.actions = self._allocate_all(action_specs)
@@ -50,21 +49,6 @@ class SharedArrays:
         self.truncated = self._allocate(_FLAG)
         self.step_complete = self._allocate(_FLAG)
         self._actors = self._allocate(_ACTOR)
-
-    def send_to(self, connection: Connection, pid: int) -> None:
-        """Gives another process access.
-
-        :param connection: A connection to that process over a Unix socket.
-        :param pid: Its process id.
-        """
-        send_handle(connection, self._memory.fd, pid)
-
-    @staticmethod
-    def receive(
-        connection: Connection, n_envs: int, observation_spaces_dict: SpacesDict, action_spaces_dict: SpacesDict
-    ) -> SharedArrays:
-        """Counterpart of :meth:`send_to`."""
-        return SharedArrays(n_envs, observation_spaces_dict, action_spaces_dict, fd=recv_handle(connection))
 
     def write_actors(self, rows: slice, actors: list[ActorID]) -> None:
         """Publishes who acts next.
@@ -85,7 +69,7 @@ class SharedArrays:
 
     def _allocate(self, spec: ArraySpec) -> np.ndarray:
         shape, dtype = spec
-        array: np.ndarray = np.ndarray((self.n_envs, *shape), dtype, buffer=self._memory.map, offset=self._offset)
+        array: np.ndarray = np.ndarray((self.n_envs, *shape), dtype, buffer=self.memory.map, offset=self._offset)
         self._offset += self._size(spec)
         return array
 

@@ -17,14 +17,14 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
-from maze.train.trainers.es.distributed.episode_batch import (
+from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     EpisodeBatch,
+    ESDummyDistributedRollouts,
     Population,
     SingleEpisodePlayer,
     obstacle_to_batching,
 )
-from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
