@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import Any
 
 from maze.console.runs import Progress
 from maze.core.annotations import override
-from maze.core.errors import MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.targets import locate
-from maze.core.utils.worker_pool import Worker, WorkerPool
-from maze.core.utils.worker_process import Host, failure_of
+from maze.core.utils.worker_pool import ShareWorkers
+from maze.core.utils.worker_process import Host, ReportingQueue, failure_of
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
-
-
-class ReportingQueue(Protocol):
-    """Takes the reports of a worker."""
-
-    def put(self, item: Any) -> None: ...
 
 
 class ParallelRolloutWorker(Host):
@@ -40,6 +31,7 @@ class ParallelRolloutWorker(Host):
     :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
     :param best_of: How often each episode is played before it is recorded as it went best.
     :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
+    :param seeds: Seeds of the episodes that :meth:`play` plays by default.
     :param is_quiet: Whether warnings are suppressed: another worker issues them.
     """
 
@@ -52,11 +44,12 @@ class ParallelRolloutWorker(Host):
         env_timeout: float | None = None,
         best_of: int = 1,
         instance_seeds: tuple[int | None, int | None] = (None, None),
+        seeds: EpisodeSeeds = (),
         is_quiet: bool = False,
     ) -> None:
         self.what, self.run_directory, self.recording, self.deterministic = what, run, recording, deterministic
         self.env_timeout, self.best_of, self.instance_seeds = env_timeout, best_of, instance_seeds
-        self.is_quiet = is_quiet
+        self.seeds, self.is_quiet = seeds, is_quiet
         self._env: Any = None
 
     @override(Host)
@@ -73,21 +66,19 @@ class ParallelRolloutWorker(Host):
         if env is not None:
             env.close()
 
-    def play(self, n_episodes: int, seeds: EpisodeSeeds | None) -> None:
-        """Play episodes, and report each as an :class:`EpisodeStatsReport` when it ends.
+    def play(self, n_unseeded: int = 0) -> None:
+        """Play the episodes, and report each as an :class:`EpisodeStatsReport` when it ends.
 
-        :param n_episodes: Number of episodes.
-        :param seeds: Seeds of each episode; `None`: the generators go on.
+        :param n_unseeded: Number of episodes, where they have no seeds of their own: the generators go on.
         """
-        if seeds is not None:
-            seeds = RolloutRunner.best_seeds(self._env, self._agent, seeds, self.best_of)
+        seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of)
         with recorded(self._env, *self.recording) as (recorded_env, recorder):
             RolloutRunner.run_interaction_loop(
                 recorded_env,
                 self._agent,
-                n_episodes,
+                n_unseeded or len(seeds),
                 episode_end_callback=lambda: self.report(recorder.get_last_episode_data()),
-                episode_seeds=seeds,
+                episode_seeds=None if n_unseeded else seeds,
                 deterministic=self.deterministic,
             )
 
@@ -118,7 +109,7 @@ class ParallelRolloutWorker(Host):
         worker.report = reporting_queue.put
         try:
             worker.open()
-            worker.play(n_episodes, None)
+            worker.play(n_episodes)
         except BaseException as error:  # signals are left to the parent: the error is the environment's or the agent's
             reporting_queue.put(failure_of(error, None))
 
@@ -194,63 +185,16 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
         seeds = self.draw_episode_seeds()
         n_workers = min(self.n_processes, self.n_episodes)
         arguments = self._worker(env, wrappers, agent)
-        hosts = [ParallelRolloutWorker(**arguments, is_quiet=index > 0) for index in range(n_workers)]
-        pool = _RolloutPool(hosts, [seeds[index::n_workers] for index in range(n_workers)], env, wrappers, agent)
-        try:
-            yield pool.episodes()
-        finally:
-            pool.close()
-
-
-class _RolloutPool(WorkerPool):
-    """Worker processes that play every n-th episode each.
-
-    :param hosts: What they serve.
-    :param seeds: Seeds of the episodes of each.
-    :param configs: What they build.
-    """
-
-    self_explanatory = (MazeError,)
-
-    def __init__(self, hosts: list[ParallelRolloutWorker], seeds: list[EpisodeSeeds], *configs: Any) -> None:
-        self._seeds = seeds
-        self._n_reported = [0] * len(hosts)
-        rows = [slice(index, index + 1) for index in range(len(hosts))]
-        super().__init__(hosts, rows, _start_method(*configs))
-
-    def episodes(self) -> Iterator[tuple[int, EpisodeStatsReport]]:
-        """Numbers and reports of the episodes, as they end."""
-        self.gather("start")
-        for worker, seeds in zip(self.workers, self._seeds, strict=True):
-            self.tell(worker, "play", len(seeds), seeds)
-        while sum(self._n_reported) < sum(map(len, self._seeds)):
-            for worker, report in self.reports(wait=True):
-                episode = self._episode(worker)
-                self._n_reported[worker.index] += 1
-                yield episode, report
-
-    def _episode(self, worker: Worker) -> int:
-        n_workers = len(self._seeds)
-        n_before = min(self._n_reported[worker.index], len(self._seeds[worker.index]) - 1)
-        return worker.index + n_workers * n_before
-
-    @override(WorkerPool)
-    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
-        index, trace = worker.index, details.get("worker_traceback")
-        done = f"{self._n_reported[index]} of its {len(self._seeds[index])} episodes were finished"
-        what = f"{'failed' if trace else what} in episode {self._episode(worker)} ({done})"
-        text = f"Rollout worker {index} (pid {worker.process.pid}) {what}"
-        return WorkerError(f"{text}:\n{trace}" if trace else f"{text}. {details.get('advice', '')}".rstrip())
-
-
-def _start_method(*configs: Any) -> str:
-    """Forking takes milliseconds and takes any object along, but it is not safe beside other threads."""
-    can_fork = sys.platform == "linux" and threading.active_count() == 1
-    if not can_fork:
-        return "spawn"
-    for config in configs:
-        target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
-        if isinstance(target, str):  # imported once for all workers, which report errors with the configuration key
-            with suppress(Exception):
-                locate(target)
-    return "fork"
+        hosts = [
+            ParallelRolloutWorker(**arguments, seeds=seeds[index::n_workers], is_quiet=index > 0)
+            for index in range(n_workers)
+        ]
+        for config in (env, wrappers, agent):
+            target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
+            if isinstance(target, str):  # imported once for all forked workers, which report errors
+                with suppress(Exception):
+                    locate(target)
+        with closing(
+            ShareWorkers("Rollout worker", hosts, self.n_episodes, lambda number: f"in episode {number}")
+        ) as workers:
+            yield workers.results("play")

@@ -12,15 +12,17 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
 
+from maze.core.annotations import override
 from maze.core.errors import ConfigError, MazeError, NonFiniteError, WorkerError
 from maze.core.utils import worker_process as messages
 from maze.core.utils.pickling import pickled
@@ -348,6 +350,53 @@ class WorkerPool:
         """
         env_indices = range(worker.rows.start, worker.rows.stop)
         return EnvWorkerError(what, worker.index, env_indices, worker.process.pid, call, **details)
+
+
+class ShareWorkers(WorkerPool):
+    """Worker processes that share items: each reports a result for every n-th item.
+
+    :param noun: Name of the workers in messages.
+    :param hosts: What they serve.
+    :param n_items: Number of items.
+    :param item: Text that names an item by its number, for messages (`in episode 3`).
+    """
+
+    self_explanatory = (MazeError,)
+
+    def __init__(self, noun: str, hosts: Sequence[Host], n_items: int, item: Callable[[int], str]) -> None:
+        self._noun, self._n_items, self._item = noun, n_items, item
+        self._n_done = [0] * len(hosts)
+        # Forking takes milliseconds and takes any object along, but it is not safe beside other threads.
+        can_fork = sys.platform == "linux" and threading.active_count() == 1
+        rows = [slice(index, index + 1) for index in range(len(hosts))]
+        super().__init__(hosts, rows, "fork" if can_fork else "spawn")
+
+    def results(self, method: str) -> Iterator[tuple[int, Any]]:
+        """Yield the number and the result of each item, as they come; the workers end afterwards.
+
+        :param method: A method of the hosts, which reports the results of its items in their order.
+        """
+        try:
+            self.gather("start")
+            self.tell_all(method)
+            while sum(self._n_done) < self._n_items:
+                for worker, result in self.reports(wait=True):
+                    number = self._number(worker)
+                    self._n_done[worker.index] += 1
+                    yield number, result
+        finally:
+            self.close()
+
+    def _number(self, worker: Worker) -> int:
+        return worker.index + len(self._n_done) * self._n_done[worker.index]
+
+    @override(WorkerPool)
+    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
+        trace = details.get("worker_traceback")
+        item = self._item(min(self._number(worker), self._n_items - 1))
+        how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
+        text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
+        return WorkerError(f"{text}:\n{trace}" if trace else f"{text}. {details.get('advice', '')}".rstrip())
 
 
 def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:

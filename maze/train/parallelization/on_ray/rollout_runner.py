@@ -47,9 +47,9 @@ class RemoteRollouts(ParallelRolloutWorker):
             the actor may share none with that of the run.
         """
         reports: list[EpisodeStatsReport] = []
-        self.report = reports.append
+        self.report, self.seeds = reports.append, seeds
         with _directory_of_files() as files:
-            self.play(len(seeds), seeds)
+            self.play()
         return reports, files
 
 
