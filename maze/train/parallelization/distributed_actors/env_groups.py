@@ -39,7 +39,7 @@ class SubstepPacket(NamedTuple):
 
     observations: Row
     actions: Row
-    logits: Row
+    logits: Row | None
     agent_ids: np.ndarray
     ticks: np.ndarray
     valid: np.ndarray | None
@@ -64,24 +64,10 @@ class RolloutPacket(NamedTuple):
     def of(cls, columns: RolloutColumns) -> RolloutPacket:
         """The rollout that columns hold."""
         substeps = {
-            key: SubstepPacket(
-                part.observations, part.actions, part.logits or {}, part.agent_ids, part.ticks, part.valid
-            )
+            key: SubstepPacket(*(getattr(part, name) for name in SubstepPacket._fields))
             for key, part in columns.substeps.items()
         }
-        return cls(
-            substeps,
-            columns.rewards,
-            columns.terminated,
-            columns.truncated,
-            columns.step_complete,
-            columns.actor_rewards,
-            columns.actor_done,
-            columns.final_observations,
-            columns.terminal_observations,
-            columns.last_actor_ids,
-            columns.actor_sequence,
-        )
+        return cls(substeps, *(getattr(columns, name) for name in cls._fields[1:]))
 
 
 @timed(TRANSFER)
@@ -157,7 +143,7 @@ def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: Subs
         substep.add_row(tick, here, agent_ids[row] if here is None else agent_ids[row, here])
     substep.finish(is_dense=False)
     for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
-        for target, source in ((substep.actions, part.actions), (substep.logits or {}, part.logits)):
+        for target, source in ((substep.actions, part.actions), (substep.logits or {}, part.logits or {})):
             for key, array in source.items():
                 target[key][rows, envs] = array
         for key, array in part.observations.items():
@@ -430,35 +416,13 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
     def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
         self._act(policy, "play", [(quota[group], deterministic) for group in self.groups])
 
-    @override(StructuredVectorEnv)
-    def step(self, actions: Any, out: Any = None) -> NoReturn:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def reset(self, out: Any = None) -> NoReturn:
-        raise self._no_single_steps()
-
-    def _no_single_steps(self) -> EnvironmentContractError:
-        return EnvironmentContractError(
+    def _no_single_steps(self, *_: Any, **__: Any) -> NoReturn:
+        raise EnvironmentContractError(
             f"{type(self).__name__}: environments in groups act by themselves; expected `roll_out` or `play_episodes`, "
             "found one. Use runner.env_groups=1 with runner=dev or runner=local."
         )
 
-    @override(StructuredVectorEnv)
-    def actor_ids(self) -> list[ActorID]:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        raise self._no_single_steps()
+    step = reset = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
 
 
 class LocalGroups(GroupedVectorEnv):
