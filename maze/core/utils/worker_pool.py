@@ -7,17 +7,20 @@ Vector environments, IMPALA's actors, evolution strategies and parallel rollouts
 from __future__ import annotations
 
 import logging
+import mmap
 import multiprocessing
 import os
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from multiprocessing.reduction import send_handle
 from multiprocessing.util import Finalize
 from typing import Any, NoReturn
@@ -111,7 +114,7 @@ class WorkerPool:
     After the start, each worker owes an answer to `open`: :meth:`gather` waits for it.
 
     :param hosts: What each worker serves.
-    :param rows: The environments of each among all, for messages.
+    :param rows: The environments of each among all, for messages; `None`: one each.
     :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
     :param timeout: Seconds that a call may take; `None`: any time.
     :param preloads: Modules that the workers will need besides those of the hosts.
@@ -123,7 +126,7 @@ class WorkerPool:
     def __init__(
         self,
         hosts: Sequence[Host],
-        rows: Sequence[slice],
+        rows: Sequence[slice] | None = None,
         start_method: str | None = None,
         timeout: float | None = None,
         preloads: Sequence[str] = (),
@@ -133,7 +136,7 @@ class WorkerPool:
         self._timeout = timeout
         context = process_context(start_method, [messages.__name__, type(hosts[0]).__module__, *preloads])
         try:
-            for host, of_worker in zip(hosts, rows, strict=True):
+            for host, of_worker in zip(hosts, rows or env_slices(len(hosts), len(hosts)), strict=True):
                 self.workers.append(self._start(context, host, of_worker))
         except BaseException:
             self.close()
@@ -314,7 +317,7 @@ class WorkerPool:
             worker_traceback=failure.traceback,
         )
         if isinstance(cause, self.self_explanatory):
-            raise type(cause)(str(cause)) from error
+            raise cause from error
         raise error from cause if isinstance(cause, Exception) else None
 
     def _fail_dead(self, worker: Worker, call: str) -> NoReturn:
@@ -368,8 +371,7 @@ class ShareWorkers(WorkerPool):
         self._n_done = [0] * len(hosts)
         # Forking takes milliseconds and takes any object along, but it is not safe beside other threads.
         can_fork = sys.platform == "linux" and threading.active_count() == 1
-        rows = [slice(index, index + 1) for index in range(len(hosts))]
-        super().__init__(hosts, rows, "fork" if can_fork else "spawn")
+        super().__init__(hosts, start_method="fork" if can_fork else "spawn")
 
     def results(self, method: str) -> Iterator[tuple[int, Any]]:
         """Yield the number and the result of each item, as they come; the workers end afterwards.
@@ -397,6 +399,49 @@ class ShareWorkers(WorkerPool):
         how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
         text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
         return WorkerError(f"{text}:\n{trace}" if trace else f"{text}. {details.get('advice', '')}".rstrip())
+
+
+class SharedMemory:
+    """A mapped file without a name, which nothing can leave behind; the mapping ends with the last array on it."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.map = mmap.mmap(fd, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
+        close(self.fd)
+
+
+def map_memory(size: int, fd: int | None = None) -> SharedMemory:
+    """Memory that other processes can map as well: zeros at first, and no page of it exists before it is touched.
+
+    :param size: Number of bytes.
+    :param fd: Memory of another process; by default new memory is created.
+    """
+    size = max(size, mmap.PAGESIZE)
+    if fd is None:
+        fd = _anonymous_file()
+        os.ftruncate(fd, size)
+    return SharedMemory(fd, size)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("maze")
+    fd, path = tempfile.mkstemp(prefix="maze-")
+    os.unlink(path)
+    return fd
+
+
+def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
+    """Consecutive environments for each worker, as evenly as possible.
+
+    :param n_envs: Number of environments.
+    :param n_workers: Number of workers, at most `n_envs`.
+    """
+    bounds = [index * n_envs // n_workers for index in range(n_workers + 1)]
+    for start, stop in pairwise(bounds):
+        yield slice(start, stop)
 
 
 def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:
@@ -429,20 +474,20 @@ def _starting(is_fork: bool) -> Iterator[None]:
     Hosts travel by value, so no worker needs it: scripts need no `__main__` guard, and what they import at their top
     (torch, usually) costs the workers nothing. A forked process imports nothing.
     """
-    with warnings.catch_warnings():
-        # Python counts the idle threads of numerical libraries, which survive a fork well.
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        if is_fork:
+    if is_fork:
+        with warnings.catch_warnings():
+            # Python counts the idle threads of numerical libraries, which survive a fork well.
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
             yield
-            return
-        main = sys.modules["__main__"]
-        stand_in = types.ModuleType("__main__")
-        stand_in.__spec__ = None
-        sys.modules["__main__"] = stand_in
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
+        return
+    main = sys.modules["__main__"]
+    stand_in = types.ModuleType("__main__")
+    stand_in.__spec__ = None
+    sys.modules["__main__"] = stand_in
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _end_workers(workers: list[Worker]) -> None:

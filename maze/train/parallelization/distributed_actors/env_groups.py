@@ -19,10 +19,10 @@ from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
 from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
 from maze.core.utils.update_profile import TRANSFER, timed
+from maze.core.utils.worker_pool import env_slices
 from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.shared_arrays import env_slices
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
 from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, StatsEncoder
 

@@ -12,7 +12,7 @@ import torch
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.train.parallelization.vector_env.shared_arrays import map_memory
+from maze.core.utils.worker_pool import map_memory
 
 _ALIGNMENT = 64
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.utils.worker_pool import WorkerPool, process_context
+from maze.core.utils.worker_pool import WorkerPool, env_slices, process_context
 from maze.core.utils.worker_process import Host
 from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states
 from maze.train.parallelization.distributed_actors.distributed_actors import (
@@ -24,7 +24,6 @@ from maze.train.parallelization.distributed_actors.env_groups import ActingGroup
 from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights, copied_to_cpu
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.shared_arrays import env_slices
 from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
 
 if TYPE_CHECKING:

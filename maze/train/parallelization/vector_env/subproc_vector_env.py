@@ -15,16 +15,15 @@ import cloudpickle
 import numpy as np
 
 from maze.core.annotations import override
-from maze.core.env.space_arrays import action_column, copy_rows, zeros
+from maze.core.env.space_arrays import Arrays, ArraySpec, SpacesDict, action_column, array_specs, copy_rows, zeros
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats
 from maze.core.rollout.batched_acting import ActingFunction, Row, acting_function
 from maze.core.rollout.rollout_columns import FinalObservationEntry
-from maze.core.utils.worker_pool import WorkerPool
+from maze.core.utils.worker_pool import WorkerPool, env_slices, map_memory
 from maze.core.utils.worker_process import Host
 from maze.train.parallelization.vector_env.env_batch import ActorSpaces, EnvBatch, check_same_spaces
-from maze.train.parallelization.vector_env.shared_arrays import SharedArrays, env_slices, rows_of
 from maze.train.parallelization.vector_env.structured_vector_env import (
     BatchVectorEnv,
     FinalObservation,
@@ -38,6 +37,83 @@ if TYPE_CHECKING:
     from maze.core.env.faults import Seeding
     from maze.core.env.maze_env import MazeEnv
     from maze.core.rollout.rollout_columns import RolloutColumns
+
+
+_ALIGNMENT = 64  # a cache line: workers write side by side
+
+
+class SharedArrays:
+    """Arrays `[n_envs, ...]` for everything that one step exchanges.
+
+    :param n_envs: Number of environments.
+    :param observation_spaces_dict: Observation spaces by sub-step key.
+    :param action_spaces_dict: Action spaces by sub-step key.
+    :param fd: Memory of another process; by default new memory is created.
+    """
+
+    def __init__(
+        self, n_envs: int, observation_spaces_dict: SpacesDict, action_spaces_dict: SpacesDict, fd: int | None = None
+    ) -> None:
+        self.n_envs = n_envs
+        self.step_keys: list[StepKeyType] = list(observation_spaces_dict)
+        observation_specs = array_specs(observation_spaces_dict, "observation")
+        action_specs = array_specs(action_spaces_dict, "action")
+        specs = [
+            spec for part in (observation_specs, action_specs) for by_key in part.values() for spec in by_key.values()
+        ]
+        size = sum(self._size(spec) for spec in specs) + self._size(_ACTOR) + 4 * self._size(_FLOAT)
+        self.memory = map_memory(size, fd)
+        """Its descriptor gives another process access."""
+        self._offset = 0
+        self.observations = self._allocate_all(observation_specs)
+        self.actions = self._allocate_all(action_specs)
+        self.rewards = self._allocate(_FLOAT)
+        self.terminated = self._allocate(_FLAG)
+        self.truncated = self._allocate(_FLAG)
+        self.step_complete = self._allocate(_FLAG)
+        self._actors = self._allocate(_ACTOR)
+
+    def write_actors(self, rows: slice, actors: list[ActorID]) -> None:
+        """Publishes who acts next.
+
+        :param rows: The environments.
+        :param actors: One actor for each of them.
+        """
+        self._actors[rows] = [(self.step_keys.index(actor.step_key), actor.agent_id) for actor in actors]
+
+    def read_actors(self) -> list[ActorID]:
+        """Who acts next, by environment."""
+        return [ActorID(self.step_keys[key_index], agent_id) for key_index, agent_id in self._actors.tolist()]
+
+    def _size(self, spec: ArraySpec) -> int:
+        shape, dtype = spec
+        size = self.n_envs * int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+    def _allocate(self, spec: ArraySpec) -> np.ndarray:
+        shape, dtype = spec
+        array: np.ndarray = np.ndarray((self.n_envs, *shape), dtype, buffer=self.memory.map, offset=self._offset)
+        self._offset += self._size(spec)
+        return array
+
+    def _allocate_all(self, specs: dict[StepKeyType, dict[str, ArraySpec]]) -> Arrays:
+        return {
+            step_key: {key: self._allocate(spec) for key, spec in by_key.items()} for step_key, by_key in specs.items()
+        }
+
+
+_FLOAT: ArraySpec = ((), np.dtype(np.float32))
+_FLAG: ArraySpec = ((), np.dtype(np.bool_))
+_ACTOR: ArraySpec = ((2,), np.dtype(np.int64))
+
+
+def rows_of(arrays: Arrays, rows: slice) -> Arrays:
+    """Views on some environments' rows of all arrays.
+
+    :param arrays: Arrays `[n_envs, ...]`.
+    :param rows: The environments.
+    """
+    return {step_key: {key: array[rows] for key, array in by_key.items()} for step_key, by_key in arrays.items()}
 
 
 class Order(NamedTuple):
@@ -155,7 +231,7 @@ class ActingWorker:
         numpy_state = self._policy.rng_state()["numpy"]
         return WorkerRollout(observations, actions, rewards, terminated, truncated, events, numpy_state)
 
-    # -- what is asked of a vector environment where a policy fails -------------------------------------
+    # -- the methods of a vector environment that name the place where a policy fails -------------------
 
     def get_env_time(self) -> dict[int, int]:
         """Number of steps of the running episodes, by environment."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from maze.core.errors import ConfigError
-from maze.train.parallelization.vector_env.shared_arrays import map_memory
+from maze.core.utils.worker_pool import map_memory
 
 _CHUNK = 8192
 """How many numbers are drawn at once: enough to spread the cost of setting up the generator."""

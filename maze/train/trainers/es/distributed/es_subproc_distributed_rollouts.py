@@ -17,7 +17,6 @@ from maze.core.utils.worker_pool import Worker, WorkerPool
 from maze.core.utils.worker_process import Host
 from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
 from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
-from maze.train.parallelization.vector_env.shared_arrays import env_slices
 from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
@@ -169,7 +168,7 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self._concurrency = concurrency or MAX_ENVS
         n_workers = n_training_workers + n_eval_workers
         hosts = [ESWorker(env_factory)] * n_workers
-        self._pool = pool = WorkerPool(hosts, list(env_slices(n_workers, n_workers)), start_method)
+        self._pool = pool = WorkerPool(hosts, start_method=start_method)
         pool.gather("building the environments")
         pool.call("share_noise", shared_noise.count, shared_noise.seed, name="start", fd=shared_noise.memory.fd)
         self._decoders = [StatsDecoder() for _ in pool.workers]
