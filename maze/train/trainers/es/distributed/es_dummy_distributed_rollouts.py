@@ -554,22 +554,23 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
     ) -> None:
         super().__init__(EpisodeSeeds(shared_noise, agent_instance_seed, env_seed), n_eval_rollouts)
         self.shared_noise = shared_noise
-        self._players = Players(with_stats(env), env_factory, shared_noise)
+        self.players = Players(with_stats(env), env_factory, shared_noise)
+        """Makes the player of the policy; `players.current` is the present one."""
         self._concurrency = concurrency
 
     @property
     def env(self) -> Any:
         """The first environment."""
-        return self._players.env
+        return self.players.env
 
     @override(ESDistributedRollouts)
     def generate_rollouts(
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
-        schedule, player = self._next_schedule(), self._players.current
+        schedule, player = self._next_schedule(), self.players.current
         if player is None or player.policy is not policy:
             n_wanted = min(MAX_ENVS, self.n_eval_rollouts + (self._n_rollouts or MAX_ENVS))
-            player = self._players.make(policy, normalization_stats, self._concurrency or n_wanted)
+            player = self.players.make(policy, normalization_stats, self._concurrency or n_wanted)
         player.configure(get_flat_weights(policy).numpy(), noise_stddev, max_steps)
         while True:
             while player.n_free and (episode := schedule.next_episode()) is not None:
@@ -580,7 +581,7 @@ class ESDummyDistributedRollouts(ScheduledRollouts):
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
-        self._players.close()
+        self.players.close()
 
 
 class Players:
