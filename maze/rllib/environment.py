@@ -18,8 +18,12 @@ from maze.core.errors import ConfigError, EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
 from maze.core.wrappers.log_stats_wrapper import LogStatsWrapper
 from maze.interop.gymnasium_export import MazeGymnasiumEnv
-from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsDecoder, StatsEncoder
-from maze.train.parallelization.vector_env.vector_env_utils import disable_epoch_level_stats
+from maze.train.parallelization.vector_env.vector_env_utils import (
+    EncodedStats,
+    StatsDecoder,
+    StatsEncoder,
+    disable_epoch_level_stats,
+)
 from maze.train.trainers.common.observation_statistics import Moments, ObservedRows
 
 

@@ -31,13 +31,6 @@ def depend_on_parent() -> None:
     let_console_last()
 
 
-def become_worker() -> None:
-    """In a worker process that serves one job: signals are its parent's, it ends with it, and torch gets one thread."""
-    depend_on_parent()
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    use_one_thread()
-
-
 def use_one_thread() -> None:
     """In a worker process: several processes with several threads each get in one another's way."""
     if (torch := sys.modules.get("torch")) is not None:
@@ -63,13 +56,6 @@ def version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 class Process(multiprocessing.Process):
@@ -146,7 +132,8 @@ def end(process: BaseProcess, timeout: float) -> None:
 def exit_text(exit_code: int | None) -> str:
     """How a process ended, in words; a negative exit code is the signal that killed it."""
     if exit_code is not None and exit_code < 0:
-        return f"was killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
+        name = next((known.name for known in signal.Signals if known == -exit_code), "unknown")
+        return f"was killed by signal {-exit_code} ({name})"
     return f"exited with code {exit_code}"
 
 

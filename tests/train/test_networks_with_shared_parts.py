@@ -16,8 +16,11 @@ from maze.distributions.distribution_mapper import DistributionMapper
 from maze.perception.blocks import ConcatenationBlock, DenseBlock, InferenceBlock, LinearOutputBlock
 from maze.perception.models.built_in.flatten_concat import FlattenConcatPolicyNet
 from maze.train.trainers.common.replay_buffer.transitions import TransitionBatch
-from maze.train.trainers.es.distributed.episode_batch import Population, obstacle_to_batching
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
+    ESDummyDistributedRollouts,
+    Population,
+    obstacle_to_batching,
+)
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_parameters, n_trained_parameters, set_flat_parameters

@@ -153,7 +153,7 @@ class TorchPolicy(NetworksModel, Policy):
         :raises EnvironmentContractError: All actions of a row are masked.
         :raises ConfigError: The policy is recurrent, and there are no hidden states.
         """
-        key = self._network_key(actor_id)
+        key = self.network_key(actor_id)
         if states is None and self.is_recurrent and self._cells[key]:
             raise ConfigError(
                 f"{type(self).__name__} is recurrent: expected the hidden states of network {key!r}, found none. Pass "
@@ -167,7 +167,7 @@ class TorchPolicy(NetworksModel, Policy):
 
     def state_sizes(self, actor_id: ActorID | None) -> dict[str, int]:
         """Sizes of the hidden states of an actor, by state key; empty where its network carries none."""
-        return {key: cell.state_size for key, cell in self._cells[self._network_key(actor_id)].items()}
+        return {key: cell.state_size for key, cell in self._cells[self.network_key(actor_id)].items()}
 
     @contextmanager
     def remembering(self, env: Any, actor_id: ActorID | None) -> Iterator[None]:
@@ -237,16 +237,16 @@ class TorchPolicy(NetworksModel, Policy):
             does not run (:meth:`running`).
         """
         if self.is_recurrent:
-            self._check_running(self._network_key(actor_id))
+            self._check_running(self.network_key(actor_id))
         try:
             outputs = network(as_float_tensors(observation, self._device))
         except EnvironmentContractError as error:
-            raise EnvironmentContractError(f"Sub-step {self._network_key(actor_id)!r}: {error}") from error
+            raise EnvironmentContractError(f"Sub-step {self.network_key(actor_id)!r}: {error}") from error
         heads = self.distribution_mapper.action_heads
         logits = {key: value for key, value in outputs.items() if key in heads}
         if not logits:
             raise ConfigError(
-                f"policy.networks[{self._network_key(actor_id)!r}] returned {sorted(map(str, outputs))}, none of which "
+                f"policy.networks[{self.network_key(actor_id)!r}] returned {sorted(map(str, outputs))}, none of which "
                 f"is an action head. Expected some of: {', '.join(heads)}."
             )
         embeddings = {key: value for key, value in outputs.items() if key not in heads}
@@ -283,17 +283,17 @@ class TorchPolicy(NetworksModel, Policy):
 
     def network_for(self, actor_id: ActorID | None) -> nn.Module:
         """The network that acts for `actor_id` (`None`: the only one there is)."""
-        return self.networks[self._network_key(actor_id)]
+        return self.networks[self.network_key(actor_id)]
 
     def running_for(self, actor_id: ActorID | None, run: Run | None) -> AbstractContextManager[None]:
         """Context in which the network of an actor takes its hidden states from a run (`None`: it carries none)."""
-        return self.running(self._network_key(actor_id), run)
+        return self.running(self.network_key(actor_id), run)
 
     def shares_networks_with(self, other: TorchPolicy) -> bool:
         """Whether both act with the same networks, so that what one learns the other knows."""
         return all(network is other.networks.get(key) for key, network in self.networks.items())
 
-    def _network_key(self, actor_id: ActorID | None) -> Any:
+    def network_key(self, actor_id: ActorID | None) -> Any:
         if actor_id is None:
             if len(self.networks) > 1:
                 raise ConfigError(f"This policy has the networks {list(self.networks)}; say which with `actor_id`.")

@@ -2,69 +2,90 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import sys
-import threading
-import traceback
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
-
-import cloudpickle
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import Any
 
 from maze.console.runs import Progress
-from maze.core.agent.policy import Policy
 from maze.core.annotations import override
-from maze.core.errors import EnvironmentFailedError, MazeError, WorkerError
 from maze.core.rollout.recording import EpisodeRecorder, EpisodeStatsReport, RolloutReport, recorded
 from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
 from maze.core.utils.config_utils import whole_number
 from maze.core.utils.factory import TARGET_KEY, CollectionOfConfigType, ConfigType
 from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
-from maze.core.utils.pickling import pickled
 from maze.core.utils.targets import locate
-from maze.utils.process import become_worker, end, exit_text
+from maze.core.utils.worker_pool import ShareWorkers
+from maze.core.utils.worker_process import Host, ReportingQueue, failure_of
 
 __all__ = ["EpisodeRecorder", "EpisodeStatsReport", "ParallelRolloutRunner", "ParallelRolloutWorker"]
 
-CLOSE_TIMEOUT = 2.0
-"""Seconds a worker gets to leave before it is killed."""
 
+class ParallelRolloutWorker(Host):
+    """Plays episodes where it is: in a worker process, or in an actor of Ray.
 
-class ReportingQueue(Protocol):
-    """Takes the reports of a worker."""
+    :param what: Environment, wrappers, steps after which episodes are cut off, and agent.
+    :param run: The directory of the run that the agent is from.
+    :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
+    :param deterministic: Take the most probable actions instead of drawing them.
+    :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
+    :param best_of: How often each episode is played before it is recorded as it went best.
+    :param instance_seeds: Seeds of environment and agent, where episodes have none of their own.
+    :param seeds: Seeds of the episodes that :meth:`play` plays by default.
+    :param is_quiet: Whether warnings are suppressed: another worker issues them.
+    :param guard: Import guard under which the worker builds and plays; `None`: a new one.
+    """
 
-    def put(self, item: Any) -> None: ...
+    def __init__(
+        self,
+        what: tuple[ConfigType, CollectionOfConfigType, int, ConfigType],
+        run: str,
+        recording: tuple[bool, bool, bool, bool, bool],
+        deterministic: bool,
+        env_timeout: float | None = None,
+        best_of: int = 1,
+        instance_seeds: tuple[int | None, int | None] = (None, None),
+        seeds: EpisodeSeeds = (),
+        is_quiet: bool = False,
+        guard: ImportGuard | None = None,
+    ) -> None:
+        self.what, self.run_directory, self.recording, self.deterministic = what, run, recording, deterministic
+        self.env_timeout, self.best_of, self.instance_seeds = env_timeout, best_of, instance_seeds
+        self.seeds, self.is_quiet, self.guard = seeds, is_quiet, guard
+        self._env: Any = None
 
+    @override(Host)
+    def open(self) -> None:
+        if self.is_quiet:
+            warnings.simplefilter("ignore")
+        with imports_guarded(self.guard):
+            self._env, self._agent = RolloutRunner.init_env_and_agent(
+                *self.what, self.run_directory, *self.instance_seeds, self.env_timeout
+            )
 
-@dataclass(frozen=True)
-class WorkerFailure:
-    """The exception that ended a worker, in a form that survives the way between processes."""
+    @override(Host)
+    def close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
 
-    description: str
-    maze_error: MazeError | None
-    """The exception itself, where it is an error of ours that says all there is to say."""
+    def play(self, n_unseeded: int = 0) -> None:
+        """Play the episodes, and report each as an :class:`EpisodeStatsReport` when it ends.
 
-    @classmethod
-    def of(cls, error: BaseException) -> WorkerFailure:
-        lines = "".join(traceback.format_exception(error)).rstrip()
-        is_plain = (
-            isinstance(error, MazeError)
-            and not isinstance(error, EnvironmentFailedError)  # its traceback is what helps
-            and error.args == (str(error),)
-        )
-        return cls(lines, type(error)(str(error)) if is_plain else None)  # type: ignore[arg-type]
-
-
-class ParallelRolloutWorker:
-    """What runs in each worker process."""
+        :param n_unseeded: Number of episodes, where they have no seeds of their own: the generators go on.
+        """
+        seeds = RolloutRunner.best_seeds(self._env, self._agent, self.seeds, self.best_of)
+        guarded, recording = imports_guarded(self.guard), recorded(self._env, *self.recording)
+        with guarded, recording as (recorded_env, recorder):
+            RolloutRunner.run_interaction_loop(
+                recorded_env,
+                self._agent,
+                n_unseeded or len(seeds),
+                episode_end_callback=lambda: self.report(recorder.get_last_episode_data()),
+                episode_seeds=None if n_unseeded else seeds,
+                deterministic=self.deterministic,
+            )
 
     @staticmethod
     def run(
@@ -80,64 +101,22 @@ class ParallelRolloutWorker:
         agent_instance_seed: int | None,
         record_event_logs: bool = True,
         deterministic: bool = False,
-        episode_seeds: EpisodeSeeds | None = None,
-        record_actions: bool = False,
-        env_timeout: float | None = None,
-        record_parquet: bool = False,
-        best_of: int = 1,
     ) -> None:
-        """Runs episodes and reports each as an :class:`EpisodeStatsReport`; a failure as a :class:`WorkerFailure`.
-
-        :param episode_seeds: Seeds of each episode, instead of one pair of seeds for all of them.
-        :param best_of: How often each of these is played before it is recorded as it went best.
-        """
-        try:
-            env, agent = RolloutRunner.init_env_and_agent(
-                env_config,
-                wrapper_config,
-                max_episode_steps,
-                agent_config,
-                input_directory,
-                env_instance_seed,
-                agent_instance_seed,
-                env_timeout,
-            )
-            recording = (record_trajectory, record_event_logs, record_actions, False, record_parquet)
-            play_recorded(env, agent, n_episodes, reporting_queue.put, recording, deterministic, episode_seeds, best_of)
-        except (
-            BaseException
-        ) as error:  # signals are left to the parent: whatever comes is the environment's or the agent's
-            reporting_queue.put(WorkerFailure.of(error))
-
-
-def play_recorded(
-    env: Any,
-    agent: Policy,
-    n_episodes: int,
-    report: Callable[[EpisodeStatsReport], None],
-    recording: Sequence[bool],
-    deterministic: bool,
-    episode_seeds: EpisodeSeeds | None,
-    best_of: int = 1,
-) -> None:
-    """Runs episodes and reports each, in the process that they were given to.
-
-    :param report: Takes the report of each episode when it ends.
-    :param recording: Whether trajectories, event logs, actions, pages and tables are recorded.
-    :param episode_seeds: Seeds of each episode; `None`: the generators go on.
-    :param best_of: How often each of these is played before it is recorded as it went best.
-    """
-    if episode_seeds is not None:
-        episode_seeds = RolloutRunner.best_seeds(env, agent, episode_seeds, best_of)
-    with recorded(env, *recording) as (recorded_env, recorder):
-        RolloutRunner.run_interaction_loop(
-            recorded_env,
-            agent,
-            n_episodes,
-            episode_end_callback=lambda: report(recorder.get_last_episode_data()),
-            episode_seeds=episode_seeds,
-            deterministic=deterministic,
+        """Run episodes here and report each as an :class:`EpisodeStatsReport`; a failure as a
+        :class:`~maze.core.utils.worker_process.Failure`."""
+        worker = ParallelRolloutWorker(
+            (env_config, wrapper_config, max_episode_steps, agent_config),
+            input_directory,
+            (record_trajectory, record_event_logs, False, False, False),
+            deterministic,
+            instance_seeds=(env_instance_seed, agent_instance_seed),
         )
+        worker.report = reporting_queue.put
+        try:
+            worker.open()
+            worker.play(n_episodes)
+        except BaseException as error:  # signals are left to the parent: the error is the environment's or the agent's
+            reporting_queue.put(failure_of(error, None))
 
 
 class DistributedRolloutRunner(RolloutRunner):
@@ -159,48 +138,20 @@ class DistributedRolloutRunner(RolloutRunner):
     ) -> AbstractContextManager[Iterator[tuple[int, EpisodeStatsReport]]]:
         """Context in which the episodes are played: their numbers and reports, as they end."""
 
-
-@dataclass
-class _Worker:
-    """The parent's view of a worker process."""
-
-    index: int
-    process: BaseProcess
-    connection: Connection
-    episodes: Sequence[int]
-    """Numbers of the episodes it runs, in their order."""
-    n_reported: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.n_reported == len(self.episodes)
-
-    def receive(self) -> tuple[int, EpisodeStatsReport]:
-        """The next report and the number of its episode; a worker that failed or died raises."""
-        try:
-            report = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._death() from error
-        if isinstance(report, WorkerFailure):
-            if report.maze_error is not None:
-                raise report.maze_error
-            raise WorkerError(f"{self._name()} failed in {self._place()}:\n{report.description}")
-        episode = self.episodes[self.n_reported]
-        self.n_reported += 1
-        return episode, report
-
-    def _death(self) -> WorkerError:
-        self.process.join(CLOSE_TIMEOUT)
-        code = self.process.exitcode
-        hint = " Out of memory, perhaps: try fewer runner.n_processes." if code == -signal.SIGKILL else ""
-        return WorkerError(f"{self._name()} {exit_text(code)} in {self._place()}.{hint}")
-
-    def _name(self) -> str:
-        return f"Rollout worker {self.index} (pid {self.process.pid})"
-
-    def _place(self) -> str:
-        episode = self.episodes[min(self.n_reported, len(self.episodes) - 1)]
-        return f"episode {episode} ({self.n_reported} of its {len(self.episodes)} episodes were finished)"
+    def _worker(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> dict[str, Any]:
+        """The arguments of a :class:`ParallelRolloutWorker`."""
+        return {
+            "what": (env, wrappers, self.max_episode_steps, agent),
+            "run": self.input_dir,
+            "recording": (
+                *(self.record_trajectory, self.record_event_logs, self.record_actions),
+                *(False, self.record_parquet),
+            ),
+            "deterministic": self.deterministic,
+            "env_timeout": self.env_timeout,
+            "best_of": self.best_of,
+            "guard": current_guard(),
+        }
 
 
 class ParallelRolloutRunner(DistributedRolloutRunner):
@@ -237,111 +188,19 @@ class ParallelRolloutRunner(DistributedRolloutRunner):
     def _played(
         self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
     ) -> Iterator[Iterator[tuple[int, EpisodeStatsReport]]]:
-        workers = self._start_workers(env, wrappers, agent)
-        try:
-            yield _reports(workers)
-        finally:
-            _close(workers)
-
-    def _start_workers(self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType) -> list[_Worker]:
         seeds = self.draw_episode_seeds()
-        context = _start_context(env, wrappers, agent)
         n_workers = min(self.n_processes, self.n_episodes)
-        workers: list[_Worker] = []
-        try:
-            for index in range(n_workers):
-                episodes = range(index, self.n_episodes, n_workers)
-                arguments = {
-                    "env_config": env,
-                    "wrapper_config": wrappers,
-                    "agent_config": agent,
-                    "n_episodes": len(episodes),
-                    "max_episode_steps": self.max_episode_steps,
-                    "record_trajectory": self.record_trajectory,
-                    "input_directory": self.input_dir,
-                    "env_instance_seed": None,
-                    "agent_instance_seed": None,
-                    "record_event_logs": self.record_event_logs,
-                    "deterministic": self.deterministic,
-                    "record_actions": self.record_actions,
-                    "record_parquet": self.record_parquet,
-                    "env_timeout": self.env_timeout,
-                    "best_of": self.best_of,
-                    "episode_seeds": [seeds[episode] for episode in episodes],
-                }
-                workers.append(_start(context, index, episodes, arguments))
-        except BaseException:
-            _close(workers)
-            raise
-        return workers
-
-
-def _reports(workers: list[_Worker]) -> Iterator[tuple[int, EpisodeStatsReport]]:
-    """Numbers and reports of the episodes, as they end."""
-    by_connection = {worker.connection: worker for worker in workers}
-    while by_connection:
-        for connection in wait(list(by_connection)):
-            worker = by_connection[connection]  # type: ignore[index]
-            yield worker.receive()
-            if worker.is_done:
-                del by_connection[worker.connection]
-
-
-class _PipeQueue:
-    """A pipe that looks like a queue. Unlike a shared queue, it cannot be left locked by a dying neighbour."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.put = connection.send
-
-
-def _start_context(*configs: Any) -> BaseContext:
-    """Forking is a matter of milliseconds and takes any object along, but it is not safe beside other threads."""
-    can_fork = sys.platform == "linux" and threading.active_count() == 1
-    if not can_fork:
-        return multiprocessing.get_context("spawn")
-    for config in configs:
-        _import_target(config)
-    return multiprocessing.get_context("fork")
-
-
-def _import_target(config: Any) -> None:
-    """Imports what a configuration names, once for all workers."""
-    target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
-    if isinstance(target, str):
-        # A worker reports the same error, together with the configuration key.
-        with suppress(Exception):
-            locate(target)
-
-
-def _start(context: BaseContext, index: int, episodes: Sequence[int], arguments: dict[str, Any]) -> _Worker:
-    receiver, sender = context.Pipe(duplex=False)
-    if context.get_start_method() == "fork":
-        payload: Any = arguments
-    else:
-        payload = pickled(arguments, "Environment or agent: it")
-    process = context.Process(target=_work, args=(index, payload, sender, current_guard()))  # type: ignore[attr-defined]
-    with warnings.catch_warnings():
-        # Python counts the idle threads of numerical libraries, which survive a fork well.
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        process.start()
-    sender.close()
-    return _Worker(index, process, receiver, episodes)
-
-
-def _work(index: int, payload: Any, sender: Connection, guard: ImportGuard | None) -> None:
-    become_worker()
-    if index > 0:
-        warnings.simplefilter("ignore")  # the first worker says it for all of them
-    with imports_guarded(guard):
-        arguments = cloudpickle.loads(payload) if isinstance(payload, bytes) else payload
-        ParallelRolloutWorker.run(reporting_queue=_PipeQueue(sender), **arguments)
-
-
-def _close(workers: list[_Worker]) -> None:
-    """Ends all workers, whatever state they are in."""
-    for worker in workers:
-        if not worker.is_done:
-            worker.process.kill()
-    for worker in workers:
-        end(worker.process, CLOSE_TIMEOUT)
-        worker.connection.close()
+        arguments = self._worker(env, wrappers, agent)
+        hosts = [
+            ParallelRolloutWorker(**arguments, seeds=seeds[index::n_workers], is_quiet=index > 0)
+            for index in range(n_workers)
+        ]
+        for config in (env, wrappers, agent):
+            target = config.get(TARGET_KEY) if isinstance(config, Mapping) else None
+            if isinstance(target, str):  # imported once for all forked workers, which report errors
+                with suppress(Exception):
+                    locate(target)
+        with closing(
+            ShareWorkers("Rollout worker", hosts, self.n_episodes, lambda number: f"in episode {number}")
+        ) as workers:
+            yield workers.results("play")

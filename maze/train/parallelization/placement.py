@@ -260,7 +260,7 @@ def call_time_limit(env_timeout: float | None, n_envs: int) -> float | None:
 
 
 def arguments_of_actors(env_factory: Callable[[], Any], **arguments: Unpack[ActorsArguments]) -> dict[str, Any]:
-    """The same as arguments of :class:`~maze.train.parallelization.distributed_actors.actors_ahead.ActorsAhead`."""
+    """The same as arguments of `ActorsAhead`."""
     given = dict(arguments)
     seeds = {f"actor_{kind}_seeds": given.pop(f"{kind}_instance_seeds") for kind in ("env", "agent")}
     n_envs = len(arguments["env_instance_seeds"]) // arguments["n_actors"]

@@ -22,11 +22,11 @@ from maze.core.rollout.parallel_rollout_runner import (
     EpisodeStatsReport,
     ParallelRolloutRunner,
     ParallelRolloutWorker,
-    WorkerFailure,
 )
 from maze.core.rollout.rollout_runner import RolloutRunner
 from maze.core.rollout.sequential_rollout_runner import SequentialRolloutRunner
 from maze.core.utils.seeding import MazeSeeding
+from maze.core.utils.worker_process import exception_of, failure_of
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import Wrapper
 
@@ -228,9 +228,9 @@ def test_the_worker_reports_each_episode_to_any_queue() -> None:
 
 def test_a_failure_without_a_picklable_exception_keeps_its_text() -> None:
     error = type("LocalError", (Exception,), {})("text")
-    failure = pickle.loads(pickle.dumps(WorkerFailure.of(error)))
-    assert "LocalError: text" in failure.description
-    assert failure.maze_error is None
+    failure = pickle.loads(pickle.dumps(failure_of(error, None)))
+    assert "LocalError: text" in failure.traceback
+    assert exception_of(failure) is None
 
 
 def test_workers_leave_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.errors import NonFiniteError
 from maze.core.log_stats.log_stats import LogStatsAggregator, LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.worker_pool import EnvWorkerError
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.train.parallelization.vector_env.acting_worker import acts_alike
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
-from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
+from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv, acts_alike
 from tests.train.parallelization.toy_envs import counting_env, random_walk_env, two_step_env
 
 ENDINGS = ((3, "terminated"), (2, "truncated"), (12, "truncated"))
@@ -63,8 +62,8 @@ def rolled_out(env, policy, n_rollouts=4, n_steps=5, orders=None):
     """All that is recorded of some rollouts, between which the policy learns something."""
     noted = env.epoch_stats = Noted()
     if orders is not None:
-        run = env._pool.run
-        env._pool.run = lambda code, *arguments: orders.append(code) or run(code, *arguments)
+        call = env._pool.call
+        env._pool.call = lambda method, *arguments, **named: orders.append(method) or call(method, *arguments, **named)
     try:
         env.seed(list(range(7, 7 + env.n_envs)))
         generator = RolloutGenerator(env)
@@ -90,7 +89,7 @@ def test_rollouts_are_those_of_single_steps_in_one_process(make_env, n_workers):
     env = SubprocVectorEnv([make_env] * N_ENVS, n_workers=n_workers, acts=True)
     found = rolled_out(env, policy_for(make_env), orders=orders)
     np.testing.assert_equal(found, expected)
-    assert orders == [b"R", *[b"O"] * 4]  # a message for each rollout
+    assert orders == ["reset", *["roll_out"] * 4]  # a message for each rollout
     assert expected[1]
     assert any(isinstance(entry, tuple) for entry in expected[0])  # episodes of both kinds have ended
 
@@ -116,7 +115,7 @@ class DrawsByContent(TorchPolicy):
 def test_other_rollouts_go_step_by_step(make_env, policy, arguments):
     orders = []
     rolled_out(SubprocVectorEnv([make_env] * 2, n_workers=2, **arguments), policy(make_env), 1, 2, orders)
-    assert set(orders) == {b"R", b"S"}
+    assert set(orders) == {"reset", "step"}
 
 
 def test_policies_that_draw_by_the_shape_alone_act_alike_anywhere():

@@ -25,14 +25,15 @@ from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, NonFiniteError, WorkerError
 from maze.core.log_stats.log_stats import LogStatsLevel
 from maze.core.rollout.rollout_generator import RolloutGenerator
+from maze.core.utils.worker_pool import EnvWorkerError
 from maze.train.parallelization.broadcasting_container import BroadcastingContainer, BroadcastingManager
-from maze.train.parallelization.distributed_actors.actors_ahead import RolloutTickets
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
+from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
+from maze.train.parallelization.distributed_actors.env_groups import RolloutPacket, join_rollouts
 from maze.train.parallelization.distributed_actors.sequential_distributed_actors import SequentialDistributedActors
 from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights
 from maze.train.parallelization.distributed_actors.subproc_distributed_actors import SubprocDistributedActors
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
-from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
 from tests.train.parallelization.toy_envs import (
     Observe,
     PassOn,

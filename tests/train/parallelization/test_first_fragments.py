@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from maze.train.parallelization.distributed_actors.actor_work import WorkCounter
+from maze.train.parallelization.distributed_actors.distributed_actors import WorkCounter
 from maze.train.parallelization.distributed_actors.env_groups import RolloutPlan
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces
 from maze.train.parallelization.on_ray.crew import Task
-from maze.train.parallelization.on_ray.ray_envs import Fragment, RayVectorEnv
+from maze.train.parallelization.on_ray.ray_placement import Fragment, RayVectorEnv
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from tests.train.parallelization.toy_policies import ENVS, make_policy
 
 PLAN = RolloutPlan(50, with_logits=True, keeps_terminal=False, begins=False)

@@ -31,7 +31,7 @@ from maze.core.utils.config_utils import EnvFactory
 from maze.core.utils.pickling import unpicklable
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.maze_cli import main
-from maze.train.parallelization.distributed_actors.actors_ahead import RolloutTickets
+from maze.train.parallelization.distributed_actors.distributed_actors import RolloutTickets
 from maze.train.parallelization.on_ray.crew import Crew
 from maze.train.parallelization.on_ray.ray_placement import OnRay
 from maze.train.parallelization.on_ray.session import ray_session, require_ray

@@ -6,7 +6,7 @@ from abc import ABC
 import cloudpickle
 
 from maze.core.log_stats.log_stats import LogStatsKey
-from maze.train.parallelization.vector_env.stats_codec import StatsDecoder, StatsEncoder
+from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
 
 
 class Events(ABC):

@@ -19,9 +19,9 @@ import pytest
 
 from maze.core.env.maze_env import MazeEnv
 from maze.core.errors import ConfigError, EnvironmentContractError, WorkerError
+from maze.core.utils.worker_pool import EnvWorkerError
 from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.train.parallelization.vector_env.subproc_vector_env import SubprocVectorEnv
-from maze.train.parallelization.vector_env.worker_failure import EnvWorkerError
 from tests.train.parallelization.toy_envs import counting_env, hierarchical_env, random_walk_env
 
 LONG = ((100, "terminated"),)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import sys
-import threading
-import warnings
 from abc import ABC
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
-import cloudpickle
 import torch
 from torch.utils.data import Dataset, Subset
 
+from maze.core.annotations import override
 from maze.core.env.maze_env import MazeEnv
 from maze.core.env.structured_env import ActorID
-from maze.core.errors import CheckpointError, ConfigError, MazeError, WorkerError
+from maze.core.errors import CheckpointError, ConfigError
 from maze.core.trajectory_recording.datasets.minari_data import PREFIX, is_minari, minari_path, read_minari
 from maze.core.trajectory_recording.datasets.trajectory_processor import TrajectoryProcessor
 from maze.core.trajectory_recording.records.structured_spaces_record import StructuredSpacesRecord
@@ -32,10 +25,9 @@ from maze.core.trajectory_recording.records.trajectory_record import (
 )
 from maze.core.trajectory_recording.writers.spaces_columns import COLUMNS_SUFFIX, read_spaces_columns
 from maze.core.utils.factory import ConfigType, Factory
-from maze.core.utils.pickling import pickled
 from maze.core.utils.safe_pickle import register_safe_types, registered_safe_types
-from maze.utils.exception_report import ExceptionReport
-from maze.utils.process import become_worker, end, exit_text
+from maze.core.utils.worker_pool import ShareWorkers
+from maze.core.utils.worker_process import Host, ReportingQueue
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,12 +38,6 @@ Item = tuple[list[Any], list[Any], list[ActorID]]
 """Observations, actions and actors of the sub-steps of one step, in their order."""
 
 EnvFactory = Callable[[], MazeEnv[Any]]
-
-
-class ReportingQueue(Protocol):
-    """Where a worker puts what it has converted."""
-
-    def put(self, item: Any, /) -> None: ...
 
 
 class InMemoryDataset(Dataset[Item], ABC):
@@ -123,8 +109,15 @@ class InMemoryDataset(Dataset[Item], ABC):
             if self.deserialize_in_main_thread:
                 env = self._environment()
                 sources = [trajectory for source in sources for trajectory in self.reader.trajectories(source, env)]
-            arguments = (self.conversion_env_factory, self.trajectory_processor, self.reader)
-            for converted in load_in_processes(DataLoadWorker.run, sources, self.n_workers, *arguments):
+            n_workers = min(self.n_workers, len(sources))
+            common = (self.trajectory_processor, self.reader)
+            hosts = [
+                DataLoadWorker(self.conversion_env_factory, sources[index::n_workers], *common)
+                for index in range(n_workers)
+            ]
+            names = [f"while it loaded {_name(source)}" for source in sources]
+            workers = ShareWorkers("Data loading worker", hosts, len(sources), names.__getitem__)
+            for _, converted in sorted(workers.results("load"), key=lambda result: result[0]):
                 self._add(converted)
         else:
             for source in sources:
@@ -262,8 +255,37 @@ class TrajectoryReader:
             yield from InMemoryDataset.deserialize_trajectory(source, self.allow_pickle, self.extra_types, packages)
 
 
-class DataLoadWorker:
-    """Reads and converts a share of the trajectories in a process of its own."""
+class DataLoadWorker(Host):
+    """Reads and converts a share of the trajectories in a process of its own.
+
+    :param env_factory: Makes the environment that converts.
+    :param sources: This worker's share.
+    :param processor: What is done with each trajectory.
+    :param reader: Reads files.
+    """
+
+    def __init__(
+        self,
+        env_factory: EnvFactory | None,
+        sources: Sequence[Path | str | TrajectoryRecord[Any]],
+        processor: TrajectoryProcessor,
+        reader: TrajectoryReader,
+    ) -> None:
+        self.env_factory, self.sources, self.processor, self.reader = env_factory, sources, processor, reader
+        self._safe_types = registered_safe_types()
+
+    @override(Host)
+    def open(self) -> None:
+        register_safe_types(*self._safe_types)
+
+    def load(self) -> None:
+        """Report, for each source, the list of converted trajectories."""
+        env = self.env_factory() if self.env_factory is not None else None
+        for source in self.sources:
+            converted: list[list[StructuredSpacesRecord]] = []
+            for trajectory in self.reader.trajectories(source, env):
+                converted += self.processor.process(trajectory, env)
+            self.report(converted)
 
     @staticmethod
     def run(
@@ -281,118 +303,9 @@ class DataLoadWorker:
         :param trajectory_processor: What is done with each trajectory.
         :param reader: Reads files; by default without additional permissions.
         """
-        reader = reader or TrajectoryReader()
-        env = env_factory() if env_factory is not None else None
-        for source in trajectories_or_paths:
-            converted: list[list[StructuredSpacesRecord]] = []
-            for trajectory in reader.trajectories(source, env):
-                converted += trajectory_processor.process(trajectory, env)
-            reporting_queue.put(converted)
-
-
-CLOSE_TIMEOUT = 5.0
-"""Seconds that a worker gets to leave."""
-
-
-@dataclass
-class _Worker:
-    """The parent's view of a worker process."""
-
-    index: int
-    process: BaseProcess
-    connection: Connection
-    sources: Sequence[Any]
-    n_done: int = 0
-
-    def receive(self) -> Any:
-        """What the worker made of its next source; a worker that failed or died raises."""
-        place = f"Data loading worker {self.index} (pid {self.process.pid})"
-        source = _name(self.sources[self.n_done])
-        try:
-            is_result, value = cloudpickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            self.process.join(CLOSE_TIMEOUT)
-            how = exit_text(self.process.exitcode)
-            raise WorkerError(f"{place} {how} while it loaded {source}. Out of memory, perhaps?") from error
-        if not is_result:
-            if isinstance(value.exception, MazeError):
-                raise value.exception
-            raise WorkerError(f"{place} failed while it loaded {source}:\n{value.traceback}")
-        self.n_done += 1
-        return value
-
-
-class _Pipe:
-    """A pipe that looks like a queue; unlike a shared one, it cannot be left locked by a dying neighbour."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def put(self, item: Any) -> None:
-        self._connection.send_bytes(cloudpickle.dumps((True, item)))
-
-
-def load_in_processes(
-    run: Callable[..., None],
-    sources: Sequence[Any],
-    n_workers: int,
-    env_factory: Callable[[], Any] | None,
-    trajectory_processor: Any,
-    reader: Any,
-) -> Iterator[Any]:
-    """Has the sources loaded by several processes; the results come in the order of the sources.
-
-    :param run: What a worker runs: `DataLoadWorker.run`.
-    :param sources: Files or trajectories, dealt out in turn.
-    """
-    context = multiprocessing.get_context("fork" if _can_fork() else "spawn")
-    workers: list[_Worker] = []
-    try:
-        for index in range(min(n_workers, len(sources))):
-            share = sources[index::n_workers]
-            arguments = (env_factory, share, trajectory_processor, reader, registered_safe_types())
-            workers.append(_start(context, index, share, run, arguments))
-        for position in range(len(sources)):
-            yield workers[position % len(workers)].receive()
-    finally:
-        _close(workers)
-
-
-def _can_fork() -> bool:
-    """Forking is a matter of milliseconds, but not safe beside other threads."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
-def _start(context: Any, index: int, share: Sequence[Any], run: Callable[..., None], arguments: Any) -> _Worker:
-    payload = pickled((run, arguments), "`conversion_env_factory` or trajectories: it")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(payload, sender), daemon=True)
-    with warnings.catch_warnings():
-        # Python counts the idle threads of numerical libraries, which survive a fork well.
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-        process.start()
-    sender.close()
-    return _Worker(index, process, receiver, share)
-
-
-def _work(payload: bytes, sender: Connection) -> None:
-    become_worker()
-    try:
-        run, (env_factory, share, processor, reader, safe_types) = cloudpickle.loads(payload)
-        register_safe_types(*safe_types)
-        run(env_factory, share, _Pipe(sender), processor, reader)
-    except Exception as error:
-        sender.send_bytes(cloudpickle.dumps((False, ExceptionReport(error))))
-
-
-def _close(workers: Sequence[_Worker]) -> None:
-    """Ends all workers, whatever state they are in."""
-    for worker in workers:
-        if worker.n_done < len(worker.sources):
-            worker.process.kill()
-    for worker in workers:
-        end(worker.process, CLOSE_TIMEOUT)
-        worker.connection.close()
+        worker = DataLoadWorker(env_factory, trajectories_or_paths, trajectory_processor, reader or TrajectoryReader())
+        worker.report = reporting_queue.put
+        worker.load()
 
 
 def _name(source: Any) -> str:

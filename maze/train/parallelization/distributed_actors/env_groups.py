@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,16 +16,139 @@ from maze.core.annotations import override
 from maze.core.errors import EnvironmentContractError, NonFiniteError
 from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator, LogStatsKey, LogStatsLevel, split_columns
 from maze.core.rollout.batched_acting import logits_shapes_of, play_episodes
-from maze.core.rollout.rollout_columns import RolloutColumns
+from maze.core.rollout.rollout_columns import FinalObservationEntry, RolloutColumns, SubstepColumns
 from maze.core.rollout.rollout_generator import RolloutGenerator
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, join_rollouts
+from maze.core.utils.update_profile import TRANSFER, timed
+from maze.core.utils.worker_pool import env_slices
+from maze.core.wrappers.return_normalization_reward_wrapper import statistics_states
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.replay_log import states_for
-from maze.train.parallelization.vector_env.shared_arrays import env_slices
 from maze.train.parallelization.vector_env.structured_vector_env import StructuredVectorEnv, checked_seeds
+from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, StatsEncoder
 
 if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
-    from maze.core.env.structured_env import ActorID
+    from maze.core.env.structured_env import ActorID, StepKeyType
+
+
+Row = dict[str, np.ndarray]
+
+
+class SubstepPacket(NamedTuple):
+    """The columns of one sub-step key; see :class:`~maze.core.rollout.rollout_columns.SubstepColumns`."""
+
+    observations: Row
+    actions: Row
+    logits: Row | None
+    agent_ids: np.ndarray
+    ticks: np.ndarray
+    valid: np.ndarray | None
+
+
+class RolloutPacket(NamedTuple):
+    """A rollout as plain arrays: views of the columns it was made of, or what came over a pipe."""
+
+    substeps: dict[StepKeyType, SubstepPacket]
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    step_complete: np.ndarray
+    actor_rewards: np.ndarray | None
+    actor_done: np.ndarray | None
+    final_observations: list[FinalObservationEntry]
+    terminal_observations: list[FinalObservationEntry]
+    last_actor_ids: list[ActorID]
+    actor_sequence: list[ActorID] | None
+
+    @classmethod
+    def of(cls, columns: RolloutColumns) -> RolloutPacket:
+        """The rollout that columns hold."""
+        substeps = {
+            key: SubstepPacket(*(getattr(part, name) for name in SubstepPacket._fields))
+            for key, part in columns.substeps.items()
+        }
+        return cls(substeps, *(getattr(columns, name) for name in cls._fields[1:]))
+
+
+@timed(TRANSFER)
+def join_rollouts(packets: Iterable[RolloutPacket], columns: RolloutColumns) -> None:
+    """Fills columns with rollouts side by side.
+
+    Rollouts of fewer ticks than others end with them: in the ticks before they begin, nobody acts in their
+    environments.
+
+    :param packets: Rollouts.
+    :param columns: Columns with as many environments as all rollouts together.
+    """
+    packets = list(packets)
+    columns.clear()
+    n_ticks = max(len(packet.rewards) for packet in packets)
+    columns.reserve(n_ticks)
+    bounds = np.cumsum([0, *(packet.rewards.shape[1] for packet in packets)]).tolist()
+    places = [slice(*ends) for ends in pairwise(bounds)]
+    if any(packet.actor_rewards is not None for packet in packets):
+        columns.actor_rewards = np.zeros_like(columns.rewards)
+    if any(packet.actor_done is not None for packet in packets):
+        columns.actor_done = np.zeros_like(columns.terminated)
+    last_actor_ids: list[ActorID] = []
+    for packet, envs in zip(packets, places, strict=True):
+        first_tick = n_ticks - len(packet.rewards)
+        for target, source in (
+            (columns.rewards, packet.rewards),
+            (columns.terminated, packet.terminated),
+            (columns.truncated, packet.truncated),
+            (columns.step_complete, packet.step_complete),
+            (columns.actor_rewards, packet.actor_rewards),
+            (columns.actor_done, packet.actor_done),
+        ):
+            if target is not None and source is not None:
+                target[:first_tick, envs] = 0
+                target[first_tick:n_ticks, envs] = source
+        for ends, own in (
+            (columns.final_observations, packet.final_observations),
+            (columns.terminal_observations, packet.terminal_observations),
+        ):
+            ends += [
+                entry._replace(tick=first_tick + entry.tick, env_index=envs.start + entry.env_index) for entry in own
+            ]
+        last_actor_ids += packet.last_actor_ids
+    sequence = packets[0].actor_sequence
+    is_dense = sequence is not None and all(
+        packet.actor_sequence == sequence and len(packet.rewards) == n_ticks for packet in packets
+    )
+    for key, substep in columns.substeps.items():
+        parts = [
+            packet.substeps[key]._replace(ticks=packet.substeps[key].ticks + n_ticks - len(packet.rewards))
+            for packet in packets
+        ]
+        _join_substep(parts, places, substep)
+    actors: list[ActorID | None] = [None] * n_ticks
+    if is_dense and sequence is not None:
+        actors = [sequence[tick % len(sequence)] for tick in range(n_ticks)]
+    columns.finish(last_actor_ids, actors)
+
+
+def _join_substep(parts: list[SubstepPacket], places: list[slice], substep: SubstepColumns) -> None:
+    """Rows are the ticks at which any environment was at this sub-step."""
+    ticks = np.unique(np.concatenate([part.ticks for part in parts]))
+    n_envs = places[-1].stop
+    valid = np.zeros((len(ticks), n_envs), np.bool_)
+    agent_ids = np.zeros((len(ticks), n_envs), np.int64)
+    rows_of_parts = [np.searchsorted(ticks, part.ticks) for part in parts]
+    for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
+        valid[rows, envs] = True if part.valid is None else part.valid
+        agent_ids[rows, envs] = part.agent_ids
+    for row, tick in enumerate(ticks.tolist()):
+        here = None if valid[row].all() else np.flatnonzero(valid[row]).tolist()
+        substep.add_row(tick, here, agent_ids[row] if here is None else agent_ids[row, here])
+    substep.finish(is_dense=False)
+    for part, envs, rows in zip(parts, places, rows_of_parts, strict=True):
+        for target, source in ((substep.actions, part.actions), (substep.logits or {}, part.logits or {})):
+            for key, array in source.items():
+                target[key][rows, envs] = array
+        for key, array in part.observations.items():
+            substep.observations[key][rows, envs] = array[:-1]
+            substep.observations[key][len(ticks), envs] = array[-1]
 
 
 class RolloutPlan(NamedTuple):
@@ -135,6 +259,76 @@ class EpisodeRelay(LogStatsAggregator):
             self._pass_on(stat)
 
 
+class Fragment(NamedTuple):
+    """What the learner is told."""
+
+    packet: RolloutPacket | None
+    """`None`: episodes were played, and nothing was collected."""
+    episodes: list[EncodedStats]
+    wrappers: list[Any]
+    """What the wrappers of each environment have learned; empty: nothing learns."""
+    generators: Any = None
+    """State of the policy's generators afterwards, if it is of interest."""
+
+
+class ActingGroup:
+    """Environments that are stepped by a copy of the learner's policy, and what there is to tell of them.
+
+    :param env: The environments.
+    :param name: What messages call them.
+    :param seeds: A seed for each of them; empty: they are told later.
+    :param wrappers: What the wrappers of each have learned before; empty: nothing.
+    :param encoder: Encodes statistics for one who is told everything; `None`: each fragment can be decoded by itself.
+    """
+
+    def __init__(
+        self,
+        env: StructuredVectorEnv,
+        name: str,
+        seeds: Sequence[Any] = (),
+        wrappers: Sequence[Any] = (),
+        encoder: StatsEncoder | None = None,
+    ) -> None:
+        self.env = env
+        self._group = EnvGroup(env, name)
+        self._encoder = encoder
+        self._episodes: list[LogStats] = []
+        env.epoch_stats = EpisodeRelay(self._episodes.append)
+        if seeds:
+            env.seed(seeds)
+        if any(wrappers):
+            env.load_state_dict({"environments": [{"wrappers": learned, "problem": ""} for learned in wrappers]})
+
+    def spaces(self) -> ActorSpaces:
+        """The spaces of the environments."""
+        return ActorSpaces.of(self.env)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the vector environment."""
+        return getattr(self.env, method)(*arguments)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        self.env.close()
+
+    def collect(self, policy: Policy, plan: RolloutPlan) -> Fragment:
+        """Collects a rollout; see :meth:`EnvGroup.collect`."""
+        return self._told(self._group.collect(policy, plan))
+
+    def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> Fragment:
+        """Plays episodes; see :meth:`EnvGroup.play`."""
+        self._episodes.clear()
+        self._group.play(policy, quota, deterministic)
+        return self._told(None)
+
+    def _told(self, packet: RolloutPacket | None) -> Fragment:
+        encoder = self._encoder or StatsEncoder()
+        episodes = [encoder.encode(stats) for stats in self._episodes]
+        self._episodes.clear()
+        learned = [statistics_states(env) for env in getattr(self.env, "envs", ())]
+        return Fragment(packet, episodes, learned if any(learned) else [])
+
+
 class GroupedVectorEnv(StructuredVectorEnv, ABC):
     """Environments in groups that act by themselves, rollout by rollout and episode by episode.
 
@@ -222,35 +416,13 @@ class GroupedVectorEnv(StructuredVectorEnv, ABC):
     def play_episodes(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
         self._act(policy, "play", [(quota[group], deterministic) for group in self.groups])
 
-    @override(StructuredVectorEnv)
-    def step(self, actions: Any, out: Any = None) -> NoReturn:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def reset(self, out: Any = None) -> NoReturn:
-        raise self._no_single_steps()
-
-    def _no_single_steps(self) -> EnvironmentContractError:
-        return EnvironmentContractError(
+    def _no_single_steps(self, *_: Any, **__: Any) -> NoReturn:
+        raise EnvironmentContractError(
             f"{type(self).__name__}: environments in groups act by themselves; expected `roll_out` or `play_episodes`, "
             "found one. Use runner.env_groups=1 with runner=dev or runner=local."
         )
 
-    @override(StructuredVectorEnv)
-    def actor_ids(self) -> list[ActorID]:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def is_actor_done(self) -> np.ndarray:  # type: ignore[override]
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def get_actor_rewards(self) -> np.ndarray | None:
-        raise self._no_single_steps()
-
-    @override(StructuredVectorEnv)
-    def get_env_time(self) -> np.ndarray:  # type: ignore[override]
-        raise self._no_single_steps()
+    step = reset = actor_ids = is_actor_done = get_actor_rewards = get_env_time = _no_single_steps
 
 
 class LocalGroups(GroupedVectorEnv):

@@ -17,9 +17,9 @@ from maze.train.parallelization.distributed_actors.distributed_actors import (
     checked_actor_seeds,
     seed_of_start,
 )
-from maze.train.parallelization.distributed_actors.env_groups import collected
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket
+from maze.train.parallelization.distributed_actors.env_groups import RolloutPacket, collected
 from maze.train.parallelization.distributed_actors.shared_policy import copied_to_cpu
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces
 from maze.train.parallelization.vector_env.replay_log import states_for
 from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
 from maze.train.parallelization.vector_env.structured_vector_env import joint_state, load_joint_state

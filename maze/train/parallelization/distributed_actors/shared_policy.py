@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
@@ -14,7 +12,7 @@ import torch
 
 from maze.core.agent.torch_policy import TorchPolicy
 from maze.core.utils.update_profile import TRANSFER, timed
-from maze.train.parallelization.vector_env.shared_arrays import map_memory
+from maze.core.utils.worker_pool import map_memory
 
 _ALIGNMENT = 64
 
@@ -34,14 +32,15 @@ class SharedPolicyWeights:
     def __init__(self, state_dict: Mapping[str, Any], n_slots: int, fd: int | None = None) -> None:
         tensors = list(tensors_of(state_dict))
         sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
-        self._memory = map_memory(sum(sizes) * n_slots, fd)
+        self.memory = map_memory(sum(sizes) * n_slots, fd)
+        """Its descriptor gives another process access."""
         self._slots: list[list[torch.Tensor]] = []
         offset = 0
         for _ in range(n_slots):
             slot = []
             for tensor, size in zip(tensors, sizes, strict=True):
                 n_bytes = tensor.numel() * tensor.element_size()
-                raw = np.frombuffer(self._memory.map, np.uint8, n_bytes, offset)
+                raw = np.frombuffer(self.memory.map, np.uint8, n_bytes, offset)
                 slot.append(torch.from_numpy(raw).view(tensor.dtype).view(tensor.shape))
                 offset += size
             self._slots.append(slot)
@@ -64,19 +63,6 @@ class SharedPolicyWeights:
         """
         for source, target in zip(self._slots[version % len(self._slots)], tensors_of(state_dict), strict=True):
             target.copy_(source)
-
-    def send_to(self, connection: Connection, pid: int) -> None:
-        """Gives another process access.
-
-        :param connection: A connection to that process over a Unix socket.
-        :param pid: Its process id.
-        """
-        send_handle(connection, self._memory.fd, pid)
-
-    @staticmethod
-    def receive(connection: Connection, state_dict: Mapping[str, Any], n_slots: int) -> SharedPolicyWeights:
-        """Counterpart of :meth:`send_to`."""
-        return SharedPolicyWeights(state_dict, n_slots, fd=recv_handle(connection))
 
 
 def tensors_of(state_dict: Mapping[Any, Any]) -> Iterator[torch.Tensor]:

@@ -2,38 +2,123 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import platform
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 
 from maze.core.annotations import override
-from maze.core.errors import ConfigError
-from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
-from maze.train.parallelization.distributed_actors.actor_worker import run_actor
-from maze.train.parallelization.distributed_actors.actors_ahead import ActorsAhead, RolloutTickets
-from maze.train.parallelization.distributed_actors.distributed_actors import DistributedActors
-from maze.train.parallelization.distributed_actors.rollout_packet import ActorSpaces, RolloutPacket, SubstepPacket
-from maze.train.parallelization.distributed_actors.shared_policy import SharedPolicyWeights, copied_to_cpu
-from maze.train.parallelization.vector_env import channel as messages
-from maze.train.parallelization.vector_env.env_batch import check_same_spaces
-from maze.train.parallelization.vector_env.stats_codec import StatsDecoder
-from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
-from maze.utils.process import preload
+from maze.core.utils.worker_pool import WorkerPool, env_slices, process_context
+from maze.core.utils.worker_process import Host
+from maze.core.wrappers.return_normalization_reward_wrapper import load_statistics_states
+from maze.train.parallelization.distributed_actors.distributed_actors import (
+    ActorsAhead,
+    DistributedActors,
+    Work,
+    WorkCounter,
+)
+from maze.train.parallelization.distributed_actors.env_groups import ActingGroup, RolloutPlan
+from maze.train.parallelization.distributed_actors.shared_policy import PolicyCopy, SharedPolicyWeights, copied_to_cpu
+from maze.train.parallelization.vector_env.env_batch import ActorSpaces, check_same_spaces
+from maze.train.parallelization.vector_env.sequential_vector_env import SequentialVectorEnv
+from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder
 
 if TYPE_CHECKING:
     from maze.core.agent.torch_policy import TorchPolicy
+
+
+class Actor(Host):
+    """Collects rollouts in a worker process, as many as it has tickets for.
+
+    :param index: Its number.
+    :param env_factories: Each makes one environment.
+    :param n_rollout_steps: Number of environment steps of a rollout.
+    """
+
+    sends_in_background: ClassVar[bool] = True
+
+    def __init__(self, index: int, env_factories: Sequence[Callable[[], Any]], n_rollout_steps: int) -> None:
+        self._index = index
+        self.env_factories = env_factories
+        self._plan = RolloutPlan(n_rollout_steps, with_logits=True, keeps_terminal=False, begins=False)
+        self._env: SequentialVectorEnv | None = None
+        self._n_tickets = self._version = self._loaded_version = 0
+
+    @property
+    @override(Host)
+    def has_work(self) -> bool:
+        return self._n_tickets > 0
+
+    @override(Host)
+    def open(self) -> ActorSpaces:
+        self._env = SequentialVectorEnv(self.env_factories)
+        return ActorSpaces.of(self._env)
+
+    @override(Host)
+    def advance(self) -> None:
+        if self._version != self._loaded_version:
+            self._weights.read(self._version, self._copy.live_weights)
+            self._loaded_version = self._version
+        start = time.perf_counter()
+        packet, episodes, learned, _ = self._group.collect(self._copy.policy, self._plan)
+        seconds = time.perf_counter() - start
+        self._n_tickets -= 1
+        self.report((packet, self._version, episodes, learned, seconds))
+
+    @override(Host)
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def start(self, pickled_policy: bytes, n_slots: int, agent_seed: Any, env_seeds: list[Any], fd: int) -> None:
+        """Take the policy and the memory with its weights.
+
+        :param pickled_policy: The policy.
+        :param n_slots: Number of versions of the weights that are kept.
+        :param agent_seed: Seed of the policy.
+        :param env_seeds: A seed for each environment.
+        :param fd: The memory.
+        """
+        assert self._env is not None
+        self._group = ActingGroup(self._env, f"Actor {self._index}", env_seeds, encoder=StatsEncoder())
+        self._copy = PolicyCopy(pickled_policy)
+        self._copy.policy.seed(agent_seed)
+        self._weights = SharedPolicyWeights(self._copy.live_weights, n_slots, fd)
+
+    def add_tickets(self, n_more: int) -> None:
+        """Collect more rollouts.
+
+        :param n_more: How many.
+        """
+        self._n_tickets += n_more
+
+    def use_version(self, version: int) -> None:
+        """Use a new version of the policy from the next rollout on.
+
+        :param version: Its number.
+        """
+        self._version = version
+
+    def load_wrappers(self, states: list[Any]) -> None:
+        """Continue from running statistics that wrappers had learned.
+
+        :param states: Those of each environment.
+        """
+        assert self._env is not None
+        for env, state in zip(self._env.envs, states, strict=True):
+            load_statistics_states(env, state)
 
 
 class SubprocDistributedActors(ActorsAhead):
     """Collects rollouts in worker processes while the learner learns.
 
     Each worker has a pipe of its own. Messages to workers are small, so the learner never waits for one to be read;
-    weights travel through shared memory. How far actors may be ahead is what
-    :class:`~maze.train.parallelization.distributed_actors.actors_ahead.RolloutTickets` says.
+    weights travel through shared memory.
+    :class:`~maze.train.parallelization.distributed_actors.distributed_actors.RolloutTickets` bounds how far actors may
+    be ahead.
 
     :param env_factory: Makes one environment, in the worker.
     :param policy: The policy.
@@ -72,13 +157,12 @@ class SubprocDistributedActors(ActorsAhead):
             actor_agent_seeds,
             envs_per_actor=envs_per_actor,
         )
-        context = self.get_multiprocessing_context(start_method)
+        process_context(start_method, [Actor.__module__])
         if start_method == "forkserver":
             # a server that has imported torch starts workers in no time; meanwhile the learner sets up the rest
-            preload(context, [run_actor.__module__])
             forkserver.ensure_running()
         self._start_method = start_method
-        self._pool: ActorPool | None = None
+        self._pool: WorkerPool | None = None
         self._work = WorkCounter()
 
     @staticmethod
@@ -88,11 +172,7 @@ class SubprocDistributedActors(ActorsAhead):
         :param start_method: `forkserver`, `spawn` or `fork`.
         :raises ConfigError: The operating system cannot start processes in this way.
         """
-        available = multiprocessing.get_all_start_methods()
-        if start_method not in available:
-            hint = " Without processes there is SequentialDistributedActors." if start_method == "dummy" else ""
-            raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.{hint}")
-        return multiprocessing.get_context(start_method)
+        return process_context(start_method, [Actor.__module__])
 
     @override(DistributedActors)
     def start(self) -> None:
@@ -101,19 +181,27 @@ class SubprocDistributedActors(ActorsAhead):
         self._open()
         policy = copied_to_cpu(self.policy)
         self._weights = SharedPolicyWeights(policy.state_dict(), self._tickets.max_age + 2)
-        pool = ActorPool(self.env_factory, self.n_actors, self.envs_per_actor, self._start_method)
+        slices = list(env_slices(self.n_actors * self.envs_per_actor, self.n_actors))
+        factories = [self.env_factory] * self.envs_per_actor
+        actors = [Actor(index, factories, self.n_rollout_steps) for index in range(self.n_actors)]
+        pool = WorkerPool(actors, slices, self._start_method)
         try:
-            pool.start(
-                cloudpickle.dumps(policy), self._weights, self._tickets, self.n_rollout_steps, *self._seeds_now()
-            )
+            spaces: list[ActorSpaces] = pool.gather("building the environments")
+            for rows, of_actor in zip(slices, spaces, strict=True):
+                check_same_spaces(spaces[0], of_actor, rows.start)
+            env_seeds, agent_seeds = self._seeds_now()
+            common = (cloudpickle.dumps(policy), self._tickets.max_age + 2)
+            arguments = [(*common, seed, env_seeds[rows]) for seed, rows in zip(agent_seeds, slices, strict=True)]
+            pool.call_each("start", arguments, self._weights.memory.fd)
         except BaseException:
             pool.close()
             raise
-        self._pool, self._spaces = pool, pool.spaces
+        self._pool, self._spaces = pool, spaces[0]
+        self._decoders = [StatsDecoder() for _ in actors]
         self._weights.write(0, policy.state_dict())
         self._restore_wrappers()
         for worker in pool.workers:
-            pool.tell(worker, "rollouts", self._tickets.n_issued(worker.index))
+            pool.tell(worker, "add_tickets", self._tickets.n_issued(worker.index))
 
     @override(DistributedActors)
     def stop(self) -> None:
@@ -127,8 +215,7 @@ class SubprocDistributedActors(ActorsAhead):
             return  # those who start later take the policy itself
         self._tickets.updated()
         self._weights.write(self._tickets.version, state_dict)
-        for worker in self._pool.workers:
-            self._pool.tell(worker, "version", self._tickets.version)
+        self._pool.tell_all("use_version", self._tickets.version)
 
     @override(ActorsAhead)
     def _work_done(self) -> Work:
@@ -138,17 +225,17 @@ class SubprocDistributedActors(ActorsAhead):
     @override(ActorsAhead)
     def _issue(self, actor: int) -> None:
         assert self._pool is not None
-        self._pool.tell(self._pool.workers[actor], "rollouts", 1)
+        self._pool.tell(self._pool.workers[actor], "add_tickets", 1)
 
     @override(ActorsAhead)
     def _receive(self, wait: bool) -> None:
         assert self._pool is not None
         with self._work.waiting():
-            results = self._pool.results(wait)
+            results = self._pool.reports(wait)
         for worker, (packet, version, finished, states, seconds) in results:
             self._work.done(worker.index, seconds)
-            for stats in finished:
-                self.epoch_stats.receive(stats)
+            for encoded in finished:
+                self.epoch_stats.receive(self._decoders[worker.index].decode(encoded))
             if states:
                 self._learned[worker.index] = states
             self._arrived.append((worker.index, packet, version))
@@ -158,75 +245,4 @@ class SubprocDistributedActors(ActorsAhead):
         if self._pool is not None:
             for worker in self._pool.workers:
                 if worker.index in self._learned:
-                    self._pool.tell(worker, "wrapper_statistics", self._learned[worker.index])
-
-
-class ActorPool(WorkerPool):
-    """Worker processes that collect rollouts.
-
-    :param env_factory: Makes one environment.
-    :param n_actors: Number of processes.
-    :param envs_per_actor: Number of environments in each.
-    :param start_method: `forkserver`, `spawn` or `fork`.
-    """
-
-    _worker_main = staticmethod(run_actor)
-
-    def __init__(self, env_factory: Callable[[], Any], n_actors: int, envs_per_actor: int, start_method: str) -> None:
-        super().__init__([env_factory] * (n_actors * envs_per_actor), start_method, n_actors, timeout=None)
-        self._decoders = [StatsDecoder() for _ in self.workers]
-
-    def start(
-        self,
-        pickled_policy: bytes,
-        weights: SharedPolicyWeights,
-        tickets: RolloutTickets,
-        n_rollout_steps: int,
-        env_seeds: list[Any],
-        agent_seeds: list[Any],
-    ) -> None:
-        """Waits for the environments, then hands out the policy."""
-        all_spaces = [ActorSpaces(*spaces) for spaces in self.gather("building the environments")]
-        self.spaces = all_spaces[0]
-        for worker, spaces in zip(self.workers, all_spaces, strict=True):
-            check_same_spaces(self.spaces, spaces, worker.rows.start)
-        for worker, agent_seed in zip(self.workers, agent_seeds, strict=True):
-            n_slots = tickets.max_age + 2
-            arguments = (worker.index, pickled_policy, n_slots, n_rollout_steps, agent_seed, env_seeds[worker.rows])
-            self.tell(worker, "start", *arguments)
-            with self._watching(worker, "start"):
-                weights.send_to(worker.channel.connection, worker.process.pid)
-        self.gather("start")
-
-    def tell(self, worker: Worker, method: str, *arguments: Any) -> None:
-        """Tells a worker something that it does not answer at once."""
-        self._check_open()
-        with self._watching(worker, method):
-            worker.channel.send(messages.CALL, (method, arguments))
-
-    def results(self, wait: bool) -> list[tuple[Worker, Any]]:
-        """The rollouts that have arrived.
-
-        :param wait: Whether to wait for one if there is none.
-        """
-        self._check_open()
-        received: list[tuple[Worker, Any]] = []
-        timeout = None if wait else 0
-        while True:
-            events = self._events(timeout)
-            if not events:
-                return received
-            for fd, _ in events:
-                worker = self._worker_of[fd]
-                if fd != worker.channel.fd:
-                    if not worker.channel.connection.poll(0):
-                        self._fail_dead(worker, "rollout")
-                    continue
-                received.append((worker, self._decoded(worker, self._receive(worker, "rollout"))))
-            timeout = 0
-
-    def _decoded(self, worker: Worker, payload: Any) -> Any:
-        packet, version, finished, *rest = payload
-        substeps = {key: SubstepPacket(*substep) for key, substep in packet[0].items()}
-        decoder = self._decoders[worker.index]
-        return RolloutPacket(substeps, *packet[1:]), version, [decoder.decode(stats) for stats in finished], *rest
+                    self._pool.tell(worker, "load_wrappers", self._learned[worker.index])

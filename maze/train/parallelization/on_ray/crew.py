@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
@@ -20,13 +20,10 @@ import numpy as np
 from maze.core.errors import ConfigError, MazeError, WorkerError, first_line
 from maze.core.utils.pickling import pickled
 from maze.core.utils.update_profile import TRANSFER, WAITING, timed
-from maze.train.parallelization.distributed_actors.actor_work import Work, WorkCounter
+from maze.core.utils.worker_process import Failure, exception_of, failure_of
+from maze.train.parallelization.distributed_actors.distributed_actors import Work, WorkCounter
 from maze.train.parallelization.on_ray.session import n_cpus, require_ray
-from maze.train.parallelization.vector_env.channel import Failure, exception_of, failure_of
 from maze.utils.process import use_one_thread, version_of
-
-if TYPE_CHECKING:
-    from maze.train.parallelization.on_ray.ray_placement import OnRay
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ Maker = Callable[[int, int], Callable[[], Any]]
 """From an actor, and how often it was started before, to what makes its subject there, which travels by value."""
 
 
-class Host:
+class RemoteHost:
     """What an actor of Ray runs: objects that do the work, and calls of their methods."""
 
     def __init__(self) -> None:
@@ -89,6 +86,16 @@ class Host:
         self._subjects.clear()
 
 
+class CrewLimits(Protocol):
+    """What an actor needs, how long one waits for it, and how often it is replaced; see `OnRay`."""
+
+    cpus_per_actor: int
+    max_restarts: int
+    restart_pause: float
+    start_timeout: float
+    max_actors: int
+
+
 @dataclass(eq=False)
 class Task:
     """A call of an actor's method, which is repeated where the actor is lost."""
@@ -130,7 +137,7 @@ class Crew:
     :param limits: What an actor needs, how long one waits for it, and how often it is replaced.
     """
 
-    def __init__(self, limits: OnRay) -> None:
+    def __init__(self, limits: CrewLimits) -> None:
         self._ray = require_ray()
         self._limits = limits
         self._subjects: dict[str, tuple[Maker, int | None]] = {}
@@ -315,7 +322,7 @@ class Crew:
     # -- starting --------------------------------------------------------------------------------------
 
     def _start(self, actor: _Actor) -> None:
-        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(Host)
+        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(RemoteHost)
         actor.handle, actor.asked_at = host.remote(), time.monotonic()
         actor.place = actor.handle.describe.remote()
 

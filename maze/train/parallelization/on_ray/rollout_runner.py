@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from maze.core.annotations import override
-from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, play_recorded
+from maze.core.rollout.parallel_rollout_runner import DistributedRolloutRunner, ParallelRolloutWorker
 from maze.core.rollout.recording import EpisodeStatsReport
-from maze.core.rollout.rollout_runner import EpisodeSeeds, RolloutRunner
+from maze.core.rollout.rollout_runner import EpisodeSeeds
 from maze.core.utils.factory import CollectionOfConfigType, ConfigType
 from maze.core.utils.files import inside_directory, write_whole
-from maze.core.utils.import_guard import ImportGuard, current_guard, imports_guarded
 from maze.core.utils.storage import local_copy, origin_of
 from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
 from maze.train.parallelization.placement import placed
@@ -25,30 +24,21 @@ MOST_EPISODES = 10
 """Episodes of a slice, at most: as many are played again where an actor is lost."""
 
 
-class RemoteRollouts:
-    """Plays episodes in an actor.
+class RemoteRollouts(ParallelRolloutWorker):
+    """Plays slices of the episodes in an actor."""
 
-    :param what: Environment, wrappers, steps after which episodes are cut off, and agent.
-    :param run: The directory (or URL) of the run that the agent is from.
-    :param env_timeout: Seconds that a step or a reset may take; `None`: any time.
-    :param guard: What may be imported for them.
-    :param how: Further arguments of :func:`play_recorded`.
-    """
+    @classmethod
+    def opened(cls, run: str, **arguments: Any) -> RemoteRollouts:
+        """Builds environment and agent, in the actor.
 
-    def __init__(
-        self,
-        what: tuple[Any, Any, int, Any],
-        run: str,
-        env_timeout: float | None,
-        guard: ImportGuard | None = None,
-        **how: Any,
-    ) -> None:
-        directory = local_copy(run, "input_dir")
-        with imports_guarded(guard):
-            self._env, self._agent = RolloutRunner.init_env_and_agent(*what, directory, env_timeout=env_timeout)
-        self._how = how
+        :param run: The directory (or URL) of the run that the agent is from.
+        :param arguments: Those of :class:`ParallelRolloutWorker`.
+        """
+        worker = cls(run=local_copy(run, "input_dir"), **arguments)
+        worker.open()
+        return worker
 
-    def play(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
+    def play_slice(self, first: int, seeds: EpisodeSeeds) -> tuple[list[EpisodeStatsReport], dict[str, bytes]]:
         """Plays an episode for each pair of seeds.
 
         :param first: Number of the first episode.
@@ -57,13 +47,10 @@ class RemoteRollouts:
             the actor may share none with that of the run.
         """
         reports: list[EpisodeStatsReport] = []
+        self.report, self.seeds = reports.append, seeds
         with _directory_of_files() as files:
-            play_recorded(self._env, self._agent, len(seeds), reports.append, episode_seeds=seeds, **self._how)
+            self.play()
         return reports, files
-
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
 
 
 @contextmanager
@@ -102,10 +89,8 @@ class RayRolloutRunner(DistributedRolloutRunner):
     def _played(
         self, env: ConfigType, wrappers: CollectionOfConfigType, agent: ConfigType
     ) -> Iterator[Iterator[tuple[int, EpisodeStatsReport]]]:
-        what, run = (env, wrappers, self.max_episode_steps, agent), origin_of(self.input_dir)
-        recording = (self.record_trajectory, self.record_event_logs, self.record_actions, False, self.record_parquet)
-        how = {"recording": recording, "deterministic": self.deterministic, "best_of": self.best_of}
-        maker = partial(RemoteRollouts, what, run, self.env_timeout, current_guard(), **how)
+        arguments = {**self._worker(env, wrappers, agent), "run": origin_of(self.input_dir)}
+        maker = partial(RemoteRollouts.opened, **arguments)
         try:
             crew = self.placement.crew(self.n_episodes)
             assert crew is not None, "a runner of rollouts on Ray is placed there"
@@ -115,7 +100,7 @@ class RayRolloutRunner(DistributedRolloutRunner):
             self.placement.close()
 
     def _delivered(self, crew: Crew) -> Iterator[tuple[int, EpisodeStatsReport]]:
-        for (first, _), (episodes, files) in crew.hand_out(_NAME, "play", self._slices(crew.n_actors)):
+        for (first, _), (episodes, files) in crew.hand_out(_NAME, "play_slice", self._slices(crew.n_actors)):
             for path, content in files.items():
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(path, content)

@@ -6,7 +6,7 @@ The one implementation of the semantics of vector environments: used in process 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from maze.core.env.space_arrays import Cast, action_column, array_specs, check_o
 from maze.core.env.structured_env import ActorID, StepKeyType
 from maze.core.errors import EnvironmentContractError
 from maze.core.log_stats.log_stats import LogStats, LogStatsConsumer, LogStatsLevel
+from maze.core.rollout.batched_acting import logits_shapes_of
+from maze.core.rollout.rollout_columns import RolloutColumns, substeps_per_step
 from maze.core.trajectory_recording.writers.trajectory_writer_registry import TrajectoryWriterRegistry
 from maze.core.wrappers.maze_gym_env_wrapper import GymCoreEnv
 from maze.core.wrappers.return_normalization_reward_wrapper import (
@@ -470,6 +472,29 @@ class _EpisodeReport(LogStatsConsumer):
     @override(LogStatsConsumer)
     def receive(self, stat: LogStats) -> None:
         self._batch.finished_episodes[self._env_index] = stat
+
+
+class ActorSpaces(NamedTuple):
+    """What the environments of an actor have in common with those of all others."""
+
+    observation_spaces_dict: dict[StepKeyType, Any]
+    action_spaces_dict: dict[StepKeyType, Any]
+    agent_counts_dict: dict[StepKeyType, int]
+
+    @classmethod
+    def of(cls, env: Any) -> ActorSpaces:
+        """The spaces of an environment or vector environment."""
+        return cls(dict(env.observation_spaces_dict), dict(env.action_spaces_dict), dict(env.agent_counts_dict))
+
+    def columns(self, n_envs: int, n_steps: int, policy: Any) -> RolloutColumns:
+        """Columns for rollouts with logits of a policy."""
+        return RolloutColumns(
+            self.observation_spaces_dict,
+            self.action_spaces_dict,
+            n_envs,
+            n_steps * substeps_per_step(self.agent_counts_dict),
+            logits_shapes_of(policy, self.action_spaces_dict),
+        )
 
 
 class CheckedEnvFactory:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import numpy as np
 
 from maze.core.errors import ConfigError
-from maze.train.parallelization.vector_env.shared_arrays import map_memory
+from maze.core.utils.worker_pool import map_memory
 
 _CHUNK = 8192
 """How many numbers are drawn at once: enough to spread the cost of setting up the generator."""
@@ -24,17 +22,19 @@ class SharedNoiseTable:
 
     :param count: Number of numbers.
     :param seed: Seed of the table.
+    :param fd: Memory of another process; by default new memory is created.
     :raises ConfigError: The table has no room for a number.
     """
 
-    def __init__(self, count: int = 250000000, *, seed: int = 0, _fd: int | None = None) -> None:
+    def __init__(self, count: int = 250000000, *, seed: int = 0, fd: int | None = None) -> None:
         if count < 1:
             raise ConfigError(f"runner.shared_noise_table_size: expected an integer of at least 1, got {count!r}.")
         self.count = count
         self.seed = seed
         n_chunks = -(-count // _CHUNK)
-        self._memory = map_memory(4 * _CHUNK * n_chunks, _fd)
-        self._numbers: np.ndarray = np.ndarray(_CHUNK * n_chunks, np.float32, buffer=self._memory.map)
+        self.memory = map_memory(4 * _CHUNK * n_chunks, fd)
+        """Its descriptor gives another process access."""
+        self._numbers: np.ndarray = np.ndarray(_CHUNK * n_chunks, np.float32, buffer=self.memory.map)
         self._is_drawn = np.zeros(n_chunks, np.bool_)
         self._philox = np.random.Philox(key=seed)
         self._generator = np.random.Generator(self._philox)
@@ -74,21 +74,6 @@ class SharedNoiseTable:
         :param rng: Generator to draw from.
         """
         return int(rng.randint(0, self.count))
-
-    def send_to(self, connection: Connection, pid: int) -> None:
-        """Gives another process access.
-
-        :param connection: A connection to that process over a Unix socket.
-        :param pid: Its process id.
-        """
-        connection.send((self.count, self.seed))
-        send_handle(connection, self._memory.fd, pid)
-
-    @staticmethod
-    def receive(connection: Connection) -> SharedNoiseTable:
-        """Counterpart of :meth:`send_to`."""
-        count, seed = connection.recv()
-        return SharedNoiseTable(count, seed=seed, _fd=recv_handle(connection))
 
     def _draw(self, chunk: int) -> None:
         state: Any = dict(self._start)  # with an empty buffer, whatever was drawn before

@@ -17,14 +17,14 @@ from maze.core.wrappers.maze_gym_env_wrapper import GymMazeEnv
 from maze.core.wrappers.wrapper import ObservationWrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
 from maze.train.trainers.common.observation_statistics import ObservationStatistics, ObservedRows
-from maze.train.trainers.es.distributed.episode_batch import (
+from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import (
     EpisodeBatch,
+    ESDummyDistributedRollouts,
     Population,
     SingleEpisodePlayer,
     obstacle_to_batching,
 )
-from maze.train.trainers.es.distributed.es_distributed_rollouts import EpisodeSeeds, Outcome, RolloutSchedule
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import ESDummyDistributedRollouts
 from maze.train.trainers.es.distributed.es_rollout_wrapper import ESAbortException, ESRolloutWorkerWrapper
 from maze.train.trainers.es.distributed.es_subproc_distributed_rollouts import ESSubprocDistributedRollouts
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
@@ -66,9 +66,9 @@ def test_episodes_side_by_side_equal_episodes_one_after_another(make_env):
     policy = build_policy(make_env())
     together = dummy(make_env)
     one_by_one = dummy(make_env)
-    one_by_one._players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
     results = played(together, policy, 5)
-    assert isinstance(together._players.current, EpisodeBatch)
+    assert isinstance(together.players.current, EpisodeBatch)
     assert summary(results) == [
         (is_eval, indices, pytest.approx(returns, rel=1e-5), lengths)
         for is_eval, indices, returns, lengths in summary(played(one_by_one, policy, 5))
@@ -86,7 +86,7 @@ def test_a_network_without_numpy_form_is_mapped_over_the_population():
     policy = build_policy(hierarchical_env(), TORCH_ONLY)
     assert obstacle_to_batching(policy, hierarchical_env().observation_spaces_dict) is None
     one_by_one = dummy(hierarchical_env)
-    one_by_one._players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
     expected = [
         (*rest, pytest.approx(returns, rel=1e-5), n) for *rest, returns, n in summary(played(one_by_one, policy, 5))
     ]
@@ -191,7 +191,7 @@ def test_a_policy_of_another_kind_is_asked_one_episode_at_a_time():
     before = get_flat_parameters(policy)
     rollouts = dummy(counting_env)
     assert len(played(rollouts, policy, 4)) == 4
-    assert isinstance(rollouts._players.current, SingleEpisodePlayer)
+    assert isinstance(rollouts.players.current, SingleEpisodePlayer)
     assert torch.equal(get_flat_parameters(policy), before)
 
 
@@ -267,9 +267,9 @@ def told(results):
 def test_what_perturbed_policies_have_seen_is_the_same_in_any_company(make_env, in_numpy):
     policy = normalizing(make_env(), in_numpy)
     together, few, one_by_one = dummy(make_env), dummy(make_env, concurrency=2), dummy(make_env)
-    one_by_one._players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
     results = played(together, policy, 5)
-    assert isinstance(together._players.current, EpisodeBatch)
+    assert isinstance(together.players.current, EpisodeBatch)
     assert [len(result.observed) for result in results] == [0, 0, 2, 2, 2], "evaluations teach nothing"
     assert told(played(few, policy, 5)) == told(results)
     for one, other in zip(played(one_by_one, policy, 5), results, strict=True):
@@ -412,7 +412,7 @@ def test_a_number_that_is_not_finite_names_its_episode_and_step(what, how):
     else:
         rollouts = ESDummyDistributedRollouts(make_env(), 0, NOISE, 7, env_factory=make_env, env_seed=3)
         if how == "one by one":
-            rollouts._players.current = SingleEpisodePlayer(rollouts.env, policy, NOISE)
+            rollouts.players.current = SingleEpisodePlayer(rollouts.env, policy, NOISE)
     seeds = EpisodeSeeds(NOISE, 7, 3)
     episode = rf"perturbation {seeds.noise_index(0, 0)} of the noise table added, seeded with {seeds.env_seed(0, 0, 0)}"
     with pytest.raises(NonFiniteError, match=rf"{episode}, environment step 5: .*{what} .* is nan"):
@@ -425,9 +425,9 @@ def test_frozen_layers_are_the_same_for_all_perturbed_policies(network):
     policy = build_policy(cartpole(), network)
     next(iter(policy.parameters())).requires_grad_(False)
     together, one_by_one = dummy(cartpole), dummy(cartpole)
-    one_by_one._players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
+    one_by_one.players.current = SingleEpisodePlayer(one_by_one.env, policy, NOISE)
     assert summary(played(together, policy, 6)) == summary(played(one_by_one, policy, 6))
-    assert isinstance(together._players.current, EpisodeBatch)
+    assert isinstance(together.players.current, EpisodeBatch)
 
 
 class Counted(ObservationWrapper):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from maze.core.agent.policy import Policy
     from maze.core.agent.torch_model import TorchModel
     from maze.core.log_stats.log_stats import LogStats, LogStatsAggregator
-    from maze.train.parallelization.vector_env.stats_codec import EncodedStats, StatsEncoder
+    from maze.train.parallelization.vector_env.vector_env_utils import EncodedStats, StatsEncoder
     from maze.train.trainers.common.observation_statistics import Moments
     from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 

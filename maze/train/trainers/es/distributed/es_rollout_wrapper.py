@@ -10,8 +10,8 @@ import torch
 from maze.core.annotations import override
 from maze.core.wrappers.wrapper import Wrapper
 from maze.train.parallelization.vector_env.vector_env_utils import with_stats
-from maze.train.trainers.es.distributed.episode_batch import play_episode
 from maze.train.trainers.es.distributed.es_distributed_rollouts import Episode, ESRolloutResult
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import play_episode
 from maze.train.trainers.es.es_utils import get_flat_parameters, set_flat_parameters
 
 if TYPE_CHECKING:

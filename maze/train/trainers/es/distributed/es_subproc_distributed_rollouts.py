@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from itertools import islice
@@ -11,20 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
-import torch
 
 from maze.core.annotations import override
 from maze.core.env.faults import closed
-from maze.core.errors import ConfigError, NonFiniteError
+from maze.core.errors import ConfigError
+from maze.core.utils.worker_pool import Worker, WorkerPool
+from maze.core.utils.worker_process import Host
 from maze.train.parallelization.distributed_actors.shared_policy import MadeOnce, SharedPolicyWeights
 from maze.train.parallelization.on_ray.crew import N_AHEAD, Crew
-from maze.train.parallelization.vector_env import channel as messages
-from maze.train.parallelization.vector_env.channel import Channel, failure_of
-from maze.train.parallelization.vector_env.stats_codec import StatsDecoder, StatsEncoder
-from maze.train.parallelization.vector_env.vector_env_utils import with_stats
-from maze.train.parallelization.vector_env.worker import close_quietly, open_channel
-from maze.train.parallelization.vector_env.worker_pool import Worker, WorkerPool
-from maze.train.trainers.es.distributed.episode_batch import MAX_ENVS, EpisodePlayer
+from maze.train.parallelization.vector_env.vector_env_utils import StatsDecoder, StatsEncoder, with_stats
 from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     Episode,
     EpisodeSeeds,
@@ -34,7 +27,7 @@ from maze.train.trainers.es.distributed.es_distributed_rollouts import (
     RolloutSchedule,
     ScheduledRollouts,
 )
-from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import Players
+from maze.train.trainers.es.distributed.es_dummy_distributed_rollouts import MAX_ENVS, EpisodePlayer, Players
 from maze.train.trainers.es.es_shared_noise_table import SharedNoiseTable
 from maze.train.trainers.es.es_utils import get_flat_weights
 
@@ -46,39 +39,14 @@ N_PARAMETER_SLOTS = 2
 """Versions of the parameters that are kept: workers may still be reading those of the update before."""
 
 
-def run_es_worker(connection: Any, factories: bytes, index: int, inherited: list[Any]) -> None:
-    """Plays episodes until told to close or until the other side is gone.
+class ESWorker(Host):
+    """Plays episodes in a worker process, as many side by side as it has room for.
 
-    :param connection: End of the pipe to the trainer.
-    :param factories: The pickled list of one environment factory.
-    :param index: Index of the worker.
-    :param inherited: Connections that came along when the process was forked, and must not be held open.
-    """
-    channel = open_channel(connection, inherited)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        worker = _ESWorker(channel)
-        try:
-            if worker.build(factories):
-                worker.serve()
-            worker.close()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise
-        except BaseException as error:  # SystemExit of an environment included: the parent hears of everything
-            channel.send(messages.FAILED, failure_of(error, None))
-            if isinstance(error, SystemExit):
-                raise
-        finally:
-            close_quietly(worker.close)
-
-
-class _ESWorker:
-    """State of a worker process.
-
-    :param channel: Channel to the trainer.
+    :param env_factory: Makes an environment.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, env_factory: Callable[[], Any]) -> None:
+        self._env_factory = env_factory
         self._encoder = StatsEncoder()
         self._env: Any = None
         self._players: Players | None = None
@@ -87,77 +55,74 @@ class _ESWorker:
         self._n_playing = 0
         self._update = 0
 
-    def build(self, factories: bytes) -> bool:
-        """Makes the first environment and takes the noise table.
+    @property
+    @override(Host)
+    def has_work(self) -> bool:
+        return self._n_playing > 0
 
-        :return: Whether there is something to serve.
-        """
-        torch.set_num_threads(1)  # several processes with several threads each get in one another's way
-        (env_factory,) = cloudpickle.loads(factories)
-        self._env = with_stats(env_factory())
-        self._channel.send(messages.DONE)
-        code, _ = self._channel.receive()
-        if code == messages.CLOSE:  # another worker failed
-            return False
-        self._players = Players(self._env, env_factory, SharedNoiseTable.receive(self._channel.connection))
-        self._channel.send(messages.DONE)
-        return True
+    @override(Host)
+    def open(self) -> None:
+        self._env = with_stats(self._env_factory())
 
+    @override(Host)
     def close(self) -> None:
-        """Closes all environments; nothing happens the second time."""
         env, self._env = self._env, None
         if self._players is not None:
             self._players.close()
         elif env is not None:
             closed(env.close, "environment")
 
-    def serve(self) -> None:
-        """Does what the trainer asks for, and plays on in between, until it asks to close."""
-        poll = select.poll()
-        poll.register(self._channel.fd, select.POLLIN)
-        while True:
-            while self._n_playing == 0 or poll.poll(0):
-                code, payload = self._channel.receive()
-                if code == messages.CLOSE:
-                    return
-                name, argument = payload
-                getattr(self, f"_call_{name}")(*argument)
-            self._advance()
-
-    def _advance(self) -> None:
+    @override(Host)
+    def advance(self) -> None:
         assert self._player is not None
         finished = self._player.play_on(self._waiting)
         if finished:
             self._n_playing -= len(finished)
-            encoded = [(episode, *outcome.encoded(self._encoder)) for episode, outcome in finished]
-            self._channel.send(messages.RESULT, (self._update, encoded))
+            self.report((self._update, [(episode, *outcome.encoded(self._encoder)) for episode, outcome in finished]))
 
-    def _call_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int) -> None:
-        """Takes another policy, and the memory with its parameters."""
+    def share_noise(self, count: int, seed: int, fd: int) -> None:
+        """Take the noise table.
+
+        :param count: Number of numbers in it.
+        :param seed: Its seed.
+        :param fd: Its memory.
+        """
+        self._players = Players(self._env, self._env_factory, SharedNoiseTable(count, seed=seed, fd=fd))
+
+    def share_policy(self, pickled: bytes, normalization_stats: Any, n_slots: int, fd: int) -> None:
+        """Take another policy, and the memory with its parameters.
+
+        :param pickled: The policy.
+        :param normalization_stats: Statistics for observation normalization.
+        :param n_slots: Number of episodes side by side.
+        :param fd: The memory.
+        """
         policy = cloudpickle.loads(pickled)
         self._parameters = get_flat_weights(policy)
-        self._shared = SharedPolicyWeights.receive(
-            self._channel.connection, {"parameters": self._parameters}, N_PARAMETER_SLOTS
-        )
+        self._shared = SharedPolicyWeights({"parameters": self._parameters}, N_PARAMETER_SLOTS, fd)
         assert self._players is not None
         self._player = self._players.make(policy, normalization_stats, n_slots)
 
-    def _call_update(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
-        """Forget the update before, and begin with the next one."""
+    def begin(self, update: int, noise_stddev: float, max_steps: int | None) -> None:
+        """Begin an update; episodes of the one before are forgotten.
+
+        :param update: Its number.
+        :param noise_stddev: Standard deviation of the perturbations.
+        :param max_steps: Episodes are cut off after this number of environment steps; `None`: never.
+        """
         assert self._player is not None
         self._update = update
-        self._waiting.clear()
-        self._n_playing = 0
+        self.stop()
         self._shared.read(update, {"parameters": self._parameters})
         self._player.configure(self._parameters.numpy(), noise_stddev, max_steps)
 
-    def _call_play(self, episodes: list[tuple[Any, ...]]) -> None:
-        """Plays more episodes of the current update."""
-        self._waiting += [Episode(*episode) for episode in episodes]
+    def play(self, episodes: list[Episode]) -> None:
+        """Play more episodes of the current update."""
+        self._waiting += episodes
         self._n_playing += len(episodes)
 
-    def _call_stop(self) -> None:
-        """Nobody waits for the episodes that are being played."""
+    def stop(self) -> None:
+        """Forget the episodes that are being played."""
         self._waiting.clear()
         self._n_playing = 0
 
@@ -201,7 +166,12 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         seeds = EpisodeSeeds(shared_noise, agent_seed, env_seeds[0] if env_seeds else None)
         super().__init__(seeds, n_eval_rollouts)
         self._concurrency = concurrency or MAX_ENVS
-        self._pool = pool = ESWorkerPool(env_factory, n_training_workers + n_eval_workers, start_method, shared_noise)
+        n_workers = n_training_workers + n_eval_workers
+        hosts = [ESWorker(env_factory)] * n_workers
+        self._pool = pool = WorkerPool(hosts, start_method=start_method)
+        pool.gather("building the environments")
+        pool.call("share_noise", shared_noise.count, shared_noise.seed, name="start", fd=shared_noise.memory.fd)
+        self._decoders = [StatsDecoder() for _ in pool.workers]
         self._training_workers = pool.workers[:n_training_workers]
         self._eval_workers = pool.workers[n_training_workers:] or self._training_workers
         self._n_playing = [0] * len(pool.workers)
@@ -213,31 +183,45 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         self, policy: Any, max_steps: int | None, noise_stddev: float, normalization_stats: Any
     ) -> Generator[ESRolloutResult, None, None]:
         schedule = self._next_schedule()
-        shared = self._policy.of(
-            policy, lambda: self._pool.share_policy(policy, normalization_stats, self._concurrency)
-        )
+        shared = self._policy.of(policy, lambda: self._share_policy(policy, normalization_stats))
         self._n_calls += 1
         self._n_playing = [0] * len(self._pool.workers)
         shared.write(self._n_calls, {"parameters": get_flat_weights(policy)})
-        self._pool.tell_all("update", (self._n_calls, noise_stddev, max_steps))
+        self._pool.tell_all("begin", self._n_calls, noise_stddev, max_steps)
         try:
             while True:
                 self._hand_out(schedule)
-                for worker, episode, outcome in self._pool.outcomes(self._n_calls):
+                for worker, episode, outcome in self._outcomes():
                     self._n_playing[worker.index] -= 1
                     schedule.record(episode, outcome)
                 yield from schedule.results()
         finally:
             if schedule.n_in_flight and self._pool.is_open:
-                self._pool.tell_all("stop", ())
+                self._pool.tell_all("stop")
 
     @override(ESDistributedRollouts)
     def close(self) -> None:
         self._pool.close()
 
+    def _share_policy(self, policy: Any, normalization_stats: Any) -> SharedPolicyWeights:
+        """Hands out a policy; returns the memory for its parameters."""
+        weights = SharedPolicyWeights({"parameters": get_flat_weights(policy)}, N_PARAMETER_SLOTS)
+        arguments = (cloudpickle.dumps(policy), normalization_stats, self._concurrency)
+        self._pool.tell_all("share_policy", *arguments, fd=weights.memory.fd)
+        return weights
+
+    def _outcomes(self) -> Iterator[tuple[Worker, Episode, Outcome]]:
+        """Waits until episodes have ended; those of earlier updates are dropped."""
+        for worker, (update, finished) in self._pool.reports(wait=True):
+            for episode, stats, *rest in finished:
+                # of dropped episodes as well: later statistics refer to keys that came with them
+                decoded = self._decoders[worker.index].decode(stats)
+                if update == self._n_calls:
+                    yield worker, episode, Outcome(decoded, *rest)
+
     def _hand_out(self, schedule: RolloutSchedule) -> None:
         """Gives all workers something to do, those with little first."""
-        handed_out: dict[int, list[tuple[Any, ...]]] = {}
+        handed_out: dict[int, list[Episode]] = {}
         while schedule.needs_evaluation and (worker := self._least_busy(self._eval_workers)) is not None:
             self._assign(worker, schedule.next_evaluation(), handed_out)
         while schedule.needs_training and (worker := self._least_busy(self._training_workers)) is not None:
@@ -245,92 +229,15 @@ class ESSubprocDistributedRollouts(ScheduledRollouts):
         if schedule.n_in_flight == 0:  # somebody wants more than was announced
             self._assign(self._training_workers[0], schedule.next_training(), handed_out)
         for index, episodes in handed_out.items():
-            self._pool.tell(self._pool.workers[index], "play", (episodes,))
+            self._pool.tell(self._pool.workers[index], "play", episodes)
 
-    def _assign(self, worker: Worker, episode: Episode, handed_out: dict[int, list[tuple[Any, ...]]]) -> None:
+    def _assign(self, worker: Worker, episode: Episode, handed_out: dict[int, list[Episode]]) -> None:
         self._n_playing[worker.index] += 1
-        handed_out.setdefault(worker.index, []).append(tuple(episode))
+        handed_out.setdefault(worker.index, []).append(episode)
 
     def _least_busy(self, workers: list[Worker]) -> Worker | None:
         worker = min(workers, key=lambda worker: self._n_playing[worker.index])
         return worker if self._n_playing[worker.index] < self._concurrency else None
-
-
-class ESWorkerPool(WorkerPool):
-    """Worker processes that play episodes and report each when it ends.
-
-    :param env_factory: Makes an environment.
-    :param n_workers: Number of processes.
-    :param start_method: See :class:`ESSubprocDistributedRollouts`.
-    :param shared_noise: The noise table.
-    """
-
-    _worker_main = staticmethod(run_es_worker)
-    _self_explanatory = (NonFiniteError,)
-
-    def __init__(
-        self,
-        env_factory: Callable[[], Any],
-        n_workers: int,
-        start_method: str | None,
-        shared_noise: SharedNoiseTable,
-    ) -> None:
-        super().__init__([env_factory] * n_workers, start_method, n_workers, timeout=None)
-        self._decoders = [StatsDecoder() for _ in self.workers]
-        self.gather("building the environments")
-        for worker in self.workers:
-            with self._watching(worker, "start"):
-                worker.channel.send(messages.DONE)
-                shared_noise.send_to(worker.channel.connection, worker.process.pid)
-        self.gather("start")
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the workers are there."""
-        return bool(self._finalizer.still_active())
-
-    def share_policy(self, policy: Any, normalization_stats: Any, concurrency: int) -> SharedPolicyWeights:
-        """Hand out a policy.
-
-        :param policy: The policy.
-        :param normalization_stats: Statistics for observation normalization.
-        :param concurrency: Number of episodes side by side in each worker.
-        :return: The memory for its parameters.
-        """
-        weights = SharedPolicyWeights({"parameters": get_flat_weights(policy)}, N_PARAMETER_SLOTS)
-        pickled = cloudpickle.dumps(policy)
-        for worker in self.workers:
-            self.tell(worker, "policy", (pickled, normalization_stats, concurrency))
-            with self._watching(worker, "policy"):
-                weights.send_to(worker.channel.connection, worker.process.pid)
-        return weights
-
-    def tell(self, worker: Worker, method: str, arguments: tuple[Any, ...]) -> None:
-        """Tells a worker something that it does not answer at once."""
-        self._check_open()
-        with self._watching(worker, method):
-            worker.channel.send(messages.CALL, (method, arguments))
-
-    def tell_all(self, method: str, arguments: tuple[Any, ...]) -> None:
-        """Tells all workers the same."""
-        for worker in self.workers:
-            self.tell(worker, method, arguments)
-
-    def outcomes(self, update: int) -> Iterator[tuple[Worker, Episode, Outcome]]:
-        """Waits until episodes have ended.
-
-        :param update: Which update they have to belong to; those of earlier ones are dropped.
-        """
-        for fd, _ in self._events():
-            worker = self._worker_of[fd]
-            if fd != worker.channel.fd:
-                self._fail_dead(worker, "rollout")
-            its_update, finished = self._receive(worker, "rollout")
-            for episode, stats, *rest in finished:
-                # of dropped episodes as well: later statistics refer to keys that came with them
-                decoded = self._decoders[worker.index].decode(stats)
-                if its_update == update:
-                    yield worker, Episode(*episode), Outcome(decoded, *rest)
 
 
 SMALLEST_SLICE = 16

@@ -1,0 +1,521 @@
+"""Worker processes, seen from their parent: start, calls, reports, failures and shutdown.
+
+Vector environments, IMPALA's actors, evolution strategies and parallel rollouts use it, each with a
+:class:`~maze.core.utils.worker_process.Host` of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from multiprocessing.reduction import send_handle
+from multiprocessing.util import Finalize
+from typing import Any, NoReturn
+
+from maze.core.annotations import override
+from maze.core.errors import ConfigError, MazeError, NonFiniteError, WorkerError
+from maze.core.utils import worker_process as messages
+from maze.core.utils.pickling import pickled
+from maze.core.utils.update_profile import TRANSFER, WAITING, timed
+from maze.core.utils.worker_process import GONE, Channel, Failure, Host, exception_of, run_worker
+from maze.utils.process import exit_text, preload
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 2.0
+"""Seconds that workers may take to close their environments before they are killed."""
+_ADVICE_FOR_SIGNALS = {
+    -signal.SIGKILL: "The operating system may have run out of memory; fewer environments or workers need less of it.",
+    -signal.SIGSEGV: "Native code of an environment crashed.",
+}
+
+
+class EnvWorkerError(WorkerError):
+    """A worker process failed.
+
+    :param what: What happened to it.
+    :param worker_index: Which worker.
+    :param env_indices: The environments it stepped.
+    :param pid: Its process id.
+    :param call: The call it was in.
+    :param exit_code: Exit code of the process; negative: the signal that killed it; None: still running.
+    :param advice: What to do about it.
+    :param worker_traceback: The original traceback, if there is one.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        worker_index: int,
+        env_indices: Sequence[int],
+        pid: int | None,
+        call: str,
+        exit_code: int | None = None,
+        advice: str = "",
+        worker_traceback: str | None = None,
+    ) -> None:
+        self.what = what
+        self.worker_index = worker_index
+        self.env_indices = list(env_indices)
+        self.pid = pid
+        self.call = call
+        self.exit_code = exit_code
+        self.advice = advice
+        self.worker_traceback = worker_traceback
+        super().__init__(self._message())
+
+    def __reduce__(self) -> tuple[type[EnvWorkerError], tuple[object, ...]]:
+        arguments = (self.what, self.worker_index, self.env_indices, self.pid, self.call, self.exit_code)
+        return type(self), (*arguments, self.advice, self.worker_traceback)
+
+    def _message(self) -> str:
+        first, last = self.env_indices[0], self.env_indices[-1]
+        envs = f"environment {first}" if first == last else f"environments {first} to {last}"
+        lines = [f"environment worker {self.worker_index} ({envs}, pid {self.pid}) {self.what} during `{self.call}`."]
+        if self.advice:
+            lines.append(self.advice)
+        if self.worker_traceback:
+            lines.append(f"Traceback in the worker:\n{self.worker_traceback}")
+        return "\n".join(lines)
+
+
+class Worker:
+    """One worker process, seen from outside.
+
+    :param index: Counts the workers.
+    :param rows: Its environments among all.
+    :param process: The process.
+    :param channel: This end of its pipe.
+    """
+
+    def __init__(self, index: int, rows: slice, process: Any, channel: Channel) -> None:
+        self.index = index
+        self.rows = rows
+        self.process = process
+        self.channel = channel
+
+
+class WorkerPool:
+    """Worker processes, each of which serves a host. The first failure of any of them ends them all and is raised.
+
+    After the start, each worker owes an answer to `open`: :meth:`gather` waits for it.
+
+    :param hosts: What each worker serves.
+    :param rows: The environments of each among all, for messages; `None`: one each.
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
+    :param timeout: Seconds that a call may take; `None`: any time.
+    :param preloads: Modules that the workers will need besides those of the hosts.
+    """
+
+    self_explanatory: tuple[type[MazeError], ...] = (NonFiniteError,)
+    """Errors of workers whose messages say where they come from; they are raised as they are."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        rows: Sequence[slice] | None = None,
+        start_method: str | None = None,
+        timeout: float | None = None,
+        preloads: Sequence[str] = (),
+    ) -> None:
+        self.workers: list[Worker] = []
+        self._finalizer = Finalize(self, _end_workers, args=(self.workers,), exitpriority=10)
+        self._timeout = timeout
+        context = process_context(start_method, [messages.__name__, type(hosts[0]).__module__, *preloads])
+        try:
+            for host, of_worker in zip(hosts, rows or env_slices(len(hosts), len(hosts)), strict=True):
+                self.workers.append(self._start(context, host, of_worker))
+        except BaseException:
+            self.close()
+            raise
+        self._poll = select.poll()
+        self._worker_of: dict[int, Worker] = {}
+        for worker in self.workers:
+            for fd in (worker.channel.fd, worker.process.sentinel):
+                self._worker_of[fd] = worker
+                self._poll.register(fd, select.POLLIN)
+
+    def _start(self, context: Any, host: Host, rows: slice) -> Worker:
+        index = len(self.workers)
+        is_fork = context.get_start_method() == "fork"
+        ours, theirs = context.Pipe(duplex=True)
+        inherited = [ours, *(worker.channel.connection for worker in self.workers)] if is_fork else []
+        process = context.Process(
+            target=run_worker,
+            args=(theirs, host if is_fork else pickled(host, "env: it"), inherited),
+            name=f"maze-worker-{index}",
+        )
+        with _starting(is_fork):
+            process.start()
+        theirs.close()
+        return Worker(index, rows, process, Channel(ours))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers are there."""
+        return bool(self._finalizer.still_active())
+
+    def call(self, method: str, *arguments: Any, name: str = "", fd: int | None = None) -> list[Any]:
+        """Call a method of all hosts with the same arguments, at the same time.
+
+        :param method: Name of the method.
+        :param arguments: Its arguments.
+        :param name: Name of the call in messages; by default that of the method.
+        :param fd: A file descriptor that follows the arguments.
+        :return: What each returns.
+        """
+        self._check_open()
+        code, content = messages.SHORT_CALLS.get(method), None
+        if code is None:
+            code, content = messages.CALL, messages.dumps((method, arguments, fd is not None))
+        for worker in self.workers:
+            self._send(worker, code, content, name or method, fd)
+        return self.gather(name or method)
+
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]], fd: int | None = None) -> list[Any]:
+        """Call a method of all hosts, at the same time.
+
+        :param method: Name of the method.
+        :param arguments: The arguments of each host's.
+        :param fd: A file descriptor that follows the arguments.
+        :return: What each returns.
+        """
+        self._check_open()
+        contents = [messages.dumps((method, of_worker, fd is not None)) for of_worker in arguments]
+        for worker, content in zip(self.workers, contents, strict=True):
+            self._send(worker, messages.CALL, content, method, fd)
+        return self.gather(method)
+
+    def tell(self, worker: Worker, method: str, *arguments: Any, fd: int | None = None) -> None:
+        """Call a method of one host without waiting for it; it is not answered.
+
+        :param worker: The worker.
+        :param method: Name of the method.
+        :param arguments: Its arguments.
+        :param fd: A file descriptor that follows the arguments.
+        """
+        self._check_open()
+        self._send(worker, messages.TELL, messages.dumps((method, arguments, fd is not None)), method, fd)
+
+    def tell_all(self, method: str, *arguments: Any, fd: int | None = None) -> None:
+        """Call a method of all hosts without waiting for them; see :meth:`tell`."""
+        self._check_open()
+        content = messages.dumps((method, arguments, fd is not None))
+        for worker in self.workers:
+            self._send(worker, messages.TELL, content, method, fd)
+
+    def gather(self, call: str) -> list[Any]:
+        """Wait for an answer of each worker.
+
+        :param call: The call that they answer, for messages.
+        """
+        try:
+            return self._gather(call)
+        except BaseException:  # an interrupt leaves answers in the pipes that later calls would take for theirs
+            self.close()
+            raise
+
+    def reports(self, wait: bool, call: str = "rollout") -> list[tuple[Worker, Any]]:
+        """Return what hosts have reported, in the order in which it arrived.
+
+        :param wait: Whether to wait for a report if there is none.
+        :param call: What they do, for messages.
+        """
+        self._check_open()
+        received: list[tuple[Worker, Any]] = []
+        timeout = None if wait else 0
+        while events := self._events(timeout):
+            for fd, _ in events:
+                worker = self._worker_of[fd]
+                if fd == worker.channel.fd:
+                    received.append((worker, self._receive(worker, call)))
+                elif not worker.channel.connection.poll(0):
+                    self._fail_dead(worker, call)
+            timeout = 0
+        return received
+
+    def close(self) -> None:
+        """End all workers, by force where they do not end by themselves; a second call does nothing."""
+        self._finalizer()
+
+    def _send(self, worker: Worker, code: bytes, content: bytes | None, call: str, fd: int | None) -> None:
+        try:
+            worker.channel.send_pickled(code, content)
+            if fd is not None:
+                send_handle(worker.channel.connection, fd, worker.process.pid)
+        except GONE:
+            self._fail_dead(worker, call)
+
+    @timed(WAITING)
+    def _events(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """What has come over the pipes.
+
+        :param timeout: Milliseconds to wait for it; `None`: any time.
+        """
+        try:
+            return self._poll.poll(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _gather(self, call: str) -> list[Any]:
+        replies: list[Any] = [None] * len(self.workers)
+        pending = set(range(len(self.workers)))
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while pending:
+            events = self._events(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+            if not events:
+                self._fail_hanging(self.workers[min(pending)], call)
+            for fd, event in events:
+                worker = self._worker_of[fd]
+                if event & select.POLLIN and fd == worker.channel.fd and worker.index in pending:
+                    replies[worker.index] = self._receive(worker, call)
+                    pending.remove(worker.index)
+                elif worker.index not in pending or not worker.channel.connection.poll(0):
+                    self._fail_dead(worker, call)
+        return replies
+
+    @timed(TRANSFER)
+    def _receive(self, worker: Worker, call: str) -> Any:
+        try:
+            code, payload = worker.channel.receive()
+        except GONE:
+            self._fail_dead(worker, call)
+        if code == messages.FAILED:
+            self._fail_raised(worker, call, payload)
+        return payload
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise WorkerError(
+                "This vector environment has been closed (by `close`, or because a worker failed or a call was "
+                "interrupted); make a new one."
+            )
+
+    def _fail_raised(self, worker: Worker, call: str, failure: Failure) -> NoReturn:
+        self.close()
+        cause = exception_of(failure)
+        where = "" if failure.env_index is None else f" in environment {failure.env_index}"
+        error = self.error(
+            f"raised {failure.text.rstrip('.')}{where}",
+            worker,
+            call,
+            advice=f"That was in {failure.place}." if failure.place else "",
+            worker_traceback=failure.traceback,
+        )
+        if isinstance(cause, self.self_explanatory):
+            raise cause from error
+        raise error from cause if isinstance(cause, Exception) else None
+
+    def _fail_dead(self, worker: Worker, call: str) -> NoReturn:
+        # an exception may have been reported just before the process ended, after other messages that were not read yet
+        with suppress(*GONE):
+            while worker.channel.connection.poll(0):
+                code, payload = worker.channel.receive()
+                if code == messages.FAILED:
+                    self._fail_raised(worker, call, payload)
+        worker.process.join(1.0)
+        exit_code = worker.process.exitcode
+        self.close()
+        if exit_code is None:
+            raise self.error("closed its pipe but still runs", worker, call)
+        advice = "An environment, or a library it uses, ended the process."
+        if exit_code < 0:
+            advice = _ADVICE_FOR_SIGNALS.get(exit_code, "")
+        raise self.error(exit_text(exit_code), worker, call, exit_code=exit_code, advice=advice)
+
+    def _fail_hanging(self, worker: Worker, call: str) -> NoReturn:
+        self.close()
+        what = f"did not answer within {self._timeout:g} seconds"
+        advice = "Raise `timeout` (`runner.env_timeout` of a run) if an environment may take that long."
+        raise self.error(what, worker, call, advice=advice)
+
+    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
+        """Return the error that names a failed worker.
+
+        :param what: What happened to it.
+        :param worker: The worker.
+        :param call: The call it was in.
+        :param details: Further arguments of :class:`EnvWorkerError`.
+        """
+        env_indices = range(worker.rows.start, worker.rows.stop)
+        return EnvWorkerError(what, worker.index, env_indices, worker.process.pid, call, **details)
+
+
+class ShareWorkers(WorkerPool):
+    """Worker processes that share items: each reports a result for every n-th item.
+
+    :param noun: Name of the workers in messages.
+    :param hosts: What they serve.
+    :param n_items: Number of items.
+    :param item: Text that names an item by its number, for messages (`in episode 3`).
+    """
+
+    self_explanatory = (MazeError,)
+
+    def __init__(self, noun: str, hosts: Sequence[Host], n_items: int, item: Callable[[int], str]) -> None:
+        self._noun, self._n_items, self._item = noun, n_items, item
+        self._n_done = [0] * len(hosts)
+        # Forking takes milliseconds and takes any object along, but it is not safe beside other threads.
+        can_fork = sys.platform == "linux" and threading.active_count() == 1
+        super().__init__(hosts, start_method="fork" if can_fork else "spawn")
+
+    def results(self, method: str) -> Iterator[tuple[int, Any]]:
+        """Yield the number and the result of each item, as they come; the workers end afterwards.
+
+        :param method: A method of the hosts, which reports the results of its items in their order.
+        """
+        try:
+            self.gather("start")
+            self.tell_all(method)
+            while sum(self._n_done) < self._n_items:
+                for worker, result in self.reports(wait=True):
+                    number = self._number(worker)
+                    self._n_done[worker.index] += 1
+                    yield number, result
+        finally:
+            self.close()
+
+    def _number(self, worker: Worker) -> int:
+        return worker.index + len(self._n_done) * self._n_done[worker.index]
+
+    @override(WorkerPool)
+    def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
+        trace = details.get("worker_traceback")
+        item = self._item(min(self._number(worker), self._n_items - 1))
+        how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
+        text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
+        return WorkerError(f"{text}:\n{trace}" if trace else f"{text}. {details.get('advice', '')}".rstrip())
+
+
+class SharedMemory:
+    """A mapped file without a name, which nothing can leave behind; the mapping ends with the last array on it."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.map = mmap.mmap(fd, size)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter ends
+        close(self.fd)
+
+
+def map_memory(size: int, fd: int | None = None) -> SharedMemory:
+    """Memory that other processes can map as well: zeros at first, and no page of it exists before it is touched.
+
+    :param size: Number of bytes.
+    :param fd: Memory of another process; by default new memory is created.
+    """
+    size = max(size, mmap.PAGESIZE)
+    if fd is None:
+        fd = _anonymous_file()
+        os.ftruncate(fd, size)
+    return SharedMemory(fd, size)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("maze")
+    fd, path = tempfile.mkstemp(prefix="maze-")
+    os.unlink(path)
+    return fd
+
+
+def env_slices(n_envs: int, n_workers: int) -> Iterator[slice]:
+    """Consecutive environments for each worker, as evenly as possible.
+
+    :param n_envs: Number of environments.
+    :param n_workers: Number of workers, at most `n_envs`.
+    """
+    bounds = [index * n_envs // n_workers for index in range(n_workers + 1)]
+    for start, stop in pairwise(bounds):
+        yield slice(start, stop)
+
+
+def process_context(start_method: str | None, modules: Sequence[str] = ()) -> Any:
+    """Return the context that starts worker processes.
+
+    :param start_method: `forkserver`, `spawn` or `fork`; `None`: `forkserver` where there is one.
+    :param modules: What the fork server imports for them, once.
+    :raises ConfigError: The operating system cannot start processes in this way.
+    """
+    if not hasattr(select, "poll"):
+        raise ConfigError(
+            "Worker processes need a POSIX system (Linux, macOS). Use SequentialVectorEnv (runner=dev) instead."
+        )
+    available = multiprocessing.get_all_start_methods()
+    if start_method is None:
+        start_method = "forkserver" if "forkserver" in available else "spawn"
+    if start_method not in available:
+        hint = " Without processes there is SequentialDistributedActors." if start_method == "dummy" else ""
+        raise ConfigError(f"start_method: expected one of {', '.join(available)}, found {start_method!r}.{hint}")
+    context = multiprocessing.get_context(start_method)
+    # The server imports the worker once for all; it must not import the user's script, and torch only if a worker does.
+    preload(context, modules)
+    return context
+
+
+@contextmanager
+def _starting(is_fork: bool) -> Iterator[None]:
+    """Keeps a starting process from importing the user's script again.
+
+    Hosts travel by value, so no worker needs it: scripts need no `__main__` guard, and what they import at their top
+    (torch, usually) costs the workers nothing. A forked process imports nothing.
+    """
+    if is_fork:
+        with warnings.catch_warnings():
+            # Python counts the idle threads of numerical libraries, which survive a fork well.
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+            yield
+        return
+    main = sys.modules["__main__"]
+    stand_in = types.ModuleType("__main__")
+    stand_in.__spec__ = None
+    sys.modules["__main__"] = stand_in
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _end_workers(workers: list[Worker]) -> None:
+    """End processes: ask, then kill. Returns within five seconds."""
+    for worker in workers:
+        with suppress(*GONE, BlockingIOError):  # a worker that has stopped reading is ended by force
+            os.set_blocking(worker.channel.fd, False)
+            worker.channel.send(messages.CLOSE)
+    _wait(workers, _CLOSE_SECONDS)
+    for worker in workers:
+        if worker.process.is_alive():
+            worker.process.kill()
+    _wait(workers, 1.0)
+    for worker in workers:
+        _report_late_failure(worker)
+        worker.channel.close()
+
+
+def _wait(workers: list[Worker], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _report_late_failure(worker: Worker) -> None:
+    """Logs what went wrong while the environments were being closed."""
+    with suppress(OSError, EOFError):  # the last message may have been cut short
+        while worker.channel.connection.poll(0):
+            code, payload = worker.channel.receive()
+            if code == messages.FAILED:
+                logger.warning("environment worker %d, while closing: %s", worker.index, payload.text)
