@@ -520,4 +520,4 @@ def _report_late_failure(worker: Worker) -> None:
         while worker.channel.connection.poll(0):
             code, payload = worker.channel.receive()
             if code == messages.FAILED:
-                logger.warning("environment worker %d, while closing: %s", worker.index, payload.text)
+                logger.warning("worker %d, while closing: %s", worker.index, payload.text)
