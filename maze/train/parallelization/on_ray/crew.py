@@ -42,7 +42,7 @@ Maker = Callable[[int, int], Callable[[], Any]]
 """From an actor, and how often it was started before, to what makes its subject there, which travels by value."""
 
 
-class RemoteHost:
+class Host:
     """What an actor of Ray runs: objects that do the work, and calls of their methods."""
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class Crew:
     # -- starting --------------------------------------------------------------------------------------
 
     def _start(self, actor: _Actor) -> None:
-        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(RemoteHost)
+        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(Host)
         actor.handle, actor.asked_at = host.remote(), time.monotonic()
         actor.place = actor.handle.describe.remote()
 
