@@ -43,7 +43,10 @@ Maker = Callable[[int, int], Callable[[], Any]]
 
 
 class Host:
-    """What an actor of Ray runs: objects that do the work, and calls of their methods."""
+    """What an actor of Ray runs: objects that do the work, and calls of their methods.
+
+    Its processes are listed as `ray::Host`.
+    """
 
     def __init__(self) -> None:
         self._subjects: dict[str, Any] = {}
