@@ -394,11 +394,13 @@ class ShareWorkers(WorkerPool):
 
     @override(WorkerPool)
     def error(self, what: str, worker: Worker, call: str, **details: Any) -> WorkerError:
-        trace = details.get("worker_traceback")
+        trace, advice = details.get("worker_traceback"), details.get("advice", "")
         item = self._item(min(self._number(worker), self._n_items - 1))
         how = f"{'failed' if trace else what} {item} (after {self._n_done[worker.index]} finished)"
         text = f"{self._noun} {worker.index} (pid {worker.process.pid}) {how}"
-        return WorkerError(f"{text}:\n{trace}" if trace else f"{text}. {details.get('advice', '')}".rstrip())
+        if trace:
+            return WorkerError("\n".join([f"{text}:", trace.rstrip(), *filter(None, (f"It {what}.", advice))]))
+        return WorkerError(f"{text}. {advice}".rstrip())
 
 
 class SharedMemory:
@@ -518,4 +520,4 @@ def _report_late_failure(worker: Worker) -> None:
         while worker.channel.connection.poll(0):
             code, payload = worker.channel.receive()
             if code == messages.FAILED:
-                logger.warning("environment worker %d, while closing: %s", worker.index, payload.text)
+                logger.warning("worker %d, while closing: %s", worker.index, payload.text)

@@ -208,7 +208,7 @@ class EnvGroup:
         return RolloutPacket.of(collected(self._generator, policy, self._columns[key], self._name))
 
     def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> None:
-        """Plays episodes; see :meth:`StructuredVectorEnv.play_episodes`."""
+        """Plays `quota` episodes of each environment, `[n_envs]`; see :meth:`StructuredVectorEnv.play_episodes`."""
         play_episodes(policy, self.env, quota.copy(), deterministic)
 
 
@@ -316,7 +316,7 @@ class ActingGroup:
         return self._told(self._group.collect(policy, plan))
 
     def play(self, policy: Policy, quota: np.ndarray, deterministic: bool) -> Fragment:
-        """Plays episodes; see :meth:`EnvGroup.play`."""
+        """Plays `quota` episodes of each environment, `[n_envs]`; see :meth:`EnvGroup.play`."""
         self._episodes.clear()
         self._group.play(policy, quota, deterministic)
         return self._told(None)

@@ -42,8 +42,11 @@ Maker = Callable[[int, int], Callable[[], Any]]
 """From an actor, and how often it was started before, to what makes its subject there, which travels by value."""
 
 
-class RemoteHost:
-    """What an actor of Ray runs: objects that do the work, and calls of their methods."""
+class Host:
+    """What an actor of Ray runs: objects that do the work, and calls of their methods.
+
+    Its processes are listed as `ray::Host`.
+    """
 
     def __init__(self) -> None:
         self._subjects: dict[str, Any] = {}
@@ -322,7 +325,7 @@ class Crew:
     # -- starting --------------------------------------------------------------------------------------
 
     def _start(self, actor: _Actor) -> None:
-        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(RemoteHost)
+        host = self._ray.remote(num_cpus=self._limits.cpus_per_actor, max_restarts=0, max_task_retries=0)(Host)
         actor.handle, actor.asked_at = host.remote(), time.monotonic()
         actor.place = actor.handle.describe.remote()
 

@@ -246,6 +246,7 @@ class SingleEpisodePlayer(EpisodePlayer):
         """One episode is played at a time."""
         return 1 - len(self._waiting)
 
+    @override(EpisodePlayer)
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)
         self._waiting.clear()
@@ -374,6 +375,7 @@ class EpisodeBatch(EpisodePlayer):
             if slot.env is not keep:
                 closed(slot.env.close, f"environment {index}")
 
+    @override(EpisodePlayer)
     def configure(self, parameters: np.ndarray, noise_stddev: float, max_steps: int | None) -> None:
         super().configure(parameters, noise_stddev, max_steps)
         for slot in self._slots[: self._n_active]:
