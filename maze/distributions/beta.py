@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from torch import _standard_gamma
 from torch.distributions import Beta
 from torch.nn import functional
 
@@ -76,8 +77,8 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     @override(TorchProbabilityDistribution)
     def sample(self, generator: torch.Generator | None = None) -> torch.Tensor:
         with torch.no_grad():
-            upper = torch._standard_gamma(self.alpha, generator=generator)
-            lower = torch._standard_gamma(self.beta, generator=generator)
+            upper = _standard_gamma(self.alpha, generator=generator)
+            lower = _standard_gamma(self.beta, generator=generator)
             return self._scale(_inside(upper / (upper + lower)))
 
     def _scale(self, position: torch.Tensor) -> torch.Tensor:
