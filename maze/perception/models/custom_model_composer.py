@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from maze.core.annotations import override
 from maze.core.errors import ConfigError
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.models.network_factory import embedding_spaces
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer

@@ -15,8 +15,7 @@ from maze.core.agent.random_policy import candidates_of
 from maze.core.errors import ConfigError, did_you_mean
 from maze.core.utils.factory import Factory
 from maze.distributions.distribution_mapper import DistributionMapper
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
+from maze.perception.models.critics import BaseStateActionCriticComposer, CriticComposerInterface
 from maze.perception.models.network_factory import build
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 

@@ -17,10 +17,12 @@ from maze.perception.blocks.general.concat import ConcatenationBlock
 from maze.perception.blocks.inference import InferenceBlock
 from maze.perception.blocks.output.linear import LinearOutputBlock
 from maze.perception.builders.base import WHERE, BaseModelBuilder, free_name
-from maze.perception.models.critics.base_state_action_critic_composer import BaseStateActionCriticComposer
-from maze.perception.models.critics.critic_composer_interface import CriticComposerInterface
-from maze.perception.models.critics.shared_state_action_critics_composer import SharedStateActionCriticComposer
-from maze.perception.models.critics.shared_state_critic_composer import SharedStateCriticComposer
+from maze.perception.models.critics import (
+    BaseStateActionCriticComposer,
+    CriticComposerInterface,
+    SharedStateActionCriticComposer,
+    SharedStateCriticComposer,
+)
 from maze.perception.models.model_composer import BaseModelComposer, Critic, check_keys, critic_composer_type
 from maze.perception.models.policies.base_policy_composer import BasePolicyComposer
 from maze.perception.models.template_parts import (
