@@ -17,7 +17,6 @@ from maze.distributions.torch_dist import TorchProbabilityDistribution
 from maze.distributions.utils import (
     box_logits_shape,
     require_bounds,
-    require_space,
     space_bounds,
     split_box_logits,
     tensor_clamp,
@@ -50,10 +49,7 @@ class BetaProbabilityDistribution(TorchProbabilityDistribution[Beta]):
     @classmethod
     @override(TorchProbabilityDistribution)
     def required_logits_shape(cls, action_space: spaces.Space[Any]) -> Sequence[int]:
-        require_space(action_space, spaces.Box, cls)
-        assert isinstance(action_space, spaces.Box)
-        require_bounds(action_space, cls)
-        return box_logits_shape(action_space)
+        return box_logits_shape(action_space, cls, is_bounded=True)
 
     @override(TorchProbabilityDistribution)
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:

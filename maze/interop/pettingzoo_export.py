@@ -206,7 +206,7 @@ class MazeAECEnv(AECEnv):
         return f"{type(self).__name__}({self.maze_env!r})"
 
 
-class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):  # type: ignore[misc]  # a package without annotations
+class MazeParallelEnv(turn_based_aec_to_parallel_wrapper):
     """A Maze environment with PettingZoo's interface for agents that all act at once.
 
     Actors of Maze act one after the other, and may see what those before them did. So one of them acts in each parallel

@@ -74,7 +74,8 @@ def _tanh_in_numpy(x: Tensor) -> Tensor:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether its memory can be read: it is on a processor, and nobody records or maps what is done with it."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    is_traced: Any = torch.jit.is_tracing  # type: ignore[attr-defined]  # torch leaves it untyped
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or is_traced():
         return False
     try:
         return bool(x.data_ptr()) or not x.numel()

@@ -163,7 +163,7 @@ def _own_linear(operation: Linear) -> _Step:
     """A linear layer on the memory of its parameters that writes into one buffer for each shape of its input."""
     source, target, layer = operation.source, operation.target, operation.layer
     weight: Array = layer.weight.detach().numpy().T
-    bias: Array | None = None if layer.bias is None else layer.bias.detach().numpy()
+    bias: Array | None = layer.bias.detach().numpy() if "bias" in dict(layer.named_parameters()) else None
     buffers: dict[tuple[int, ...], Array] = {}
     dot, matmul, add = np.dot, np.matmul, np.add
 
