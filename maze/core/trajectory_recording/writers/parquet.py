@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from maze.core.env.base_env import is_truncated
 from maze.core.env.structured_env import StepKeyType
-from maze.core.errors import ConfigImportError, EnvironmentContractError, install_command
+from maze.core.errors import EnvironmentContractError, optional_package
 from maze.core.events.event_record import EventRecord
 from maze.core.trajectory_recording.records.spaces_record import SpacesRecord
 from maze.core.utils.files import atomic_write
@@ -84,10 +84,7 @@ class ParquetColumns:
         action_spaces: Mapping[StepKeyType, spaces.Space[Any]],
         interfaces: Iterable[type[Any]] = (),
     ) -> None:
-        try:
-            import pyarrow  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ConfigImportError(f"Parquet files need pyarrow: {install_command('parquet')}.") from error
+        optional_package("pyarrow", "parquet", "Parquet files need pyarrow")
         self._entries = {"observation": _entries(observation_spaces), "action": _entries(action_spaces)}
         self._events = dict(event for interface in interfaces for event in _event_columns(interface))
 
