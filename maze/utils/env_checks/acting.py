@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,8 @@ class RandomActor:
 
     def __init__(self, env: Any, seed: int, masks: Mapping[str, str]) -> None:
         self.masks_by_step = {key: masked_actions(env, key, masks)[0] for key in env.action_spaces_dict}
-        self._policy = RandomPolicy(env.action_spaces_dict)
+        self._policy = RandomPolicy(env.action_spaces_dict, masks)
         self._policy.seed(seed)
-        self._rng = np.random.default_rng(seed)
 
     def sample(self, actor: Any) -> dict[str, Any]:
         """An action that masks may forbid."""
@@ -46,12 +45,7 @@ class RandomActor:
 
     def __call__(self, actor: Any, observation: Any) -> dict[str, Any]:
         """An action that masks allow."""
-        action = self.sample(actor)
-        for mask, head in self.masks_by_step[actor[0]].items():
-            allowed = np.flatnonzero(np.asarray(observation[mask]) > 0)
-            if len(allowed):
-                action[head] = np.int64(self._rng.choice(allowed))
-        return action
+        return dict(self._policy.compute_action(observation, actor_id=actor))
 
 
 def masked_actions(env: Any, step_key: Any, masks: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -70,18 +64,16 @@ def take(env: Any, actor: Any, action: Any) -> Transition:
     return Transition(actor, action, observation, reward, done, info, bool(is_step_complete), env.actor_id())
 
 
-def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> list[Transition]:
+def play(env: Any, n_steps: int, seed: int, masks: Mapping[str, str]) -> Iterator[Transition]:
     """Random sub-steps from the first reset on; a new episode begins whenever one ends."""
     env.seed(seed)
     act = RandomActor(env, seed, masks)
     observation = env.reset()
-    transitions = []
     for _ in range(n_steps):
         actor = env.actor_id()
         transition = take(env, actor, act(actor, observation))
+        yield transition
         observation = env.reset() if transition.done else transition.observation
-        transitions.append(transition)
-    return transitions
 
 
 def difference(first: list[Transition], second: list[Transition]) -> str | None:
@@ -128,7 +120,28 @@ def describe(error: BaseException) -> str:
 
 def report_exception(report: CheckReport, where: str, error: BaseException) -> None:
     """Adds an exception that the environment raised as a finding."""
-    report.add("exception", where, f"raised {describe(error)}.", "Make it work for every action of the action space.")
+    report.add("exception", where, f"raised {describe(error)}.")
+
+
+REMEDIES: Mapping[str, str] = {
+    "action-conversion": "Make `maze_to_space` the inverse of `space_to_maze`.",
+    "actor-rewards": "Divide the reward of the step among its actors.",
+    "agent-id": "Correct agent_id or the count; -1 says that the number varies.",
+    "determinism": "Draw from a generator that seed() sets, and have reset() restore everything else.",
+    "done": "Return a bool.",
+    "exception": "Make it work for every action of the action space.",
+    "info": "Return at least {}.",
+    "mask-empty": "Leave at least one action; end the episode where there is none.",
+    "mask-illegal": "Mask what the environment does not accept.",
+    "mask-legal": "Allow every action that is possible, or name what is meant to be left out (is_invalid=...).",
+    "observation-aliasing": "Return fresh arrays, or copies.",
+    "observation-dtype": "Declare the Box with dtype=np.float32 and convert observations to it.",
+    "observation-keys": "Observe what the space of the actor that acts next declares.",
+    "reward": "Return a float.",
+    "step-completion": "Return to the actor that started the step, or override CoreEnv.is_step_complete().",
+    "substep-order": "Let each actor act once per step, or say by CoreEnv.is_step_complete() when a step is complete.",
+}
+"""What to do about findings of a kind, where that is always the same."""
 
 
 @dataclass(frozen=True)
@@ -159,17 +172,17 @@ class CheckReport:
     n_steps: int = 0
     """Sub-steps taken."""
 
-    def add(self, check: str, where: str, found: str, fix: str) -> None:
+    def add(self, check: str, where: str, found: str, fix: str = "") -> None:
         """Adds a finding; one of each kind and place is enough.
 
         :param check: Kind of fault.
         :param where: Place within the environment; may be empty.
         :param found: What was expected and found.
-        :param fix: What to do.
+        :param fix: What to do, where that is not told by the kind.
         """
         place = f"{self.env_name}, {where}" if where else self.env_name
         if all((finding.check, finding.place) != (check, place) for finding in self.findings):
-            self.findings.append(Finding(check, place, found, fix))
+            self.findings.append(Finding(check, place, found, fix or REMEDIES[check]))
 
     def skip(self, what: str, why: str) -> None:
         """Notes that something was not checked."""
@@ -193,16 +206,11 @@ def check_determinism(
 ) -> None:
     """Two environments with the same seed, and one that is seeded again."""
     first, second = make_env(), make_env()
-    expected = play(first, n_steps, seed, masks)
+    expected = list(play(first, n_steps, seed, masks))
     for who, env in (("another environment with the same seed", second), ("the environment, seeded again", first)):
-        found = difference(expected, play(env, n_steps, seed, masks))
+        found = difference(expected, list(play(env, n_steps, seed, masks)))
         if found:
-            report.add(
-                "determinism",
-                found,
-                f"{who}, goes another way under the same actions.",
-                "Draw from a generator that seed() sets, and have reset() restore everything else.",
-            )
+            report.add("determinism", found, f"{who}, goes another way under the same actions.")
     first.close()
     second.close()
 
