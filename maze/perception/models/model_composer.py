@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -86,14 +87,22 @@ class BaseModelComposer(ABC):
         """
 
     @property
-    @abstractmethod
     def policy(self) -> TorchPolicy | None:
         """The policy (always the same object); `None`: the configuration has none."""
+        return None if self._policy_composer is None else self._policy_composer.policy
+
+    @cached_property
+    def _policy_composer(self) -> BasePolicyComposer | None:
+        return None
 
     @property
-    @abstractmethod
     def critic(self) -> Critic | None:
         """The critic (always the same object); `None`: the configuration has none."""
+        return None if self._critic_composer is None else self._critic_composer.critic
+
+    @cached_property
+    def _critic_composer(self) -> CriticComposerInterface | None:
+        return None
 
     @property
     def distribution_mapper(self) -> DistributionMapper:
@@ -149,7 +158,7 @@ class BaseModelComposer(ABC):
         :param networks: `networks`, where the configuration need not name them.
         """
         return build(
-            BasePolicyComposer,  # type: ignore[type-abstract]  # the configuration names a concrete one
+            BasePolicyComposer,
             config,
             "model.policy",
             action_spaces_dict=self.action_spaces_dict,

@@ -65,6 +65,14 @@ class Function(Protocol):
 
 
 @dataclass(frozen=True)
+class FunctionPair:
+    """A function that is given twice, see :class:`Function`."""
+
+    in_torch: Callable[..., torch.Tensor]
+    in_numpy: Callable[..., Array]
+
+
+@dataclass(frozen=True)
 class Apply:
     """Anything without parameters."""
 

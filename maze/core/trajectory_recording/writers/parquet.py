@@ -229,14 +229,10 @@ def _may_be_number(parameter: inspect.Parameter) -> bool:
     return annotation is inspect.Parameter.empty or _NUMERIC.fullmatch(text) is not None
 
 
-def _name_of(event: EventRecord) -> str:
-    return f"{event.interface_class.__name__}.{event.interface_method.__name__}"
-
-
 def _by_name(events: Iterable[EventRecord]) -> dict[str, list[EventRecord]]:
     named: dict[str, list[EventRecord]] = {}
     for event in events:
-        named.setdefault(_name_of(event), []).append(event)
+        named.setdefault(event.qualified_name, []).append(event)
     return named
 
 
@@ -248,4 +244,4 @@ def _sum(events: Sequence[EventRecord], argument: str) -> float | None:
 
 
 def _described(event: EventRecord) -> dict[str, str]:
-    return {"event": _name_of(event), "attributes": json.dumps(event.attributes, default=_plain)}
+    return {"event": event.qualified_name, "attributes": json.dumps(event.attributes, default=_plain)}
